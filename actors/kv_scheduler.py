@@ -11,6 +11,7 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
+from actors.scheduling.turn_log import TurnLog
 from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.load import Environments
@@ -54,8 +55,8 @@ class KVSchedulerSettings(Settings):
     request_window: PositiveInt = 1024
     """The most requests sent to a generator that the generator has not acknowledged."""
     kept_turns_mib: PositiveInt = 1024
-    """Memory for the completed turns of rollouts in flight. When it is full, a rollout whose generator is lost goes on
-    from an earlier turn, or starts again from its beginning."""
+    """Memory for the completed turns of rollouts in flight, and as much in files of the run directory. When it is
+    full, a rollout whose generator is lost goes on from an earlier turn, or starts again from its beginning."""
     unfinished_timeout_seconds: PositiveFloat = 60.0
     """Seconds to wait until the filter says which groups are unfinished. After that, the scheduler asks again."""
 
@@ -144,12 +145,23 @@ class KVScheduler(Actor):
             policy=self.policy(),
             fault=self._fault,
             now=self.context.now,
-            kept=KeptTurns(settings.kept_turns_mib * 2**20),
+            kept=await self._kept_turns(settings.kept_turns_mib * 2**20),
             awaited=() if self.context.first else self.context.link("requests").targets.keys(),
         )
         self._queues: dict[str, trio.MemorySendChannel[Instruction]] = {}
         if not self.context.first:
             self.context.nursery.start_soon(self._await_reports)
+
+    async def _kept_turns(self, limit: int) -> KeptTurns:
+        self._kept = KeptTurns(limit, recorded=True)
+        self._turn_log = TurnLog(self.context.directory, limit, self.log)
+        begin = partial(self._turn_log.begin, first=self.context.first)
+        self._kept.restore(await self.context.in_thread(begin))
+        return self._kept
+
+    async def stop(self) -> None:
+        """Leave no file when nothing is in flight."""
+        self._turn_log.close()
 
     async def _await_reports(self) -> None:
         await trio.sleep(REPORT_SECONDS)
@@ -167,6 +179,7 @@ class KVScheduler(Actor):
         match message:
             case TurnsCompleted():
                 self._scheduler.turns_completed(message)
+                self._turn_log.write(self._kept.changes())
             case PolicyPublished():
                 self._do(self._scheduler.policy_published(message))
             case EngineLoad():
@@ -192,6 +205,7 @@ class KVScheduler(Actor):
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
         """Withdraw and announce at once. All else is queued, for each destination apart: none holds up the others."""
+        self._turn_log.write(self._kept.changes())
         for instruction in instructions:
             match instruction:
                 case Withdraw(generator):

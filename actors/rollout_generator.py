@@ -60,6 +60,8 @@ from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
 from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
+TURNS_SECONDS = 5.0
+"""How long a generator that leaves waits until the scheduler has the completed turns."""
 LONG_SECONDS = 1.0
 """A judgement at once that takes longer is followed by a pause."""
 
@@ -254,7 +256,7 @@ class RolloutGenerator(Actor):
                 self._nobody_asks = trio.Event()
 
     async def stop(self) -> None:
-        """Finish rollouts for a while. Those that are left then move to other generators.
+        """Finish rollouts for a while. Those that are left then move to other generators, with all their turns.
 
         At the end of a run the scheduler has left before, and nothing is finished.
         """
@@ -265,6 +267,9 @@ class RolloutGenerator(Actor):
                 if self._asking:
                     await self._nobody_asks.wait()
                 nursery.cancel_scope.cancel()
+        if self._asking:
+            with trio.move_on_after(TURNS_SECONDS):
+                await self._kept.kept()
 
     @staticmethod
     async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

@@ -9,8 +9,8 @@ Generator, a stand-in that keeps the turns as the scheduler does, and an executo
 so its processor time counts all of them. Real tools cost time on both sides, which makes the share smaller.
 
 Then one turn alone, of 25 tokens and of 2,500, in processor time: its completion, its message over a link in memory,
-and the keeping of it. From these follow the same overhead without the noise of rounds (``survival_overhead_counted``),
-and the scheduler's work for a step of 16,384 rollouts of 10,000 tokens in four turns.
+the keeping of it, and its writing to a file. From these follow the same overhead without the noise of rounds
+(``survival_overhead_counted``), and the scheduler's work for a step of 16,384 rollouts of 10,000 tokens in four turns.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import structlog
 import transformers
 import trio
 
+from actors.scheduling.turn_log import TurnLog
 from actors.testing import Stage
 from agent_rl import messages
 from agent_rl.config.topology import InitialiseModel
@@ -149,7 +150,7 @@ def one_turn(tokens: int, options: Options, figures: dict[str, float]) -> list[o
     policies[len(written) // 2 :, 1] = 2
     answer = chat.decode(rng.integers(4, 50, given - 1).tolist())
     record = ToolCallRecord(1, "python", "success", 0.1, 0.2, False, {"code": answer}, answer)
-    registry, spent = Registry.of(messages), dict.fromkeys(("complete", "link", "decode", "keep"), 0.0)
+    registry, spent = Registry.of(messages), dict.fromkeys(("complete", "link", "decode", "keep", "file"), 0.0)
     kept, arrived = KeptTurns(1 << 40), []
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -168,6 +169,11 @@ def one_turn(tokens: int, options: Options, figures: dict[str, float]) -> list[o
     arrived = timed("decode", lambda: [decode(each, registry) for each in frames])
     timed("keep", lambda: list(map(kept.add, arrived)))
     timed("link", lambda: trio.run(_over_link, sent, registry))
+    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
+        turn_log = TurnLog(Path(folder), 1 << 40, structlog.get_logger())
+        turn_log.begin(first=True)
+        timed("file", lambda: turn_log.write(sent))
+        turn_log.close()
     turn, size = turns[0], frames_size(frames[0])
     micro = {name: 1e6 * seconds / options.turns for name, seconds in spent.items()}
     for name, value in micro.items():
@@ -208,13 +214,24 @@ def main(options: Options) -> int:
     header = ["model", "turns", "turns sent a rollout", "processor %", "clock %", "processor % of rounds"]
     print_table("What keeping turns adds to a token", header, rows)
     rows = [one_turn(tokens, options, figures) for tokens in TURNS]
-    header = ["tokens of a turn", "complete us", "link us", "of it decode us", "keep us", "bytes sent", "bytes kept"]
+    header = [
+        "tokens of a turn",
+        "complete us",
+        "link us",
+        "of it decode us",
+        "keep us",
+        "file us",
+        "bytes sent",
+        "bytes kept",
+    ]
     print_table("One turn", header, rows)
-    cost = sum(figures[f"{part}_us_{TURNS[0]}"] for part in ("complete", "link", "keep"))
+    cost = sum(figures[f"{part}_us_{TURNS[0]}"] for part in ("complete", "link", "keep", "file"))
     for suffix in (SUFFIX[name] for name in options.models):
         figures[f"survival_overhead_counted{suffix}"] = 1e-6 * cost * figures.pop(f"turns_a_processor_second{suffix}")
     turns = STEP_ROLLOUTS * (STEP_TURNS - 1)
-    figures["step_scheduler_s"] = 1e-6 * turns * (figures[f"link_us_{TURNS[1]}"] + figures[f"keep_us_{TURNS[1]}"])
+    figures["step_scheduler_s"] = (
+        1e-6 * turns * sum(figures[f"{part}_us_{TURNS[1]}"] for part in ("link", "keep", "file"))
+    )
     figures["step_gib"] = turns * figures[f"bytes_{TURNS[1]}"] / 2**30
     print_figures({name: round(value, 4) for name, value in figures.items()})
     return 0

@@ -33,13 +33,15 @@ class KeptTurns:
         """Rollouts that have completed turns."""
         self._waiting: dict[str, list[CompletedTurn]] = {}
         self._more = trio.Event()
+        self._sent = trio.Event()
+        self._sent.set()
 
     def completed(self, episode: Episode, began: float) -> None:
         """The rollout goes on after a turn. It began here at ``began``, in seconds of the context's clock."""
         rollout = episode.request.rollout
         self._running[rollout] = episode
         self._waiting.setdefault(rollout, []).append(episode.complete(self._context.now() - began))
-        self._more.set()
+        self._send()
 
     def resumed(self, episode: Episode) -> None:
         """The rollout goes on from turns that the scheduler has."""
@@ -49,7 +51,17 @@ class KeptTurns:
         """A restarted scheduler asked for a running rollout again: send it all turns, since it has lost them."""
         if rollout in self._running:
             self._waiting[rollout] = list(self._running[rollout].completed)
-            self._more.set()
+            self._send()
+
+    def _send(self) -> None:
+        self._more.set()
+        if self._sent.is_set():
+            self._sent = trio.Event()
+
+    async def kept(self) -> None:
+        """Wait until the scheduler has all completed turns."""
+        await self._sent.wait()
+        await self._context.link(LINK).drained()
 
     def ended(self, rollout: str) -> None:
         """The rollout has ended: its turns are in its trajectory."""
@@ -66,3 +78,4 @@ class KeptTurns:
                 rollout = next(iter(self._waiting))
                 turns = tuple(self._waiting.pop(rollout))
                 await link.send(TurnsCompleted(rollout, self._context.name, turns))
+            self._sent.set()

@@ -1,14 +1,15 @@
 """The completed turns of rollouts in flight, so that another process of a generator can go on with a rollout.
 
-The scheduler keeps them in memory, because the scheduler places rollouts. Generators have them too: a restarted
-scheduler asks for its rollouts again, and their generators then send all turns again. So turns are lost only when
-scheduler and generator are lost at once; such a rollout starts again from its beginning.
+The scheduler keeps them in memory, because the scheduler places rollouts, and its actor appends them to files, from
+which its next process takes them. Generators have them too: a restarted scheduler asks for its rollouts again, and
+their generators then send all turns again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from agent_rl.messages import CompletedTurn, TurnsCompleted
 
@@ -17,10 +18,15 @@ OVERHEAD_BYTES = 1024
 
 
 class KeptTurns:
-    """At most ``limit`` bytes. Turns beyond the limit are left out: such a rollout goes on from an earlier turn."""
+    """At most ``limit`` bytes. Turns beyond the limit are left out: such a rollout goes on from an earlier turn.
 
-    def __init__(self, limit: int) -> None:
+    ``recorded``: `changes` are noted, so that they can be written to a file.
+    """
+
+    def __init__(self, limit: int, *, recorded: bool = False) -> None:
         self._limit = limit
+        self._recorded = recorded
+        self._changes: list[TurnsCompleted] = []
         self._chains: dict[str, list[CompletedTurn]] = {}
         self.bytes = 0
         self.left_out = 0
@@ -33,6 +39,7 @@ class KeptTurns:
         followed.
         """
         chain = self._chains.setdefault(completed.rollout, [])
+        taken = []
         for turn in completed.turns:
             place = turn.number - 1
             if place > len(chain) or (place and chain[place - 1].after != turn.before):
@@ -45,9 +52,12 @@ class KeptTurns:
                 self.left_out += 1
                 break
             chain.append(turn)
+            taken.append(turn)
             self.bytes += size
         if not chain:
             del self._chains[completed.rollout]
+        if self._recorded and taken:
+            self._changes.append(replace(completed, turns=tuple(taken)))
 
     def of(self, rollout: str) -> tuple[CompletedTurn, ...]:
         """The kept turns of a rollout, from the first."""
@@ -55,7 +65,25 @@ class KeptTurns:
 
     def forget(self, rollout: str) -> None:
         """The rollout is done, or will not be asked for again."""
-        self._drop(self._chains.pop(rollout, []), 0)
+        chain = self._chains.pop(rollout, None)
+        if chain is not None:
+            self._drop(chain, 0)
+            if self._recorded:
+                self._changes.append(TurnsCompleted(rollout, "", ()))
+
+    def changes(self) -> list[TurnsCompleted]:
+        """What was kept and forgotten since the last call. A rollout that was forgotten has no turns."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def restore(self, changes: Iterable[TurnsCompleted]) -> None:
+        """Make the same changes again, in another process."""
+        for change in changes:
+            if change.turns:
+                self.add(change)
+            else:
+                self.forget(change.rollout)
+        self._changes.clear()
 
     def retain(self, rollouts: AbstractSet[str]) -> None:
         """Forget all other rollouts."""

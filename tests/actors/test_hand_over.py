@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import TurnRequest, TurnResult
@@ -34,9 +35,11 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
     TurnObserved,
+    TurnsCompleted,
     UnfinishedGroup,
     UnfinishedGroups,
 )
+from agent_rl.records.incarnations import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
 from tests import builders
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
@@ -90,8 +93,8 @@ class Run:
     def scheduler(self, incarnation: int = 1) -> Any:
         return running(KVScheduler, self.topology, "kv_scheduler", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
 
-    def generator(self, incarnation: int = 1, *, replica: int = 0) -> Any:
-        return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, replica=replica, incarnation=incarnation, kill=True)  # fmt: skip
+    def generator(self, incarnation: int = 1, *, replica: int = 0, kill: bool = True) -> Any:
+        return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, replica=replica, incarnation=incarnation, kill=kill)  # fmt: skip
 
     def publish(self, version: int) -> None:
         replicas = self.topology.actors["rollout_generator"].replicas
@@ -140,6 +143,16 @@ class Run:
     def turns(self) -> int:
         """Turns that were begun, by all engines."""
         return sum(len(engine.requests) for engine in self.engines)
+
+
+def at_once(main: Callable[[], Awaitable[None]]) -> None:
+    """Run in virtual time that jumps: a busy machine changes nothing."""
+
+    async def bounded() -> None:
+        with trio.fail_after(1000):
+            await main()
+
+    trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 @asynccontextmanager
@@ -296,7 +309,71 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(tmp_path: Path, mo
             assert run.turns == 2 * 4
             over.set()
 
-    simulate(main)
+    at_once(main)
+
+
+def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model) as run:
+            async with run.scheduler(0), run.generator():
+                await run.turn(3)
+            run.unfinished()
+            run.publish(4)
+            async with run.scheduler(1) as scheduler, run.generator(2):
+                for made in await run.trajectories():
+                    check(made, 4, 2)
+            assert run.turns == 2 * 4 + 2  # those under way once more
+            assert scheduler.status()[1].scheduler.kept_mib == 0
+
+    at_once(main)
+
+
+def test_a_new_start_of_the_run_begins_without_turns(tmp_path: Path, model: Path) -> None:
+    async def main() -> None:
+        async with a_run(tmp_path, model) as run:
+            async with run.scheduler(0), run.generator():
+                await run.turn(3)
+            run.unfinished()
+            run.publish(4)
+            async with run.scheduler(RESTARTS), run.generator(RESTARTS):
+                for made in await run.trajectories():
+                    check(made, 4, 0)
+
+    at_once(main)
+
+
+def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
+    """Though the scheduler takes them slowly."""
+
+    async def main() -> None:
+        gate, slow = trio.Event(), trio.Event()
+        async with a_run(tmp_path, model, replicas=2, gate=gate, generator={"finish_seconds": 0.001}) as run:
+            async with run.scheduler(0) as scheduler, trio.open_nursery() as nursery:
+                over, last = trio.Event(), trio.Event()
+                await nursery.start(run.until, over, run.generator(kill=False))
+                await run.turn(1)
+                handle = scheduler.handle
+
+                async def slowly(message: Any) -> Any:
+                    if isinstance(message, TurnsCompleted):
+                        await slow.wait()
+                    return await handle(message)
+
+                scheduler.handle = slowly
+                await trio.sleep(1)  # both rollouts are at the gate
+                over.set()
+                await trio.sleep(1)
+                slow.set()
+                await trio.sleep(1)
+                gate.set()
+                run.publish(4)
+                await nursery.start(run.until, last, run.generator(replica=1))
+                for made in await run.trajectories():
+                    check(made, 4, 2)
+                    assert made.generator == "rollout_generator.1"
+                last.set()
+
+    at_once(main)
 
 
 def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
