@@ -25,7 +25,7 @@ from agent_rl.records.run_directory import RunRefused
 if TYPE_CHECKING:
     from transport import LinkEvent
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 30.0
 """Seconds that the main host has to answer."""
 KEY_SECONDS = 3.0
 """A main host that refuses this host's key for so long has another one."""

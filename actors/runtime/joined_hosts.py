@@ -39,7 +39,7 @@ GUEST = "joining."
 """The first part of the name of a host that asks to join."""
 WORD = b"joined "
 """The first word of the line about joined hosts; other lines are those of `actors.runtime.roster.written`."""
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """A host that may join and is not heard for so long is taken off the list again."""
 
 

@@ -8,14 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from agent_rl.records.audit import audit
-from tests.end_to_end.processes import check_finished, finish, port_blocks, processes_of, start, steps_trained, wait_for
+from tests.end_to_end.processes import check_finished, family, port_blocks, processes_of, start, steps_trained
 from tests.end_to_end.topologies import write_three_hosts
+
+PROCESSOR_SECONDS = 240.0
+"""Of one host, for what it does in a few seconds of processor time when it has a machine of its own."""
 
 
 def generated(directory: Path, generator: str) -> int:
@@ -41,14 +45,42 @@ def hosts() -> Iterator[list[subprocess.Popen[str]]]:
         raise
 
 
-def going_on(processes: list[subprocess.Popen[str]], condition: Callable[[], bool]) -> Callable[[], bool]:
-    """The condition, while no host has ended."""
+def processor_seconds(process: subprocess.Popen[str]) -> float:
+    """Processor time that a host has used: of its living processes, and of those that they have waited for."""
+    ticks = 0
+    for pid in family(process.pid):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, stat[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
-    def holds() -> bool:
-        assert all(process.poll() is None for process in processes)
-        return condition()
 
-    return holds
+def wait_while_they_work(
+    hosts: Sequence[subprocess.Popen[str]],
+    condition: Callable[[], bool],
+    what: str,
+    others: Sequence[subprocess.Popen[str]] = (),
+) -> None:
+    """Wait while ``hosts``, which must not end, use less processor time than the condition needs by far.
+
+    A busy machine gives hosts less of its time, and they then need longer. ``others`` must not end either.
+    """
+    limits = {host: processor_seconds(host) + PROCESSOR_SECONDS for host in hosts}
+    while not condition():
+        assert all(host.poll() is None for host in [*hosts, *others]), f"a host ended; waited for {what}"
+        for host, limit in limits.items():
+            assert processor_seconds(host) < limit, f"a host worked for {PROCESSOR_SECONDS:.0f} s; waited for {what}"
+        time.sleep(0.2)
+
+
+def ended(hosts: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """The exit codes of hosts that are to end, and what they said on stdout and stderr; within the same limit."""
+    limits = {host: processor_seconds(host) + PROCESSOR_SECONDS for host in hosts}
+    for host, limit in limits.items():
+        while host.poll() is None:
+            assert processor_seconds(host) < limit, f"a host worked for {PROCESSOR_SECONDS:.0f} s and did not end"
+            time.sleep(0.2)
+    return [(host.returncode, *host.communicate()) for host in hosts]
 
 
 @pytest.mark.slow
@@ -56,41 +88,39 @@ def test_a_host_that_starts_late_takes_part_and_the_run_finishes(tmp_path: Path)
     path, directory = write_three_hosts(tmp_path, port_blocks(3), steps=30)
     with hosts() as processes:
         processes += [start(path, "--host", "a"), start(path, "--host", "b")]
-        wait_for(going_on(processes, lambda: steps_trained(directory) >= 1), "a step with host b alone")
+        wait_while_they_work(processes, lambda: steps_trained(directory) >= 1, "a step with host b alone")
         processes.append(start(path, "--host", "c"))
-        ended = [finish(process) for process in processes]
-        for code, out, err in ended:
+        codes = ended(processes)
+        for code, out, err in codes:
             assert code == 0, out + err
-        check_finished(path, directory, ended[0][1], steps=30)
+        check_finished(path, directory, codes[0][1], steps=30)
 
 
 @pytest.mark.slow
 def test_a_host_joins_generates_and_leaves(tmp_path: Path) -> None:
     *ports, fourth = port_blocks(4)
-    path, directory = write_three_hosts(tmp_path, ports, steps=5000)
+    path, directory = write_three_hosts(tmp_path, ports, steps=50_000)
     place = ("--host", "d", "--address", "127.0.0.1", "--base-port", str(fourth))
     with hosts() as processes:
         processes += [start(path, "--host", name) for name in "abc"]
-        wait_for(going_on(processes, lambda: steps_trained(directory) >= 1), "the first step")
+        wait_while_they_work(processes, lambda: steps_trained(directory) >= 1, "the first step")
         joined = start(path, *place, command="join")
-        processes.append(joined)
-        generates = going_on(processes, lambda: generated(directory, "rollout_generator.2") >= 8)
-        wait_for(generates, "rollouts of the host that joined")
+        others, processes[3:] = processes[:3], [joined]
+        generates = lambda: generated(directory, "rollout_generator.2") >= 8  # noqa: E731
+        wait_while_they_work([joined], generates, "rollouts of the host that joined", others)
         os.kill(joined.pid, signal.SIGINT)
-        code, out, err = finish(joined)
+        ((code, out, err),) = ended([joined])
         assert code == 0, out + err
         assert "continue with: agent-rl join" in out + err
         done = steps_trained(directory)
-        stays = going_on(processes[:3], lambda: steps_trained(directory) >= done + 2)
-        wait_for(stays, "steps without the host that left")
-        os.kill(processes[0].pid, signal.SIGINT)
-        ended = [finish(process) for process in processes[:3]]
-        for code, out, err in ended:
+        wait_while_they_work(others, lambda: steps_trained(directory) >= done + 2, "steps without the host that left")
+        os.kill(others[0].pid, signal.SIGINT)
+        codes = ended(others)
+        for code, out, err in codes:
             assert code == 0, out + err
-        said = ended[0][1] + ended[0][2]
         joins = "host d joins at 127.0.0.1: rollout_generator.2, tool_executor.2"
         for line in (joins, "host d has joined", "host d has left"):
-            assert line in said
+            assert line in codes[0][1] + codes[0][2]
         assert audit(directory).balanced
         assert not (directory / "joined.json").exists()
         assert processes_of(path) == []
