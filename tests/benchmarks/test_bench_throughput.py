@@ -140,7 +140,9 @@ def test_a_slow_link_limits_a_run_over_three_hosts_and_a_fast_one_does_not(
     found = []
     for rate in ([], ["--mbit", "20"]):
         assert main([*command, *rate]) == 0
-        found.append(json.loads(capsys.readouterr().out.strip().splitlines()[-1]))
+        out = capsys.readouterr().out
+        print(out)  # for docs/measurements.md: pytest -rP
+        found.append(json.loads(out.strip().splitlines()[-1]))
     fast, slow = found
     assert slow["limited_by"].startswith("the link of a, which sends "), slow
     assert not fast["limited_by"].startswith("the link"), fast
