@@ -236,7 +236,9 @@ class Node(Links):
             return
         if isinstance(envelope, Goodbye):
             self._forget(inbound)
-            if inbound.peer not in self._outbound:  # otherwise its goodbye also comes back, after its acknowledgements
+            outbound = self._outbound.get(inbound.peer)
+            # A process that answered over our connection says goodbye there too, after its acknowledgements.
+            if outbound is None or outbound.incarnation != inbound.incarnation:
                 self._leaves(inbound.peer, inbound.incarnation)
             return
         self._heard(inbound.peer, inbound.incarnation)

@@ -292,6 +292,22 @@ def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(send
     case.run(main)
 
 
+def test_a_node_leaves_before_the_connection_to_it_stands():
+    case = InMemory()
+
+    async def main():
+        async with case.world("a", "b", copies=lambda source, *_: source != "a") as world:
+            a, b = await world.start("a"), await world.start("b")
+            a.node.announce("news", ["b"]).set(Item(1))
+            b.node.announce("news", ["a"]).set(Item(1))
+            await case.heartbeats(2)
+            await b.stop()
+            await case.heartbeats(20)
+            assert a.reported(PeerLeft) == [PeerLeft("b")]
+
+    case.run(main)
+
+
 @pytest.mark.parametrize("comes", ["before it is told", "after"])
 def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
     """An impostor's messages are not handled once it is recognised; the node's own messages always are."""
