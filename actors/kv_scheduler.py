@@ -178,7 +178,7 @@ class KVScheduler(Actor):
         """Pass the event to `GroupScheduler`. A separate task carries out the resulting instructions."""
         match message:
             case TurnsCompleted():
-                self._scheduler.turns_completed(message)
+                self._do(self._scheduler.turns_completed(message))
                 self._turn_log.write(self._kept.changes())
             case PolicyPublished():
                 self._do(self._scheduler.policy_published(message))
@@ -211,8 +211,8 @@ class KVScheduler(Actor):
                 case Withdraw(generator):
                     count = self.context.link("requests").withdraw(generator)
                     self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
-                case Unwanted(groups, moved):
-                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved))
+                case Unwanted(groups, moved, held):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held))
                 case Place(_, destination):
                     self._queue(destination).send_nowait(instruction)
                 case OpenGroup() | AskUnfinished():
@@ -236,7 +236,7 @@ class KVScheduler(Actor):
                     recorded = partial(self._scheduler.group_recorded, opened.group)
                     await self.context.link("groups").send(opened, on_ack=self._later(recorded))
                 case Place(request, generator) if self._scheduler.current(instruction):
-                    done = partial(self._scheduler.rollout_done, request.rollout)
+                    done = partial(self._scheduler.acknowledged, instruction)
                     asked = self._scheduler.with_turns(request)
                     await self.context.link("requests").send(asked, to=generator, on_ack=self._later(done))
                 case AskUnfinished(stage):

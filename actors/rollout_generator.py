@@ -23,7 +23,7 @@ from actors.engines.checking import engine_faults
 from actors.execution.blocking import Pause, interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.generation.kept_turns import LINK, KeptTurns
-from actors.generation.running import RunningRollouts
+from actors.generation.running import Running, RunningRollouts
 from actors.generation.serving import ServedPolicy
 from actors.generation.settings import RolloutGeneratorSettings
 from actors.generation.starting import long_prompts, make_engine, require_append_only
@@ -196,6 +196,7 @@ class RolloutGenerator(Actor):
                 self._served.published(message)
             case GroupsUnwanted():
                 self._running.cancel(message.groups)
+                self._running.hold(message.held)
                 if count := self._running.abandon(message.moved):
                     self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:
@@ -214,7 +215,7 @@ class RolloutGenerator(Actor):
         failure: tuple[Any, str] | None = None
         with running.scope as scope:
             try:
-                await self._run(episode, started)
+                await self._run(running, episode, started)
             except EnvironmentFaultError as error:
                 failure = ("environment_failed", str(error))
             except (ToolsUnavailableError, EngineError) as error:
@@ -223,7 +224,12 @@ class RolloutGenerator(Actor):
                 running.sampled = True
                 self._engine.release(request.rollout)
                 self._tools.end(request, episode.tool_states)
-                self._kept.ended(request.rollout)
+                if not running.left:
+                    self._kept.ended(request.rollout)
+        if running.left:
+            running.abandoned = True
+            self._kept.leave(request.rollout, partial(self._running.end, running))
+            return
         if running.abandoned:
             self._running.end(running)
             return
@@ -286,11 +292,11 @@ class RolloutGenerator(Actor):
         self._kept.resumed(episode)
         self.log.info("rollout goes on", rollout=episode.request.rollout, after_turn=len(turns))
 
-    async def _run(self, episode: Episode, started: float) -> None:
+    async def _run(self, running: Running, episode: Episode, started: float) -> None:
         rollout = self._environments[episode.request.problem.environment].rollout
         if rollout is None:
             keep = self.context.settings.keep_turns
-            await self._loop.run(episode, partial(self._kept.completed, episode, started) if keep else None)
+            await self._loop.run(episode, partial(self._turn_completed, running, episode, started) if keep else None)
         else:
             await UserLoop(
                 self._loop,
@@ -299,6 +305,12 @@ class RolloutGenerator(Actor):
                 self.context.settings.loop_seconds,
                 self._pause,
             ).run(rollout)
+
+    def _turn_completed(self, running: Running, episode: Episode, started: float) -> bool:
+        """Whether the rollout goes on here after a turn."""
+        self._kept.completed(episode, started)
+        running.left = running.held
+        return not running.left
 
     async def _report_load(self) -> None:
         while True:

@@ -208,12 +208,14 @@ class _Process:
 class SimulatedRun:
     """The actors of a run, by name, and what may happen to them."""
 
-    def __init__(self, topology: Topology, folder: Path, nursery: trio.Nursery, turns: int) -> None:
+    def __init__(
+        self, topology: Topology, folder: Path, nursery: trio.Nursery, turns: int, scheduler: type[Actor]
+    ) -> None:
         self.topology = topology
         self.network = CutNetwork()
         self.stage = Stage(self.network, Registry.of(messages), {})
         self._classes: dict[str, type[Actor]] = {
-            "kv_scheduler": KVScheduler,
+            "kv_scheduler": scheduler,
             "roc_filter": RoCFilter,
             "rollout_generator": type("Generator", (Generator,), {"turns": turns}),
             "learner": Learner,
@@ -295,6 +297,7 @@ async def simulated(
     turns: int = 1,
     steps: int = 20,
     present: int | None = None,
+    scheduler: type[Actor] = KVScheduler,
     **run: Any,
 ) -> AsyncIterator[SimulatedRun]:
     """A run that has begun. ``present``: how many of the ``generators`` are started; None: all. ``run``: its table."""
@@ -308,7 +311,7 @@ async def simulated(
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": executors})
     topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
     async with trio.open_nursery() as nursery:
-        made = SimulatedRun(topology, folder, nursery, turns)
+        made = SimulatedRun(topology, folder, nursery, turns, scheduler)
         for name in ["supervisor.local", *(f"tool_executor.{number}" for number in range(executors))]:
             await made.stand_in(name)
         for name in ("roc_filter.0", "kv_scheduler.0"):

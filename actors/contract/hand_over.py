@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from actors.contract.base import trio_test
-from actors.contract.generator_bench import Bench, GeneratorBench
-from agent_rl.messages import CompletedTurn, Sampling, TurnsCompleted
+from actors.contract.generator_bench import GENERATOR, Bench, GeneratorBench
+from agent_rl.messages import CompletedTurn, GroupsUnwanted, Sampling, TurnsCompleted
 
 ROOM = Sampling(1.0, 400, 4)
 
@@ -71,6 +71,30 @@ class HandOverContract(GeneratorBench):
             await bench.ask(sampling=ROOM, turns=(second, first))
             made = await bench.trajectory()
             assert (made.status, made.turns, len(bench.engine.requests)) == ("finished", 3, 3), f"{made.status}"
+
+    @trio_test
+    async def test_a_rollout_that_is_held_is_let_go_of_when_a_turn_is_complete(self, tmp_path: Path) -> None:
+        """Its turns go to the scheduler, its KV cache is freed, and it has no trajectory. It may come back with them."""
+        async with self.bench(tmp_path / "first", self.three_turns) as bench:
+            await bench.ask(sampling=ROOM)
+            whole = await bench.trajectory()
+        async with self.bench(tmp_path / "second", self.three_turns) as bench:
+            held = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
+            held.set(GroupsUnwanted((), held={whole.rollout: 0}))
+            await self.settled()
+            await bench.ask(sampling=ROOM)
+            await self.settled()
+            sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
+            assert [each.left for each in sent][-1:] == [True], "the scheduler was not told that the rollout has left"
+            assert [turn.number for turn in self.turns(bench)] == [1], "it was not let go of after its first turn"
+            assert not bench.trajectories, "a rollout that goes on elsewhere has no trajectory"
+            assert bench.engine.released == [whole.rollout], "its KV cache was not freed"
+            assert bench.acknowledged == [whole.rollout], "its request was not acknowledged"
+            await bench.ask(sampling=ROOM, turns=tuple(self.turns(bench)), move=1)
+            made = await bench.trajectory()
+            for field in ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies"):
+                assert np.array_equal(getattr(made, field), getattr(whole, field)), f"another {field}"
+            assert len(bench.engine.requests) == 3, "turns that the request brings were written again"
 
     def turns(self, bench: Bench) -> list[CompletedTurn]:
         """The turns that the scheduler was sent."""

@@ -45,8 +45,10 @@ class AgentLoop:
         """The policy served now."""
         return self._engine.policy
 
-    async def run(self, episode: Episode, completed: Callable[[], None] | None = None) -> None:
+    async def run(self, episode: Episode, completed: Callable[[], bool] | None = None) -> None:
         """Run an episode to its end. ``completed`` is called after each turn that is answered and does not end it.
+
+        When it returns False, the rollout goes on elsewhere.
 
         Raises EngineError, ToolsUnavailableError and EnvironmentFaultError.
         """
@@ -58,8 +60,8 @@ class AgentLoop:
                 episode.responded(responses, records, self._engine.policy)
             elif episode.ended is None:
                 episode.observed(await self._observe(episode), self._engine.policy)
-            if completed is not None and episode.ended is None:
-                completed()
+            if completed is not None and episode.ended is None and not completed():
+                return
 
     async def _observe(self, episode: Episode) -> TurnObserved:
         """The environment's answer to the last turn. Raises ToolsUnavailableError and EnvironmentFaultError."""

@@ -4,12 +4,15 @@
 
     AgentLoop --> KeptTurns.completed --> waiting turns --> run (a task) --> TurnsCompleted over the link "kept"
 
+A rollout that the scheduler wants back ends here with the message that brings its last turns (`left`).
+
 No rollout waits for the scheduler. Turns that find no room on the link wait here, at most until their rollout has
 ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,6 +35,8 @@ class KeptTurns:
         self._running: dict[str, Episode] = {}
         """Rollouts that have completed turns."""
         self._waiting: dict[str, list[CompletedTurn]] = {}
+        self._left: dict[str, Callable[[], None]] = {}
+        """Rollouts that this generator has let go of, and what to do when the scheduler knows."""
         self._more = trio.Event()
         self._sent = trio.Event()
         self._sent.set()
@@ -68,6 +73,13 @@ class KeptTurns:
         self._running.pop(rollout, None)
         self._waiting.pop(rollout, None)
 
+    def leave(self, rollout: str, known: Callable[[], None]) -> None:
+        """The generator lets go of the rollout. ``known`` is called when the scheduler has its turns."""
+        self._running.pop(rollout, None)
+        self._waiting.setdefault(rollout, [])
+        self._left[rollout] = known
+        self._more.set()
+
     async def run(self) -> None:
         """Send what waits, in order, until cancelled."""
         link = self._context.link(LINK)
@@ -77,5 +89,7 @@ class KeptTurns:
             while self._waiting:
                 rollout = next(iter(self._waiting))
                 turns = tuple(self._waiting.pop(rollout))
-                await link.send(TurnsCompleted(rollout, self._context.name, turns))
+                known = self._left.pop(rollout, None)
+                message = TurnsCompleted(rollout, self._context.name, turns, left=known is not None)
+                await link.send(message, on_ack=known)
             self._sent.set()

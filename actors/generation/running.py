@@ -5,6 +5,7 @@
     begin --> running --(ended: its trajectory is acknowledged)--> requests acknowledged
                  |--(cancel: its group was dropped)--> a trajectory that says so
                  |--(abandon: another generator has it)--> requests acknowledged, nothing is sent
+                 |--(let go: the scheduler asked, and a turn is complete)--> its turns sent, then requests acknowledged
                  `--(orphaned: the scheduler has a new process)--> running: the new process hears of it, and asks for it
 """
 
@@ -30,6 +31,10 @@ class Running:
     """Around the sampling."""
     sampled: bool = False
     abandoned: bool = False
+    held: bool = False
+    """The scheduler wants it back when its next turn is complete."""
+    left: bool = False
+    """It was let go of."""
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -41,6 +46,7 @@ class RunningRollouts:
         self.orphans: dict[str, int] = {}
         """Rollouts for which the present process of the scheduler has not asked, each with its move."""
         self._ended_orphans: set[str] = set()
+        self._held: Mapping[str, int] = {}
         self._none = trio.Event()
 
     def __contains__(self, rollout: str) -> bool:
@@ -66,9 +72,11 @@ class RunningRollouts:
             if not running.abandoned:
                 running.acks.append(ack)
                 running.move = max(running.move, request.move)
+                running.held = self._held.get(request.rollout) == running.move
                 return None
             await running.ended.wait()
         made = self._running[request.rollout] = Running(request.rollout, request.group, request.move, [ack])
+        made.held = self._held.get(request.rollout) == request.move
         return made
 
     def end(self, running: Running) -> None:
@@ -93,6 +101,13 @@ class RunningRollouts:
         for running in self._running.values():
             if running.group in groups:
                 running.scope.cancel()
+
+    def hold(self, held: Mapping[str, int]) -> None:
+        """Let go of these rollouts, and of no others, after their next turn; the numbers are their requests' moves."""
+        before, self._held = self._held, held
+        for rollout in before.keys() | held.keys():
+            if (running := self._running.get(rollout)) is not None:
+                running.held = held.get(rollout) == running.move
 
     def abandon(self, moved: Mapping[str, int]) -> int:
         """These rollouts went to other generators with the requests of these moves. Returns how many this one had."""

@@ -152,11 +152,15 @@ class CompletedTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnsCompleted:
-    """Turns of a running rollout, for the scheduler to keep until the rollout is done."""
+    """Turns of a running rollout, for the scheduler to keep until the rollout is done.
+
+    ``left``: the generator has let go of the rollout after these turns, as the scheduler asked. They may be none.
+    """
 
     rollout: str
     generator: str
     turns: tuple[CompletedTurn, ...]
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ class RolloutRequest:
     """Sample one rollout. Acknowledged when its Trajectory is.
 
     ``turns``: those that another process of a generator has completed. The rollout goes on from the last one. ``move``
-    counts how often the rollout has lost its generator. Of several copies, the one of the highest move counts.
+    counts how often the rollout has left or lost its generator. Of several copies, the one of the highest move counts.
     """
 
     rollout: str
@@ -185,12 +189,14 @@ class GroupsUnwanted:
     """Groups that were dropped, and rollouts that went to another generator.
 
     Every generator cancels the rollouts in flight of ``groups``. It abandons its copies of the rollouts of ``moved``
-    whose request has a lower ``move`` than the number there; nothing is sent of them. Groups and rollouts leave the
-    lists once they are not in flight.
+    whose request has a lower ``move`` than the number there; nothing is sent of them. A generator lets go of its
+    rollouts of ``held``, if their request has this move, when their next turn is complete: it frees their KV cache and
+    sends ``TurnsCompleted.left``. Groups and rollouts leave the lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

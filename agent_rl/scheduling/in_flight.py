@@ -26,6 +26,8 @@ class InFlight:
         self._unwanted: set[str] = set()
         self._moved: dict[str, int] = {}
         """The rollouts that another generator may still have, each with its move."""
+        self._held: dict[str, str] = {}
+        """The rollouts that their generator shall let go of, each with the engine it goes to; "" if none is decided."""
         self._announced = Unwanted(())
         self._changed = False
 
@@ -57,14 +59,32 @@ class InFlight:
         place = self._places.pop(rollout, None)
         if place is None:
             return None
-        if self._moved.pop(rollout, None) is not None:
-            self._changed = True
+        moved, held = self._moved.pop(rollout, None), self._held.pop(rollout, None)
+        self._changed = self._changed or moved is not None or held is not None
         group = place.request.group
         self._rollouts[group] -= 1
         if not self._rollouts[group]:
             del self._rollouts[group], self._stages[group]
             self._forgive(group)
         return place
+
+    def hold(self, rollout: str, destination: str = "") -> None:
+        """The rollout's generator shall let go of it when its next turn is complete. It then goes to this engine."""
+        self._changed = self._changed or rollout not in self._held
+        self._held[rollout] = destination
+
+    def keep(self, rollout: str) -> None:
+        """The rollout's generator shall keep it after all."""
+        if self._held.pop(rollout, None) is not None:
+            self._changed = True
+
+    def destination(self, rollout: str) -> str | None:
+        """The engine that a held rollout goes to; empty when none is decided, None for a rollout that is not held."""
+        return self._held.get(rollout)
+
+    def bound_for(self, engine: str) -> list[Place]:
+        """Where the held rollouts are that go to this engine."""
+        return [self._places[rollout] for rollout, destination in self._held.items() if destination == engine]
 
     def unwanted(self, group: str) -> bool:
         """Whether the group's rollouts in flight are cancelled."""
@@ -93,7 +113,8 @@ class InFlight:
         if not self._changed:
             return []
         self._changed = False
-        unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved))
+        held = {rollout: self._places[rollout].request.move for rollout in self._held}
+        unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved), held)
         if unwanted == self._announced:
             return []
         self._announced = unwanted

@@ -42,10 +42,14 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Instruction: tell the generators which groups were dropped and which rollouts were moved (GroupsUnwanted)."""
+    """Instruction: tell the generators which groups were dropped, and which rollouts were moved or are to be let go of.
+
+    The fields are those of GroupsUnwanted.
+    """
 
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
 
 
 Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Withdraw | Unwanted

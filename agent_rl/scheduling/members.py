@@ -49,7 +49,10 @@ def _news(load: EngineLoad) -> tuple[object, ...]:
 
 
 class Members:
-    """The engines, by the name of their generator. Events return the rollouts that it has lost, oldest first."""
+    """The engines, by the name of their generator.
+
+    Events return the rollouts that a process has lost, oldest first; None when no process is gone.
+    """
 
     def __init__(self, policy: Guarded, now: Callable[[], float]) -> None:
         """``policy`` is told of engines, at the time ``now()``."""
@@ -68,7 +71,7 @@ class Members:
 
     # Events
 
-    def report(self, load: EngineLoad) -> tuple[str, ...]:
+    def report(self, load: EngineLoad) -> tuple[str, ...] | None:
         """An engine reports its load. An unknown engine joins, and one that was gone is here again."""
         lost = self.replaced(load.generator, load.incarnation)
         if load.incarnation == self._incarnations[load.generator]:
@@ -78,14 +81,14 @@ class Members:
             self._look(engine)
         return lost
 
-    def replaced(self, generator: str, incarnation: int) -> tuple[str, ...]:
+    def replaced(self, generator: str, incarnation: int) -> tuple[str, ...] | None:
         """The generator has this process, or had it: a newer one has none of the rollouts of its predecessor."""
         if incarnation <= self._incarnations.get(generator, -1):
-            return ()
+            return None
         self._incarnations[generator] = incarnation
         return self._remove(generator)
 
-    def gone(self, generator: str) -> tuple[str, ...]:
+    def gone(self, generator: str) -> tuple[str, ...] | None:
         """The generator is lost, or has left."""
         if generator in self._engines:
             self._gone.add(generator)
@@ -130,12 +133,12 @@ class Members:
         engine.promised -= engine.rollouts.pop(rollout)
         self._count(engine)
 
-    def _remove(self, generator: str) -> tuple[str, ...]:
+    def _remove(self, generator: str) -> tuple[str, ...] | None:
         self._silent.discard(generator)
         self._draining.discard(generator)
         engine = self._engines.pop(generator, None)
         if engine is None:
-            return ()
+            return None
         self._serve(engine, None)
         self._offer(engine, offered=False)
         if engine.facts is not None:

@@ -46,6 +46,10 @@ class Pending:
         self._groups.setdefault(request.group, {})[request.rollout] = item
         self._group_of[request.rollout] = request.group
 
+    def get(self, rollout: str) -> Waiting:
+        """The rollout, which goes on waiting. Raises KeyError when it does not wait."""
+        return self._groups[self._group_of[rollout]][rollout]
+
     def take(self, rollout: str) -> Waiting:
         """The rollout waits no more. Raises KeyError when it does not wait."""
         group = self._group_of.pop(rollout)

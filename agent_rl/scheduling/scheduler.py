@@ -14,6 +14,10 @@ opened only if the engines have room for more than what is being recorded.
 Engines come and go (members.py). The rollouts of an engine that is lost, leaves or restarts are placed again, on the
 same or another engine, with the same id. An engine gets no rollout of a group that was opened under newer weights.
 
+A turn that is complete waits for the policy's decision too, while its generator goes on with the next one. If the
+policy places it on another engine, or on none yet, or holds a turn under way, the generator is asked to let go of the
+rollout when its next turn is complete (`GroupsUnwanted.held`). It is then placed with its turns where the policy says.
+
 An event costs O(log n) for n engines and rollouts, and what it changes: dropping a group costs its rollouts.
 """
 
@@ -88,6 +92,8 @@ class GroupScheduler:
         self._recording: dict[str, tuple[GroupOpened, int]] = {}
         """The groups being recorded, each with the tokens that its rollouts may need."""
         self._recording_rollouts = self._recording_tokens = 0
+        self._undecided: set[str] = set()
+        """Rollouts in flight that the policy was asked about, and that its next decisions may leave out."""
         self._retried: set[Retry] = set()
         self._dropped: frozenset[str] = frozenset()
         self._moves = 0
@@ -179,28 +185,45 @@ class GroupScheduler:
                 self._wait(self._opening.request(opened, sample, attempt=0))
         return self._decide()
 
-    def turns_completed(self, completed: TurnsCompleted) -> None:
+    def turns_completed(self, completed: TurnsCompleted) -> list[Instruction]:
         """A generator completed turns of a rollout. Those of a rollout that is placed elsewhere are left out."""
         place = self._in_flight.get(completed.rollout)
         runs_at = self._running_at.get(completed.rollout, ("", 0))[0] if place is None else place.generator
-        if runs_at == completed.generator:
-            self._kept.add(completed)
+        if runs_at != completed.generator:
+            return []
+        self._kept.add(completed)
+        if place is None:
+            return []
+        if not self._ready or self._in_flight.unwanted(place.request.group):
+            if completed.left:
+                self._policy.rollout_dropped(completed.rollout, self._now())
+                self._leave(place)
+            return self._decide()
+        if completed.left:
+            return [*self._go_on(place), *self._decide()]
+        if self._in_flight.destination(completed.rollout) is None and self._members.offered(place.generator):
+            self._policy.turn_ended(completed.rollout, self._context(place.request), self._now())
+            self._wait_in_flight(place)
+        return self._decide()
 
     def with_turns(self, request: RolloutRequest) -> RolloutRequest:
         """The request with the turns that are kept of its rollout, for a generator that has not run the rollout."""
         turns = self._kept.of(request.rollout)
         return replace(request, turns=turns) if turns else request
 
+    def acknowledged(self, place: Place) -> list[Instruction]:
+        """The request is acknowledged: the journal holds the trajectory, or the generator has let go of the rollout."""
+        return self.rollout_done(place.request.rollout) if self.current(place) else []
+
     def rollout_done(self, rollout: str) -> list[Instruction]:
-        """The request is acknowledged: the journal holds the trajectory, whatever its status."""
+        """The journal holds the trajectory, whatever its status."""
         place = self._in_flight.get(rollout)
         if place is not None:
-            if self._in_flight.unwanted(place.request.group):
+            if self._in_flight.unwanted(place.request.group) or self._in_flight.destination(rollout) == "":
                 self._policy.rollout_dropped(rollout, self._now())
             else:
                 self._policy.rollout_ended(rollout, self._context(place.request), self._now())
-            self._in_flight.remove(rollout)
-            self._members.free(place.generator, rollout)
+            self._leave(place)
         self._kept.forget(rollout)
         return self._decide()
 
@@ -274,10 +297,57 @@ class GroupScheduler:
     def _decide(self) -> list[Instruction]:
         instructions: list[Instruction] = []
         if self._ready and self._opening.stage is not None:
-            places = (each for each in self._policy.decide(self._now()) if isinstance(each, base.Place))
-            instructions += [self._place(place.rollout, place.engine, place.need) for place in places]
+            for decision in self._policy.decide(self._now()):
+                instructions += self._carry_out(decision)
+            for rollout in self._undecided:
+                self._in_flight.hold(rollout)  # the policy lets it wait
+            self._undecided.clear()
             self._open(instructions)
         return [*self._in_flight.announcement(), *instructions]
+
+    def _carry_out(self, decision: base.Decision) -> list[Instruction]:
+        rollout = decision.rollout
+        match decision:
+            case base.Place() if rollout in self._pending:
+                return [self._place(rollout, decision.engine, decision.need)]
+            case base.Place():
+                place = self._in_flight.get(rollout)
+                self._undecided.discard(rollout)
+                if place is not None and place.generator == decision.engine:
+                    self._in_flight.keep(rollout)
+                elif place is not None:
+                    self._in_flight.hold(rollout, decision.engine)
+            case base.Hold():
+                place = self._in_flight.get(rollout)
+                if place is not None:
+                    self._wait_in_flight(place)
+        return []  # a generator goes on after a turn at once, so there is no cache of waiting tools to drop
+
+    def _wait_in_flight(self, place: Place) -> None:
+        """Let a rollout wait for the policy's decision about its next turn, while it runs where it is."""
+        self._undecided.add(place.request.rollout)
+        self._policy.turn_waits(self._turn(place.request, place.generator), self._now())
+
+    def _leave(self, place: Place) -> None:
+        """The generator has the rollout no more."""
+        self._in_flight.remove(place.request.rollout)
+        self._members.free(place.generator, place.request.rollout)
+        self._undecided.discard(place.request.rollout)
+
+    def _go_on(self, place: Place) -> list[Instruction]:
+        """The generator has let go of the rollout: it goes where the policy has placed it, or it waits."""
+        rollout = place.request.rollout
+        destination = self._in_flight.destination(rollout)
+        self._leave(place)
+        self._moves += 1
+        self._pending.add(Waiting(replace(place.request, move=place.request.move + 1)))
+        if destination == "":
+            return []  # the policy has not decided yet
+        generator = place.generator if destination is None else destination
+        if self._members.offered(generator):
+            return [self._place(rollout, generator)]
+        self._policy.turn_waits(self._turn(self._pending.get(rollout).request), self._now())
+        return []
 
     def _place(self, rollout: str, generator: str, need: float = 0.0) -> Place:
         item = self._pending.take(rollout)
@@ -327,30 +397,41 @@ class GroupScheduler:
         if request.group in self._dropped:
             return
         self._pending.add(Waiting(request, last))
+        self._policy.turn_waits(self._turn(request), self._now())
+
+    def _turn(self, request: RolloutRequest, kept_on: str = "") -> base.WaitingTurn:
+        """The rollout's next turn, as the policy is told of it. Its prefix is cached on ``kept_on``."""
         turns = self._kept.of(request.rollout)
         prompt = self._prompt_tokens(request.problem)
-        turn = base.WaitingTurn(
+        context = prompt + tokens_of(turns)
+        return base.WaitingTurn(
             request.rollout,
             request.group,
             request.problem.id,
             request.sample,
             len(turns),
             prompt,
-            prompt + tokens_of(turns),
+            context,
             prompt + request.sampling.max_response_tokens,
+            kept_on,
+            context if kept_on else 0,
         )
-        self._policy.turn_waits(turn, self._now())
 
-    def _lost(self, generator: str, rollouts: Sequence[str]) -> list[Instruction]:
-        """A generator has lost these rollouts, which are all that it had."""
-        for rollout in rollouts:
+    def _lost(self, generator: str, rollouts: Sequence[str] | None) -> list[Instruction]:
+        """A generator has lost these rollouts, which are all that it had; None: its process is still there."""
+        for rollout in rollouts or ():
             self._move(rollout)
+        for place in self._in_flight.bound_for(generator) if rollouts is not None else ():
+            self._in_flight.hold(place.request.rollout)
+            if self._ready:
+                self._wait_in_flight(place)
         return [*([Withdraw(generator)] if rollouts else []), *self._decide()]
 
     def _move(self, rollout: str) -> None:
         """Let a rollout wait again. Only this method lets a rollout change its generator."""
         place = self._in_flight.remove(rollout)
         assert place is not None
+        self._undecided.discard(rollout)
         request = place.request
         stage = self._published.stage if self._published is not None else None
         wanted = request.stage == stage and request.group not in self._dropped

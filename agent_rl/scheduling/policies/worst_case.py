@@ -106,8 +106,8 @@ class WorstCase(Policy):
 
     def rollout_ended(self, rollout: str, context: int, now: float) -> None:
         """Its reservation ends."""
-        del context, now
-        self._free(rollout)
+        del context
+        self.rollout_dropped(rollout, now)
 
     def rollout_dropped(self, rollout: str, now: float) -> None:
         """It waits no more, and its reservation ends."""

@@ -1,0 +1,202 @@
+"""Rollouts that go on elsewhere, or wait, because the policy says so: at the end of a turn, with all turns, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent_rl.messages import GroupsProgress, GroupsUnfinished, TurnsCompleted
+from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
+from agent_rl.scheduling.kept_turns import KeptTurns
+from agent_rl.scheduling.policies.base import Decision, EngineFacts, Hold, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Place as PlaceTurn
+from agent_rl.scheduling.scheduler import GroupScheduler
+from tests import builders
+from tests.agent_rl.scheduling.test_kept_turns import history
+from tests.agent_rl.scheduling.test_scheduling import scheduler
+
+A, B = "gen.0", "gen.1"
+ROLLOUT = "s0-g000000/0/0"
+
+
+class Told(Policy):
+    """Places first turns on A. What becomes of later turns, the test says."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, WaitingTurn] = {}
+        self.next: list[Decision] = []
+        self.ended: list[str] = []
+        self.dropped: list[str] = []
+        self.gone: list[str] = []
+
+    def engine_reported(self, facts: EngineFacts, now: float) -> None:
+        pass
+
+    def engine_gone(self, engine: str, now: float) -> None:
+        self.gone.append(engine)
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self.waiting[turn.rollout] = turn
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        self.ended.append(rollout)
+
+    def rollout_dropped(self, rollout: str, now: float) -> None:
+        self.dropped.append(rollout)
+
+    def decide(self, now: float) -> list[Decision]:
+        first = [PlaceTurn(rollout, A) for rollout, turn in self.waiting.items() if not turn.kept_on and not turn.turn]
+        decisions, self.next = [*first, *self.next], []
+        for decision in decisions:
+            self.waiting.pop(decision.rollout, None)
+        return decisions
+
+
+@dataclass
+class World:
+    policy: Told = field(default_factory=Told)
+    placed: list[Place] = field(default_factory=list)
+    unwanted: Unwanted = field(default_factory=lambda: Unwanted(()))
+    withdrawn: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler: GroupScheduler = scheduler(
+            policy=self.policy,
+            fault=lambda name, what: self.faults.append(f"{name}: {what}"),
+            algorithm_of=lambda _: builders.algorithm(groups_per_step=1, samples=2, max_staleness=0),
+            kept=KeptTurns(10**6),
+        )
+        self.do(self.scheduler.policy_published(builders.published()))
+        for name in (A, B):
+            self.do(self.scheduler.engine_load(builders.engine_load(name)))
+
+    def do(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case AskUnfinished():
+                    self.do(self.scheduler.unfinished(GroupsUnfinished(0, 0, ())))
+                case OpenGroup(opened):
+                    self.do(self.scheduler.group_recorded(opened.group))
+                case Place():
+                    self.placed.append(instruction)
+                case Unwanted():
+                    self.unwanted = instruction
+                case Withdraw(name):
+                    self.withdrawn.append(name)
+
+    def completes(self, count: int, *, left: bool = False, generator: str = A) -> None:
+        """The generator completes the rollout's turn of this number."""
+        turns = tuple(history(*range(1, count + 1))[count - 1 :]) if count else ()
+        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, generator, turns, left)))
+
+    @property
+    def last(self) -> Place:
+        return [place for place in self.placed if place.request.rollout == ROLLOUT][-1]
+
+
+def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> None:
+    world = World()
+    first = world.last
+    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.completes(1)
+    assert world.unwanted.held == {ROLLOUT: 0}
+    assert world.last is first, "it was placed before its generator had let go of it"
+    world.completes(2, left=True)
+    assert (world.last.generator, world.last.request.move) == (B, 1)
+    assert [turn.number for turn in world.scheduler.with_turns(world.last.request).turns] == [1, 2]
+    assert world.unwanted == Unwanted(())
+    assert world.scheduler.acknowledged(first) == [], "the former generator's acknowledgement is no trajectory"
+    assert world.scheduler.figures.rollouts_in_flight == 2
+    world.do(world.scheduler.acknowledged(world.last))
+    assert world.policy.ended == [ROLLOUT]
+    assert world.scheduler.figures.rollouts_in_flight == 1
+    assert world.scheduler.figures.rollouts_moved == 1
+    assert not world.faults
+
+
+def test_a_turn_that_stays_costs_no_message() -> None:
+    world = World()
+    before = world.unwanted
+    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.completes(1)
+    assert world.unwanted is before
+    assert world.scheduler.figures.rollouts_moved == 0
+
+
+def test_a_turn_that_the_policy_lets_wait_is_let_go_of_and_resumed_later() -> None:
+    world = World()
+    world.completes(1)
+    assert world.unwanted.held == {ROLLOUT: 0}
+    waiting = world.policy.waiting[ROLLOUT]
+    assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 11, 11)
+    world.completes(2, left=True)
+    assert world.scheduler.figures.rollouts_pending == 1
+    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.do(world.scheduler.engine_load(builders.engine_load(A, used=1)))
+    assert (world.last.generator, world.last.request.move) == (A, 1)
+    assert world.scheduler.figures.rollouts_pending == 0
+    assert not world.faults
+
+
+def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_placed_again() -> None:
+    world = World()
+    for resumed in (True, False):
+        world.policy.next = [Hold(ROLLOUT)]
+        world.do(world.scheduler.engine_load(builders.engine_load(A, used=1 + resumed)))
+        assert world.unwanted.held == {ROLLOUT: 0}
+        if resumed:
+            world.policy.next = [PlaceTurn(ROLLOUT, A)]
+            world.do(world.scheduler.engine_load(builders.engine_load(A, used=3)))
+            assert world.unwanted.held == {}
+    world.completes(1, left=True)
+    assert world.scheduler.figures.rollouts_pending == 1
+    assert not world.faults
+
+
+def test_a_rollout_that_ends_before_it_is_let_go_of_is_done() -> None:
+    for destination, heard in ((B, "ended"), ("", "dropped")):
+        world = World()
+        world.policy.next = [PlaceTurn(ROLLOUT, destination)] if destination else []
+        world.completes(1)
+        world.do(world.scheduler.acknowledged(world.last))
+        assert getattr(world.policy, heard) == [ROLLOUT]
+        assert world.unwanted == Unwanted(())
+        assert world.scheduler.figures.rollouts_in_flight == 1
+        assert not world.faults
+
+
+def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
+    world = World()
+    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.completes(1)
+    world.do(world.scheduler.engine_gone(B))
+    assert world.policy.waiting[ROLLOUT].kept_on == A
+    world.completes(2, left=True)
+    assert world.scheduler.figures.rollouts_pending == 1
+    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.do(world.scheduler.engine_load(builders.engine_load(A, used=1)))
+    assert (world.last.generator, world.last.request.move) == (A, 1)
+    assert not world.faults
+
+
+def test_a_rollout_whose_generator_is_lost_while_it_is_held_moves_as_any_other() -> None:
+    world = World()
+    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.completes(1)
+    world.do(world.scheduler.engine_gone(A))
+    assert world.withdrawn == [A]
+    assert world.policy.waiting[ROLLOUT].turn == 1
+    world.policy.next = [PlaceTurn(ROLLOUT, B), PlaceTurn("s0-g000000/1/0", B)]
+    world.do(world.scheduler.engine_load(builders.engine_load(B, used=1)))
+    assert (world.last.generator, world.last.request.move) == (B, 1)
+    assert world.unwanted.held == {}
+
+
+def test_a_held_rollout_of_a_dropped_group_is_cancelled_and_does_not_go_on() -> None:
+    world = World()
+    world.completes(1)
+    world.do(world.scheduler.progress(GroupsProgress(0, 0, 0, (), ("s0-g000000",))))
+    world.completes(2, left=True)
+    assert world.policy.dropped == [ROLLOUT]
+    assert world.scheduler.figures.rollouts_pending == 0
+    assert world.scheduler.figures.rollouts_in_flight == 1
