@@ -313,26 +313,34 @@ class RolloutGenerator(Actor):
         return not running.left
 
     async def _report_load(self) -> None:
+        """Announce the load when it has changed. What is announced last is repeated by the link's heartbeats."""
+        announced: EngineLoad | None = None
         while True:
-            self._announce_load()
+            load = self._load()
+            if announced is None or load.news != announced.news:
+                announced = load
+                self.context.link("load").set(load)
             await trio.sleep(self.context.settings.load_interval_seconds)
 
     def _announce_load(self) -> None:
+        self.context.link("load").set(self._load())
+
+    def _load(self) -> EngineLoad:
         figures = self._engine.figures
-        self.context.link("load").set(
-            EngineLoad(
-                generator=self.context.name,
-                incarnation=self.context.incarnation,
-                policy=self._engine.policy,
-                kv_tokens_total=figures.kv_tokens_total,
-                kv_tokens_used=figures.kv_tokens_used,
-                max_rollouts=figures.max_rollouts,
-                running=figures.running,
-                waiting=figures.waiting,
-                preempted=figures.preempted,
-                generated_tokens=figures.generated_tokens,
-                orphans=dict(self._running.orphans),
-            )
+        return EngineLoad(
+            generator=self.context.name,
+            incarnation=self.context.incarnation,
+            policy=self._engine.policy,
+            kv_tokens_total=figures.kv_tokens_total,
+            kv_tokens_used=figures.kv_tokens_used,
+            max_rollouts=figures.max_rollouts,
+            running=figures.running,
+            waiting=figures.waiting,
+            preempted=figures.preempted,
+            generated_tokens=figures.generated_tokens,
+            orphans=dict(self._running.orphans),
+            prefilled_tokens=figures.prefilled_tokens,
+            cached_tokens=figures.cached_tokens,
         )
 
     def waiting_for(self) -> str:

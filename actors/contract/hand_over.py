@@ -74,7 +74,7 @@ class HandOverContract(GeneratorBench):
 
     @trio_test
     async def test_a_rollout_that_is_held_is_let_go_of_when_a_turn_is_complete(self, tmp_path: Path) -> None:
-        """Its turns go to the scheduler, its KV cache is freed, and it has no trajectory. It may come back with them."""
+        """Its turns go to the scheduler, its KV cache is freed, no trajectory is made, and it may come back."""
         async with self.bench(tmp_path / "first", self.three_turns) as bench:
             await bench.ask(sampling=ROOM)
             whole = await bench.trajectory()

@@ -73,7 +73,10 @@ class TurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFigures:
-    """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start."""
+    """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start.
+
+    ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
+    """
 
     kv_tokens_total: int
     kv_tokens_used: int = 0
@@ -83,6 +86,7 @@ class EngineFigures:
     preempted: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    cached_tokens: int = 0
     busy_seconds: float = 0.0
 
 

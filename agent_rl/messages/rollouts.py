@@ -12,6 +12,9 @@ Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
 Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
+NEWS_STEPS = 64
+"""The steps in which the use of a KV cache is news, in an engine's whole cache."""
+
 Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
 TrajectoryStatus: TypeAlias = Literal[
     "finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long", "environment_failed"
@@ -296,7 +299,9 @@ class EngineLoad:
 
     The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``. ``orphans`` are the
     rollouts that it runs for a former process of the scheduler, each with its move, until the present process asks for
-    them or they end.
+    them or they end. ``preempted`` counts turns that lost their KV cache for want of room, and cached rollouts evicted.
+    ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed; for
+    vLLM all. They are totals since the engine started. A load is sent when `news` changes.
     """
 
     generator: str
@@ -310,6 +315,15 @@ class EngineLoad:
     preempted: int
     generated_tokens: int
     orphans: dict[str, int] = field(default_factory=dict)
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What decisions depend on: another load with the same has nothing new. KV use counts in steps of a 64th."""
+        used = NEWS_STEPS * self.kv_tokens_used // max(1, self.kv_tokens_total)
+        sizes = self.kv_tokens_total, used, self.max_rollouts, self.running, self.waiting, self.preempted
+        return self.generator, self.incarnation, self.policy, sizes, self.orphans
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,6 @@ class Engine:
     """The KV tokens that are neither promised nor in use, and the rollouts that may join; (0, 0) if not offered."""
 
 
-def _news(load: EngineLoad) -> tuple[object, ...]:
-    """What decisions depend on."""
-    sizes = load.kv_tokens_total, load.kv_tokens_used, load.max_rollouts, load.running, load.waiting
-    return load.incarnation, load.policy, sizes
-
-
 class Members:
     """The engines, by the name of their generator.
 
@@ -153,7 +147,7 @@ class Members:
     def news(self, load: EngineLoad) -> bool:
         """Whether a load says anything that the last one of its engine did not."""
         engine = self._engines.get(load.generator)
-        return engine is None or _news(engine.load) != _news(load)
+        return engine is None or engine.load.news != load.news
 
     def here(self) -> Collection[Engine]:
         """All engines, also those that are silent or about to leave."""

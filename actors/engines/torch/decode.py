@@ -61,6 +61,7 @@ class Decoder:
         self.preempted = 0
         self.generated_tokens = 0
         self.prefilled_tokens = 0
+        self.cached_tokens = 0
         self._kv_on_update = kv_on_update
         self._cache = model.new_cache(max_rollouts)
         self._sequences = Sequences(max_rollouts)
@@ -102,6 +103,7 @@ class Decoder:
             self._waiting.append(turn)
         else:
             self._sequences.resume(slot, turn)
+            self.cached_tokens += int(self._sequences.cached[slot])
             self._turns[slot] = turn
             self._pending.append(slot)
 
@@ -146,6 +148,7 @@ class Decoder:
         logits = self.model.forward(packed.tokens, packed.positions, packed.ends, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
+            self.cached_tokens += int(sequences.total[slots[row]])
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
         filters = sequences.top_p[slots], sequences.top_k[slots]
         tokens, logprobs = sample(logits, sequences.temperature[slots], draws, *filters)

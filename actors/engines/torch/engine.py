@@ -300,5 +300,6 @@ class TorchEngine:
             preempted=decoder.preempted,
             generated_tokens=decoder.generated_tokens,
             prefilled_tokens=decoder.prefilled_tokens,
+            cached_tokens=decoder.cached_tokens,
             busy_seconds=busy_seconds,
         )

@@ -36,6 +36,7 @@ class VllmLoad:
                 running=scheduler.num_running_reqs,
                 waiting=scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs,
                 kv_tokens_used=round(scheduler.kv_cache_usage * figures.kv_tokens_total),
+                cached_tokens=figures.cached_tokens + scheduler.prefix_cache_stats.hits,
             )
         if iteration is not None:
             figures = replace(

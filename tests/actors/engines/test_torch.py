@@ -132,6 +132,7 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
             assert engine.figures.kv_tokens_used == 49, "the last token was never fed back"
             await engine.generate(turn("r", [*tokens, *first.tokens.tolist(), 1, 2, 3], 10))
             assert engine.figures.prefilled_tokens == 40 + 1 + 3
+            assert engine.figures.cached_tokens == 49
 
     trio.run(main)
 
@@ -145,6 +146,7 @@ def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
             requests = [turn(f"r{i}", prompt, 12, temperature=1.0, seed=i) for i in range(8)]
             results = await generate_all(engine, requests)
             assert engine.figures.prefilled_tokens < 3 * 40
+            assert engine.figures.cached_tokens > 5 * 40
             assert len({tuple(result.tokens.tolist()) for result in results}) > 4
             for result in results:
                 expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)

@@ -132,7 +132,7 @@ def test_a_turn_that_the_policy_lets_wait_is_let_go_of_and_resumed_later() -> No
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [PlaceTurn(ROLLOUT, A)]
-    world.do(world.scheduler.engine_load(builders.engine_load(A, used=1)))
+    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert world.scheduler.figures.rollouts_pending == 0
     assert not world.faults
@@ -142,11 +142,11 @@ def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_place
     world = World()
     for resumed in (True, False):
         world.policy.next = [Hold(ROLLOUT)]
-        world.do(world.scheduler.engine_load(builders.engine_load(A, used=1 + resumed)))
+        world.do(world.scheduler.engine_load(builders.engine_load(A, used=100 + 100 * resumed)))
         assert world.unwanted.held == {ROLLOUT: 0}
         if resumed:
             world.policy.next = [PlaceTurn(ROLLOUT, A)]
-            world.do(world.scheduler.engine_load(builders.engine_load(A, used=3)))
+            world.do(world.scheduler.engine_load(builders.engine_load(A, used=300)))
             assert world.unwanted.held == {}
     world.completes(1, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
@@ -174,7 +174,7 @@ def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [PlaceTurn(ROLLOUT, A)]
-    world.do(world.scheduler.engine_load(builders.engine_load(A, used=1)))
+    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert not world.faults
 
@@ -187,7 +187,7 @@ def test_a_rollout_whose_generator_is_lost_while_it_is_held_moves_as_any_other()
     assert world.withdrawn == [A]
     assert world.policy.waiting[ROLLOUT].turn == 1
     world.policy.next = [PlaceTurn(ROLLOUT, B), PlaceTurn("s0-g000000/1/0", B)]
-    world.do(world.scheduler.engine_load(builders.engine_load(B, used=1)))
+    world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert world.unwanted.held == {}
 

@@ -1,0 +1,32 @@
+"""The figures of a vLLM engine, from the statistics of its steps as vLLM passes them to a stat logger."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from actors.engines.vllm.load import VllmLoad
+
+
+def step(*, usage: float, running: int, waiting: int, hits: int) -> Any:
+    return SimpleNamespace(
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        num_skipped_waiting_reqs=1,
+        kv_cache_usage=usage,
+        prefix_cache_stats=SimpleNamespace(hits=hits, queries=2 * hits),
+    )
+
+
+def iteration(*, generated: int, prompts: int, preempted: int) -> Any:
+    return SimpleNamespace(num_generation_tokens=generated, num_prompt_tokens=prompts, num_preempted_reqs=preempted)
+
+
+def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
+    load = VllmLoad(1000, 8)
+    load.observe(step(usage=0.25, running=3, waiting=2, hits=48), iteration(generated=3, prompts=80, preempted=0))
+    load.observe(step(usage=0.5, running=4, waiting=0, hits=16), iteration(generated=4, prompts=20, preempted=2))
+    figures = load.with_unseen(5)
+    assert (figures.kv_tokens_used, figures.running, figures.waiting) == (500, 4, 1)
+    assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 7)
+    assert figures.preempted == 2

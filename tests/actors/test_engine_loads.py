@@ -1,0 +1,52 @@
+"""A generator announces its engine's load when the load has changed, and not otherwise."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from actors.contract import GeneratorContract
+from actors.engines.base import EngineFigures
+from actors.engines.scripted import ScriptedEngine
+from actors.rollout_generator import RolloutGenerator
+from agent_rl.messages import EngineLoad
+
+
+def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"kv_tokens_used": 0, "preempted": 0, "cached_tokens": 0}
+    monkeypatch.setattr(
+        ScriptedEngine, "figures", property(lambda _: EngineFigures(kv_tokens_total=6400, max_rollouts=8, **now))
+    )
+    bench = GeneratorContract()
+    bench.actor = RolloutGenerator  # type: ignore[misc]
+    seen: list[list[EngineLoad]] = []
+
+    async def main() -> None:
+        async with bench.bench(tmp_path) as made:
+
+            async def look() -> None:
+                await bench.settled(10)
+                seen.append([each for each in made.stage["kv_scheduler"].log if isinstance(each, EngineLoad)])
+
+            await made.ask()
+            await made.trajectory()
+            await look()
+            await look()
+            now["kv_tokens_used"] = 99
+            await look()
+            now["kv_tokens_used"], now["cached_tokens"] = 100, 7
+            await look()
+            now["preempted"] = 1
+            await look()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert len(seen[0]) >= 1
+    assert len(seen[1]) == len(seen[0]), "a load was sent again though nothing had changed"
+    assert len(seen[2]) == len(seen[0]), "less than a 64th of the cache is no news"
+    assert [(load.kv_tokens_used, load.cached_tokens) for load in seen[3][len(seen[2]) :]] == [(100, 7)]
+    assert [load.preempted for load in seen[4][len(seen[3]) :]] == [1]
+    assert all(before.news != after.news for before, after in pairwise(seen[4]))
