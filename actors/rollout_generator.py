@@ -228,7 +228,7 @@ class RolloutGenerator(Actor):
                     self._kept.ended(request.rollout)
         if running.left:
             running.abandoned = True
-            self._kept.leave(request.rollout, partial(self._running.end, running))
+            self._kept.leave(request.rollout, running.move, partial(self._running.end, running))
             return
         if running.abandoned:
             self._running.end(running)

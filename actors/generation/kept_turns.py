@@ -35,8 +35,8 @@ class KeptTurns:
         self._running: dict[str, Episode] = {}
         """Rollouts that have completed turns."""
         self._waiting: dict[str, list[CompletedTurn]] = {}
-        self._left: dict[str, Callable[[], None]] = {}
-        """Rollouts that this generator has let go of, and what to do when the scheduler knows."""
+        self._left: dict[str, tuple[int, Callable[[], None]]] = {}
+        """Rollouts that this generator has let go of: the request's move, and what to do when the scheduler knows."""
         self._more = trio.Event()
         self._sent = trio.Event()
         self._sent.set()
@@ -73,12 +73,12 @@ class KeptTurns:
         self._running.pop(rollout, None)
         self._waiting.pop(rollout, None)
 
-    def leave(self, rollout: str, known: Callable[[], None]) -> None:
+    def leave(self, rollout: str, move: int, known: Callable[[], None]) -> None:
         """The generator lets go of the rollout. ``known`` is called when the scheduler has its turns."""
         self._running.pop(rollout, None)
         self._waiting.setdefault(rollout, [])
-        self._left[rollout] = known
-        self._more.set()
+        self._left[rollout] = move, known
+        self._send()
 
     async def run(self) -> None:
         """Send what waits, in order, until cancelled."""
@@ -89,7 +89,10 @@ class KeptTurns:
             while self._waiting:
                 rollout = next(iter(self._waiting))
                 turns = tuple(self._waiting.pop(rollout))
-                known = self._left.pop(rollout, None)
-                message = TurnsCompleted(rollout, self._context.name, turns, left=known is not None)
-                await link.send(message, on_ack=known)
+                if rollout in self._left:
+                    move, known = self._left.pop(rollout)
+                    message = TurnsCompleted(rollout, self._context.name, turns, left=True, move=move)
+                    await link.send(message, on_ack=known)
+                else:
+                    await link.send(TurnsCompleted(rollout, self._context.name, turns))
             self._sent.set()

@@ -157,13 +157,15 @@ class CompletedTurn:
 class TurnsCompleted:
     """Turns of a running rollout, for the scheduler to keep until the rollout is done.
 
-    ``left``: the generator has let go of the rollout after these turns, as the scheduler asked. They may be none.
+    ``left``: the generator has let go of the rollout after these turns, as the scheduler asked; ``move`` is that of the
+    request. They may be none.
     """
 
     rollout: str
     generator: str
     turns: tuple[CompletedTurn, ...]
     left: bool = False
+    move: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,12 +192,14 @@ class GroupScheduler:
         if runs_at != completed.generator:
             return []
         self._kept.add(completed)
-        if place is None:
-            return []
+        if place is None or (completed.left and completed.move != place.request.move):
+            return []  # an earlier copy was let go of
         if not self._ready or self._in_flight.unwanted(place.request.group):
             if completed.left:
                 self._policy.rollout_dropped(completed.rollout, self._now())
                 self._leave(place)
+                if self._ready:  # otherwise the filter says whether it is missing
+                    self._kept.forget(completed.rollout)
             return self._decide()
         if completed.left:
             return [*self._go_on(place), *self._decide()]

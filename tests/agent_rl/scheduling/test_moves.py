@@ -84,10 +84,10 @@ class World:
                 case Withdraw(name):
                     self.withdrawn.append(name)
 
-    def completes(self, count: int, *, left: bool = False, generator: str = A) -> None:
-        """The generator completes the rollout's turn of this number."""
+    def completes(self, count: int, *, left: bool = False, move: int = 0) -> None:
+        """A completes the rollout's turn of this number."""
         turns = tuple(history(*range(1, count + 1))[count - 1 :]) if count else ()
-        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, generator, turns, left)))
+        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, A, turns, left, move)))
 
     @property
     def last(self) -> Place:
@@ -200,3 +200,16 @@ def test_a_held_rollout_of_a_dropped_group_is_cancelled_and_does_not_go_on() -> 
     assert world.policy.dropped == [ROLLOUT]
     assert world.scheduler.figures.rollouts_pending == 0
     assert world.scheduler.figures.rollouts_in_flight == 1
+
+
+def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
+    world = World()
+    world.policy.next = []
+    world.completes(1)
+    world.completes(2, left=True)
+    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
+    placed = world.last
+    world.completes(2, left=True)
+    assert world.last is placed
+    assert world.scheduler.current(placed)
