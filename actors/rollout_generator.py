@@ -149,6 +149,7 @@ class RolloutGenerator(Actor):
         self._kept = KeptTurns(self.context)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
+        self._announced: EngineLoad | None = None
         self.context.nursery.start_soon(self._report_load)
         self.context.nursery.start_soon(self._served.run, self._announce_load)
         self.context.nursery.start_soon(self._kept.run)
@@ -254,6 +255,7 @@ class RolloutGenerator(Actor):
         """
         if isinstance(event, PeerReplaced) and event.peer in self.context.link(LINK).targets:
             self._running.orphaned()
+            self._announced = None  # the new process knows no load
             self._announce_load()  # before it can place these rollouts elsewhere
         if isinstance(event, PeerSilent | PeerGone | PeerLeft):
             self._asking.discard(event.peer)
@@ -313,17 +315,16 @@ class RolloutGenerator(Actor):
         return not running.left
 
     async def _report_load(self) -> None:
-        """Announce the load when it has changed. What is announced last is repeated by the link's heartbeats."""
-        announced: EngineLoad | None = None
         while True:
-            load = self._load()
-            if announced is None or load.news != announced.news:
-                announced = load
-                self.context.link("load").set(load)
+            self._announce_load()
             await trio.sleep(self.context.settings.load_interval_seconds)
 
     def _announce_load(self) -> None:
-        self.context.link("load").set(self._load())
+        """Announce the load if it has news. The link's heartbeats repeat what was announced last."""
+        load = self._load()
+        if self._announced is None or load.news != self._announced.news:
+            self._announced = load
+            self.context.link("load").set(load)
 
     def _load(self) -> EngineLoad:
         figures = self._engine.figures
