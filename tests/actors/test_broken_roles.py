@@ -194,9 +194,9 @@ class Overspends(KVScheduler):
 
     async def start(self) -> None:
         await super().start()
-        self._scheduler._algorithms = [
-            each.model_copy(update={"max_staleness": each.max_staleness + self.more})
-            for each in self._scheduler._algorithms
+        opening = self._scheduler._opening
+        opening._algorithms = [
+            each.model_copy(update={"max_staleness": each.max_staleness + self.more}) for each in opening._algorithms
         ]
 
 
@@ -207,10 +207,8 @@ class Underspends(Overspends):
 class OpensMoreThanTheStage(KVScheduler):
     async def start(self) -> None:
         await super().start()
-        longer = {"steps": 9}
-        self._scheduler._stages = [
-            each.model_copy(update=longer) if each.kind == "rl" else each for each in self._scheduler._stages
-        ]
+        opening, longer = self._scheduler._opening, {"steps": 9}
+        opening._stages = [each.model_copy(update=longer) if each.kind == "rl" else each for each in opening._stages]
 
 
 class Asks(KVScheduler):
@@ -273,7 +271,13 @@ class ServesAnyEngine(KVScheduler):
     async def start(self) -> None:
         await super().start()
         members = self._scheduler._members
-        members.serving = lambda _: list(members.here())  # type: ignore[method-assign]
+        look = members._look
+
+        def any_will_do(engine: Any) -> None:
+            members._oldest = Policy(engine.load.policy.epoch, 0)
+            look(engine)
+
+        members._look = any_will_do  # type: ignore[method-assign]
 
 
 SCHEDULERS = [
@@ -347,9 +351,9 @@ class NeverCancels(RolloutGenerator):
 
 
 class BlamesTheModel(RolloutGenerator):
-    async def _run(self, episode: Episode, started: float) -> None:
+    async def _run(self, running: Any, episode: Episode, started: float) -> None:
         try:
-            await super()._run(episode, started)
+            await super()._run(running, episode, started)
         except ToolsUnavailableError:
             episode.ended = "finished"
 
