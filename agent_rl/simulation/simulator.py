@@ -75,6 +75,7 @@ class Simulator:
                 if kind == "joins" and at == 0:
                     self._tell_facts(number)
                 elif at < math.inf:
+                    self.engines[number].open = self.engines[number].open and kind != "joins"
                     self._at(at, kind, number)  # type: ignore[arg-type]
         self._open_groups()
         self._decide()
@@ -298,6 +299,7 @@ class Simulator:
     # Engines come and go
 
     def _joins(self, number: int) -> None:
+        self.engines[number].open = True
         self.engines[number].advance(self.now)
         self._tell_facts(number)
 

@@ -85,6 +85,16 @@ def test_faults_of_engines_and_starved_rollouts_are_no_part_of_sound_policies() 
         assert outcome.written_tokens == 800 + outcome.lost_tokens
 
 
+def test_an_engine_gets_nothing_before_it_joins() -> None:
+    group = tuple(Shape(10, (60,)) for _ in range(4))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL, joins=1000.0))
+    trace = check(Trace("late", 0, "", 4, 1, 4, 1, 250, engines, LearnerModel(1000.0, publish_s=0.0), (group,) * 4))
+    placed = []
+    simulator = Simulator(trace, LeastRequests(), record=lambda now, decision: placed.append((now, decision)))
+    assert simulator.run().makespan_s < 1000
+    assert {decision.engine for _, decision in placed if isinstance(decision, Place)} == {"a"}
+
+
 def alone(written: tuple[int, ...], **changes: float) -> Trace:
     group = (Shape(10, written, (1.0,) * (len(written) - 1), (5,) * (len(written) - 1)),)
     model = replace(MODEL, **changes)
