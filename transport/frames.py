@@ -100,11 +100,13 @@ class StreamState(NamedTuple):
 class HeartbeatBack(NamedTuple):
     """The inbox is alive; carries the state of every stream of this connection.
 
-    ``draining``: the process is about to leave.
+    ``draining``: the process is about to leave. ``memory``: another number than before says that the process knows no
+    announcement of the connecting side any more.
     """
 
     incarnation: int
     draining: bool
+    memory: int
     streams: list[StreamState]
 
 
@@ -217,7 +219,7 @@ _KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
     (AnnounceFrame, 1, (_text, _count, _text, _count)),
     (Heartbeat, 0, (_count, _list(_row(tuple, _text, _count)))),
     (Goodbye, 0, ()),
-    (HeartbeatBack, 0, (_count, _flag, _list(_stream_state))),
+    (HeartbeatBack, 0, (_count, _flag, _count, _list(_stream_state))),
     (Progress, 0, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
     (ReplyFrame, 1, (_count,)),
     (Refused, 0, (_count, _text)),

@@ -19,7 +19,10 @@ DeliveryKind: TypeAlias = Literal["push", "call", "announce"]
 class Inbound:
     """One process that is connected to this node's inbox: its streams, calls and announcements."""
 
-    def __init__(self, identity: bytes, peer: str, incarnation: int, on_change: Callable[[Inbound], None]) -> None:
+    def __init__(
+        self, identity: bytes, peer: str, incarnation: int, memory: int, on_change: Callable[[Inbound], None]
+    ) -> None:
+        """``memory``: no other `Inbound` of this node has the same, before or later."""
         self.identity = identity
         self.peer = peer
         self.incarnation = incarnation
@@ -28,7 +31,8 @@ class Inbound:
         self.last_request = 0
         self.gone = False
         """Whether the process has left, or was replaced."""
-        self.announced: dict[tuple[str, str], int] = {}
+        self._memory = memory
+        self._announced: dict[tuple[str, str], int] = {}
         """The newest version of each (link, type) that arrived."""
         self._handled: dict[tuple[str, str], int] = {}
         self._on_change = on_change
@@ -51,15 +55,23 @@ class Inbound:
         """Whether this version is newer than the last. The sender repeats it until it hears that it was handled."""
         if version <= self._handled.get((link, kind), 0):
             self.announcement_handled(link, kind, version)
-        if version <= self.announced.get((link, kind), 0):
+        if version <= self._announced.get((link, kind), 0):
             return False
-        self.announced[link, kind] = version
+        self._announced[link, kind] = version
         return True
 
     def announcement_handled(self, link: str, kind: str, version: int) -> None:
-        """Tell the sender that this version needs no repetition."""
+        """Tell the sender that this version needs no repetition, unless it was forgotten meanwhile."""
+        if version > self._announced.get((link, kind), 0):
+            return
         self._handled[link, kind] = self._new_announced[link, kind] = max(version, self._handled.get((link, kind), 0))
         self._on_change(self)
+
+    def forget_announcements(self, memory: int) -> None:
+        """The peer counts as lost, and so does what it announced. The next heartbeat asks for all of it again."""
+        self._memory = memory
+        for versions in (self._announced, self._handled, self._new_announced):
+            versions.clear()
 
     def progress(self, incarnation: int) -> Progress:
         """The changes since the last call, for the sender."""
@@ -71,7 +83,7 @@ class Inbound:
 
     def heartbeat(self, incarnation: int, *, draining: bool) -> HeartbeatBack:
         """The whole state of all streams."""
-        return HeartbeatBack(incarnation, draining, [stream.state for stream in self.streams.values()])
+        return HeartbeatBack(incarnation, draining, self._memory, [stream.state for stream in self.streams.values()])
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -181,10 +193,9 @@ class Queue:
 
     def forget_announcements(self, sender: str) -> None:
         """Skip the waiting announcements of a sender that is gone. If it returns, it repeats them."""
-        for (name, link, kind), delivery in self._announcements.items():
+        for (name, _, _), delivery in self._announcements.items():
             if name == sender:
                 delivery.withdrawn = True
-                delivery.inbound.announced.pop((link, kind.__name__), None)
 
     async def wait(self) -> None:
         """Wait until there may be something to pop."""

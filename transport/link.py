@@ -324,7 +324,7 @@ class AnnounceSender:
         for value in self._values.values():
             value.transmitted = min(value.transmitted, value.acknowledged)
 
-    def replaced(self) -> None:
-        """The peer has a new process: transmit all values again."""
+    def forgotten(self) -> None:
+        """The peer knows no value any more, as it counted this node as lost or has a new process: transmit all."""
         for value in self._values.values():
             value.acknowledged = value.transmitted = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import count
 
 import trio
 
@@ -83,6 +84,7 @@ class Node(Links):
         self.faults = Faults(self._report)
         """Of other processes, also those that the port finds."""
         self._changed: dict[Inbound, None] = {}
+        self._memories = count()
         self._dispatcher = Dispatcher(self._send_back, self._limits)
 
     def _disconnect(self, peer: str) -> None:
@@ -203,7 +205,7 @@ class Node(Links):
             if each.incarnation is None or each.peer in self._liveness.gone:
                 self._port.renew(each.peer)
         for peer, seconds in lost:
-            self._dispatcher.forget_announcements(peer)
+            self._forget_announcements(peer)
             if peer in self._outbound:
                 self._outbound[peer].unavailable()
             self._report(PeerGone(peer, seconds))
@@ -281,7 +283,7 @@ class Node(Links):
                 return None
             self._forget(before)
         inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
-            identity, peer, incarnation, self._mark
+            identity, peer, incarnation, next(self._memories), self._mark
         )
         self._liveness.expect(peer, trio.current_time())
         self._send_heartbeat(inbound)
@@ -290,10 +292,16 @@ class Node(Links):
     def _leaves(self, peer: str, incarnation: int) -> None:
         if not self._liveness.leaves(peer, incarnation, trio.current_time()):
             return
-        self._dispatcher.forget_announcements(peer)
+        self._forget_announcements(peer)
         if peer in self._outbound:
             self._outbound[peer].unavailable()
         self._report(PeerLeft(peer))
+
+    def _forget_announcements(self, peer: str) -> None:
+        """Actors drop what a peer announced when it is gone: it says all of it again if it is heard again."""
+        self._dispatcher.forget_announcements(peer)
+        if peer in self._inbound_by_name:
+            self._inbound_by_name[peer].forget_announcements(next(self._memories))
 
     def _forget(self, inbound: Inbound) -> None:
         """The process left or was replaced: withdraw its calls; its pushes are still handled."""

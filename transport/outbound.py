@@ -97,6 +97,7 @@ class Outbound:
         self.incarnation: int | None = None
         self._highest: int | None = None
         self._known = False
+        self._memory: int | None = None
         self.silent = False
         self.draining = False
         """Whether the process says that it is about to leave."""
@@ -302,6 +303,7 @@ class Outbound:
         if self.incarnation is None or heartbeat.incarnation > self.incarnation:
             known, self._known = self._known, True
             self.incarnation, self.draining = heartbeat.incarnation, False
+            self._memory = heartbeat.memory
             if known:
                 self._replaced()
             self.back()
@@ -310,6 +312,10 @@ class Outbound:
         if heartbeat.incarnation == self.incarnation:
             if heartbeat.draining and not self.draining:
                 self._drains()
+            if heartbeat.memory != self._memory:
+                self._memory = heartbeat.memory
+                self.announcements.forgotten()
+                self.send_announcements()
             # a stream that the heartbeat does not list has lost its first messages: the peer has seen none
             states = {state.link: state for state in heartbeat.streams}
             for link, (sender, _) in self.pushes.items():
@@ -319,7 +325,7 @@ class Outbound:
     def _replaced(self) -> None:
         assert self.incarnation is not None
         self._report(PeerReplaced(self.peer, self.incarnation))
-        self.announcements.replaced()
+        self.announcements.forgotten()
         for sender, _ in self.pushes.values():
             sender.replaced()
         self.lost()

@@ -33,7 +33,7 @@ ENVELOPES = [
     AnnounceFrame("link", 3, "Item", 9),
     Heartbeat(2, [("link", 5)]),
     Goodbye(),
-    HeartbeatBack(1, True, [StreamState("link", 5, 4, 2, [4], [(3, "why")])]),
+    HeartbeatBack(1, True, 7, [StreamState("link", 5, 4, 2, [4], [(3, "why")])]),
     Progress(1, [StreamProgress("link", 4, [(2, 3)], [(3, "why")])], [("link", "Item", 9)]),
     ReplyFrame(8),
     Refused(8, "why"),

@@ -192,7 +192,7 @@ def test_announcements_are_repeated_until_the_newest_is_acknowledged():
     assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
     sender.repeat()
     assert list(sender.to_transmit()) == []
-    sender.replaced()
+    sender.forgotten()
     assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
 
 

@@ -181,6 +181,64 @@ class LivenessContract(ContractBase):
 
         self.run(main)
 
+    def test_who_counted_a_peer_as_lost_is_told_again_when_it_is_back(self) -> None:
+        """The newest value of each type, once, though it was handled before. A node that lost nobody is told nothing."""
+
+        async def cut_off(*ways: tuple[str, str]) -> None:
+            closed = False
+
+            def copies(source: str, destination: str, _: object) -> int:
+                return int(not closed or (source, destination) not in ways)
+
+            async with self.world("a", "b", copies=copies, seconds=6 * PATIENCE) as world:
+                at = {"a": Recorder(), "b": Recorder()}
+                nodes = {name: await world.start(name, at[name]) for name in at}
+                for name, other in (("a", "b"), ("b", "a")):
+                    news = nodes[name].node.announce("news", [other])
+                    for message in (Item(1), Question(2), Item(3)):
+                        news.set(message)
+                        await self.heartbeats(2)
+                loses = [destination for _, destination in ways]
+                for times in (1, 2):
+                    closed = True
+                    with trio.fail_after(PATIENCE + self.limits.lost_after):
+                        while not all(len(nodes[name].reported(PeerGone)) == times for name in loses):
+                            await self.heartbeats(1)
+                    closed = False
+                    for name in loses:
+                        await at[name].count(3 + 2 * times)
+                        assert len(nodes[name].reported(PeerBack)) == times
+                    await self.heartbeats(3)
+                    for name, recorder in at.items():
+                        again = times if name in loses else 0
+                        assert recorder.numbers[:3] == [1, 2, 3]
+                        assert sorted(recorder.numbers[3:]) == [2] * again + [3] * again, (ways, name)
+
+        for ways in ([("a", "b"), ("b", "a")], [("a", "b")], [("b", "a")]):
+            self.run(partial(cut_off, *ways))
+
+    def test_what_is_handled_while_its_sender_is_lost_is_told_again(self) -> None:
+        """Its handler began before the loss: what it stored may have been dropped with the sender."""
+
+        async def main() -> None:
+            cut = Cut()
+            async with self.world("a", "b", copies=cut) as world:
+                recorder = Recorder()
+                recorder.gate = trio.Event()
+                a, b = await world.start("a"), await world.start("b", recorder)
+                a.node.announce("news", ["b"]).set(Item(1))
+                await recorder.until(lambda recorder: recorder.started == 1)
+                cut.closed = True
+                while not b.reported(PeerGone):
+                    await self.heartbeats(1)
+                recorder.gate.set()
+                await recorder.count(1)
+                cut.closed = False
+                await recorder.count(2)
+                assert recorder.numbers == [1, 1]
+
+        self.run(main)
+
     def test_an_undecodable_push_is_rejected_and_the_link_lives_on(self) -> None:
         """It is not sent again, its sender hears why, and its on_ack is not called."""
 
