@@ -1,4 +1,4 @@
-"""A generator announces its engine's load when the load has changed, and not otherwise."""
+"""A generator announces its engine's load when it has changed, or when a peer that had lost it must hear it again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from actors.engines.base import EngineFigures
 from actors.engines.scripted import ScriptedEngine
 from actors.rollout_generator import RolloutGenerator
 from agent_rl.messages import EngineLoad
+from tests.transport.contract.base import Cut, FaultyNetwork
+from transport import Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
 
 
 def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +52,35 @@ def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: py
     assert [(load.kv_tokens_used, load.cached_tokens) for load in seen[3][len(seen[2]) :]] == [(100, 7)]
     assert [load.preempted for load in seen[4][len(seen[3]) :]] == [1]
     assert all(before.news != after.news for before, after in pairwise(seen[4]))
+
+
+def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduler and learner drop the engine of a lost generator, which has nothing new to announce."""
+    cut = Cut()
+    monkeypatch.setattr("actors.testing.MemoryNetwork", lambda: FaultyNetwork(MemoryNetwork(), cut))
+    bench = GeneratorContract()
+    bench.actor = RolloutGenerator  # type: ignore[misc]
+
+    async def main() -> None:
+        async with bench.bench(tmp_path) as made:
+            peers = [made.stage[role] for role in ("kv_scheduler", "learner")]
+            loads: dict[str, EngineLoad] = {}
+            events: list[LinkEvent] = []
+            for peer in peers:
+                peer.node.watch(events.append)
+            await bench.settled(10)
+            for peer in peers:
+                *_, loads[peer.name] = [each for each in peer.log if isinstance(each, EngineLoad)]
+            cut.closed = True
+            await trio.sleep(2 * Limits().lost_after)
+            assert sum(isinstance(event, PeerGone) for event in events) == len(peers)
+            for peer in peers:
+                peer.forget()
+            cut.closed = False
+            for peer in peers:
+                assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
+            assert sum(isinstance(event, PeerBack) for event in events) == len(peers)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
