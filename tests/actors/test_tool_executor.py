@@ -173,6 +173,8 @@ def test_a_storm_of_one_rollout_does_not_starve_another(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("notebooks")
 def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Path) -> None:
     topology = micro(tmp_path, tool_executor={"sessions": 1})
+    scraped = topology.run.model_copy(update={"metrics_port": 9100})  # the supervisor's; an actor only sends figures
+    topology = topology.model_copy(update={"run": scraped})
 
     def session(name: str, cell: int, code: str, *earlier: str) -> ToolCall:
         return call({"code": code}, tool=NOTEBOOK_TOOL, session=name, cell=cell, state=cells(*earlier))

@@ -157,9 +157,9 @@ def test_a_run_with_nobody_left_ends_after_give_up_minutes(tmp_path: Path, role:
                     run.vanish(f"{role}.{number}")
                 gone.append(trio.current_time())
                 await trio.sleep(0 if number else 30)
-            await trio.sleep(320)
-            ended.append("after five minutes and the time to notice")
-            await trio.sleep(60)
+            await trio.sleep(295)
+            ended.append("after five minutes, and the time to notice that nobody is heard")
+            await trio.sleep(85)
         raise AssertionError("the run went on")
 
     gone: list[float] = []

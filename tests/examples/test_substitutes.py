@@ -98,7 +98,7 @@ def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
     try_policy(policy)
     policy = GroupAffinity()
     for number, tokens in enumerate((900, 400)):
-        policy.engine_reported(EngineFacts(f"rollout_generator.{number}", tokens, 0, 0, 0, 8), 0.0)
+        policy.engine_reported(EngineFacts(f"rollout_generator.{number}", tokens, 0, 0, 0, 16), 0.0)
     for group, samples in (("a", 1), ("b", 6), ("a", 4)):
         for sample in range(samples):
             policy.turn_waits(WaitingTurn(f"{group}/{sample}/{samples}", group, "p", sample, 0, 10, 10, 100), 0.0)
