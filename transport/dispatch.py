@@ -82,7 +82,10 @@ class Dispatcher:
             early, self._queue = self._queue, Queue()
             while (delivery := early.pop()) is not None:  # arrived before this task ran
                 self.put(delivery)
-            await self._work(self._announcements)
+            try:
+                await self._work(self._announcements)
+            finally:
+                self._nursery = None  # what still arrives while the node stops starts no handler
 
     async def _work(self, queue: Queue) -> None:
         handled, since = 0, perf_counter()
