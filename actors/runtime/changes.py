@@ -340,6 +340,8 @@ class Changes:
             host = name.removeprefix(supervisor_node(""))
             if name not in self._remote or host in self._left or (hosts and host not in hosts):
                 continue
+            if not self._links[name].reachable:  # the call would wait for it; a host that is lost later fails the call
+                return [f"{name} is not heard; ask again when it is back, or start its host again"], done
             try:
                 answer: Changed = await self._links[name](wanted)
             except (CallFailed, CallTimeout, PeerLost) as error:

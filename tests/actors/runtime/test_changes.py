@@ -9,20 +9,23 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from actors.runtime import changes
 from actors.runtime.changes import Changes, changed_keys, why_not
 from actors.runtime.control import ask_run
 from actors.runtime.run import run_topology
 from actors.runtime.trial import shared_faults
-from agent_rl.config.addresses import runtime_directory
+from agent_rl import messages
+from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
 from agent_rl.config.load import load_topology
-from agent_rl.messages import Changed, DrainWanted, SwapWanted
+from agent_rl.figures import ActorFigures
+from agent_rl.messages import ActorStatus, Changed, DrainWanted, SwapWanted
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.swaps import forget_swaps, record_swap
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
-from transport import CallRefused, CurveKeys
+from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
 
 ENTRY = "tests.actors.runtime.swap_entry"
 PLAIN, OTHER = f"{ENTRY}:Plain", f"{ENTRY}:Other"
@@ -275,6 +278,37 @@ def test_an_actor_may_not_ask_for_a_swap(tmp_path):
     )
     with pytest.raises(CallRefused, match=r"rollout_generator\.0 may not change the run"):
         trio.run(run.asked, "rollout_generator.0", wanted("learner", "x:Y"))
+
+
+def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and_not_waited_for(tmp_path):
+    path, _ = write_two_hosts(tmp_path, (7000, 7100))
+    text = path.read_text()
+    for role in ("rollout_generator", "tool_executor"):
+        start = text.index('host = "b"', text.index(f"[actors.{role}]"))
+        text = f'{text[:start]}hosts = ["a", "b"]{text[start + len("host = ") + 3 :]}'
+    path.write_text(text)
+    topology = load_topology(path)
+    heard = [name for host in ("a", "b") for name, _ in actor_nodes(topology, host)]
+
+    async def main():
+        network = MemoryNetwork()
+        async with trio.open_nursery() as nursery:
+            node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
+            reports = SimpleNamespace(say=print)
+            run = Changes(topology, path, path, ["a"], {}, again="", reports=reports, ending=trio.Event(), leave=print)
+            run.begin(nursery, None)
+            run.link(node)
+            for name in heard:
+                run.heard(ActorStatus(name, name, "running", "", ActorFigures(), "", 0.0, 0.0))
+            await nursery.start(node.run, lambda _: None)
+            await trio.sleep(10)
+            with trio.fail_after(1):
+                answer = await run.asked(CONTROL, DrainWanted("b"))
+            assert not answer.done
+            assert "supervisor.b is not heard" in answer.refused[0]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def test_what_is_refused_before_anything_is_tried(tmp_path):
