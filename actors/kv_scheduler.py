@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.scheduling.turn_log import TurnLog
+from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.load import Environments
@@ -134,6 +135,8 @@ class KVScheduler(Actor):
         topology = self.context.topology
         self._tasks = Environments(topology, self.context.base).tasks()
         settings: KVSchedulerSettings = self.context.settings
+        kept = await self._kept_turns(settings.kept_turns_mib * 2**20)
+        awaited = self._may_run_rollouts()
         self._scheduler = GroupScheduler(
             seed=topology.run.seed,
             stages=topology.stages,
@@ -145,19 +148,28 @@ class KVScheduler(Actor):
             policy=self.policy(),
             fault=self._fault,
             now=self.context.now,
-            kept=await self._kept_turns(settings.kept_turns_mib * 2**20),
-            awaited=() if self.context.first else self.context.link("requests").targets.keys(),
+            kept=kept,
+            awaited=awaited,
         )
         self._queues: dict[str, trio.MemorySendChannel[Instruction]] = {}
-        if not self.context.first:
+        if awaited:
             self.context.nursery.start_soon(self._await_reports)
 
     async def _kept_turns(self, limit: int) -> KeptTurns:
         self._kept = KeptTurns(limit, recorded=True)
         self._turn_log = TurnLog(self.context.directory, limit, self.log)
-        begin = partial(self._turn_log.begin, first=self.context.first)
-        self._kept.restore(await self.context.in_thread(begin))
+        self._kept.restore(await self.context.in_thread(self._turn_log.begin))
         return self._kept
+
+    def _may_run_rollouts(self) -> set[str]:
+        """Generators that may run rollouts for a former process. Those of this host were started with this process."""
+        generators = set(self.context.link("requests").targets)
+        if not self.context.first:
+            return generators
+        if not self._turn_log.continued:
+            return set()
+        topology, (role, _, replica) = self.context.topology, self.context.name.rpartition(".")
+        return generators - {node for node, _ in actor_nodes(topology, topology.homes(role)[int(replica)])}
 
     async def stop(self) -> None:
         """Leave no file when nothing is in flight."""

@@ -94,7 +94,7 @@ STEPS_PER_FAULT = 12
 """Steps of reinforcement learning that a tiny run has for each fault. Another run takes the faults that are left."""
 SCRIPTED_STEPS_PER_FAULT = 5
 PER_RUN = 16
-"""Faults that a run of the shortened quickstart has room for."""
+"""Faults that a run of the shortened quickstart has room for. Another run takes those that are left."""
 MUST_BE_0 = ("chaos.lost", "chaos.repeated", "chaos.left_behind")
 MUST_NOT_BE_0 = ("chaos.balanced", "chaos.success_within_noise")
 """Otherwise the exit code is 1. Success is None without twins."""
@@ -130,8 +130,13 @@ class Options:
     """As for agent-rl run."""
 
     @property
-    def one_run(self) -> bool:
-        """Whether all faults come in one run."""
+    def per_run(self) -> int:
+        """Faults of a run at most. Each run begins with some before reinforcement learning."""
+        return min(self.faults, PER_RUN)
+
+    @property
+    def untwinned(self) -> bool:
+        """Whether no run is repeated without faults by default."""
         return self.short or self.scripted
 
 
@@ -139,9 +144,9 @@ def topology_overrides(options: Options) -> list[str]:
     """Settings of every run."""
     size: Sequence[str] = () if options.full else SHORTENED
     if options.scripted:
-        size = [*SCRIPTED, f"stages.2.steps={SCRIPTED_STEPS_PER_FAULT * options.faults}"]
+        size = [*SCRIPTED, f"stages.2.steps={SCRIPTED_STEPS_PER_FAULT * options.per_run}"]
     elif options.short:
-        size = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.faults}"]
+        size = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.per_run}"]
     restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(EXAMPLE).actors]
     return [*size, *restarts, *options.overrides]
 
@@ -187,6 +192,7 @@ async def run_once(
                 await host.start()
             left = await chaos.go(faults)
             (folder / "hurry").touch()
+            left = await chaos.go_late(left)
             for host in cluster.hosts.values():
                 host.everyone()
             await chaos.finish(RUN_SECONDS)
@@ -215,8 +221,8 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
     """Run after run until no fault is left; the first of them with their twins."""
     ended: list[Ended] = []
     queue = list(plan)
-    per_run = options.faults if options.one_run else PER_RUN
-    twins = options.twins if options.twins is not None else 0 if options.one_run else 3
+    per_run = options.per_run
+    twins = options.twins if options.twins is not None else 0 if options.untwinned else 3
     while queue:
         seeded = [*overrides, f"run.seed={options.seed + len(ended)}"]
         with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
@@ -249,12 +255,11 @@ def main(options: Options) -> int:
         raise WrongOptions(f"--hosts: {why}")
     topology = load_topology(EXAMPLE, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
     homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
-    per_run = options.faults if options.one_run else PER_RUN
     if options.each_once:
         plan = each_once(homes)
     else:
         kinds, quick = kinds_of(options), options.scripted
-        plan = make_plan(options.seed, options.faults, homes, per_run=per_run, kinds=kinds, quick=quick)
+        plan = make_plan(options.seed, options.faults, homes, per_run=options.per_run, kinds=kinds, quick=quick)
     if options.plan:
         print(*plan, sep="\n")
         return 0

@@ -171,7 +171,7 @@ def one_turn(tokens: int, options: Options, figures: dict[str, float]) -> list[o
     timed("link", lambda: trio.run(_over_link, sent, registry))
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
         turn_log = TurnLog(Path(folder), 1 << 40, structlog.get_logger())
-        turn_log.begin(first=True)
+        turn_log.begin()
         timed("file", lambda: turn_log.write(sent))
         turn_log.close()
     turn, size = turns[0], frames_size(frames[0])

@@ -3,10 +3,10 @@
 ::
 
     TurnsCompleted --> write --> a segment (kept_turns/000000001, ...) --> removed once its rollouts are done
-    the next process: begin --> TurnsCompleted, as they were written
+    the next process, of this start of the run or of the next: begin --> TurnsCompleted, as they were written
 
-What was written survives the end of the process without being flushed to disk. A start of the run begins without
-turns: learner and engines may then have older weights than those that wrote the turns.
+What was written survives the end of the process without being flushed to disk. A segment takes its room on the disk
+when it begins, so that turns are kept also while the disk is full and the run ends.
 
 A message without turns says that its rollout is done. When a segment with such a message is removed early, turns of a
 rollout that is done come back, until the filter has said what is unfinished.
@@ -14,6 +14,7 @@ rollout that is done come back, until the filter has said what is unfinished.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -62,20 +63,23 @@ class TurnLog:
         self._rollouts: dict[int, set[str]] = {}
         """The rollouts in each segment that are not done."""
         self._segments: dict[str, set[int]] = {}
+        self.continued = False
+        """Whether a former process ended with rollouts in flight, or without closing its log."""
 
-    def begin(self, *, first: bool) -> list[TurnsCompleted]:
-        """Open the log. Returns what former processes wrote, in order; nothing for the ``first`` process of a start."""
+    def begin(self) -> list[TurnsCompleted]:
+        """Open the log. Returns what former processes wrote, in order."""
         found: list[TurnsCompleted] = []
         try:
-            if first:
-                remove(self._folder)
+            self.continued = self._folder.exists()
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(path for path in self._folder.iterdir() if path.name.isdigit()):
                 self._number, data = int(path.name), path.read_bytes()
-                self._bytes[self._number], self._rollouts[self._number] = len(data), set()
-                for message in self._messages(path, data):
+                self._bytes[self._number], self._rollouts[self._number] = 0, set()
+                for message, end in self._messages(path, data):
+                    self._bytes[self._number] = end
                     self._note(message)
                     found.append(message)
+                os.truncate(path, self._bytes[self._number])
             self._next_segment()
         except OSError as error:
             self._give_up(error)
@@ -96,9 +100,7 @@ class TurnLog:
 
     def close(self) -> None:
         """End writing. Without rollouts that are not done, no file is left."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._end_segment()
         if not self._segments:
             remove(self._folder)
 
@@ -127,12 +129,21 @@ class TurnLog:
             self._remove(segment)
 
     def _next_segment(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._end_segment()
         self._number += 1
         self._file = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._bytes[self._number], self._rollouts[self._number] = 0, set()
+        with contextlib.suppress(OSError):  # without room, the writes say so when they find none
+            os.posix_fallocate(self._file, 0, self._segment_bytes)
+
+    def _end_segment(self) -> None:
+        """Write no more into the newest segment, and give back the room that it has left."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                os.ftruncate(file, self._bytes[self._number])
+            finally:
+                os.close(file)
 
     def _remove(self, segment: int) -> None:
         self._path(segment).unlink(missing_ok=True)
@@ -145,12 +156,17 @@ class TurnLog:
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:09d}"
 
-    def _messages(self, path: Path, data: bytes) -> Iterator[TurnsCompleted]:
-        """The messages of a segment, without a last one that was not written whole."""
+    def _messages(self, path: Path, data: bytes) -> Iterator[tuple[TurnsCompleted, int]]:
+        """The messages of a segment, each with the place of its end.
+
+        A last one that was not written whole is left out, and so is the room after it.
+        """
         place = 0
         try:
             while place + _COUNT.size <= len(data):
                 (count,) = _COUNT.unpack_from(data, place)
+                if not count:
+                    return
                 begin = place + _COUNT.size * (1 + count)
                 if begin > len(data):
                     return
@@ -161,7 +177,7 @@ class TurnLog:
                 if begin > len(data):
                     return
                 place = begin
-                yield decode(frames, self._registry)
+                yield decode(frames, self._registry), place
         except DecodeError as error:
             self._log.warning("kept turns are damaged", file=str(path), at_byte=place, error=str(error))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from agent_rl.messages import CompletedTurn, TurnsCompleted
+from agent_rl.messages import CompletedTurn, Policy, TurnsCompleted
 
 OVERHEAD_BYTES = 1024
 """What a turn takes beside its arrays and texts."""
@@ -84,6 +84,13 @@ class KeptTurns:
             else:
                 self.forget(change.rollout)
         self._changes.clear()
+
+    def forget_newer(self, policy: Policy) -> None:
+        """Forget rollouts with tokens of newer policies than this one. These are of a run that is no more."""
+        newest = (policy.epoch, policy.version)
+        for rollout, chain in list(self._chains.items()):
+            if any((epoch, version) > newest for turn in chain for epoch, version, _ in turn.policies.tolist()):
+                self.forget(rollout)
 
     def retain(self, rollouts: AbstractSet[str]) -> None:
         """Forget all other rollouts."""

@@ -107,6 +107,8 @@ class GroupScheduler:
         if self._published is not None and published.policy < self._published.policy:
             return []
         before, self._published = self._published, published
+        if before is None:
+            self._kept.forget_newer(published.policy)
         if self._opening.published(published):
             self._ready = False
             self._members.require(self._opening.oldest)

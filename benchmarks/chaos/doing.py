@@ -55,14 +55,33 @@ class Chaos:
         self.done: list[Done] = []
 
     async def go(self, faults: Sequence[Fault]) -> Sequence[Fault]:
-        """Carry out the faults. Returns those for which the run was not long enough. Raises NotRecovered."""
+        """Carry out the faults. Returns those for which the run was not long enough. Raises NotRecovered.
+
+        Changes of stage during reinforcement learning are left for `go_late`: the next one is at the stage's end.
+        """
+        late: list[Fault] = []
+        for index, fault in enumerate(faults):
+            self._look()
+            if fault.moment is Moment.STAGE_CHANGE and self._sight.phase == "rl":
+                late.append(fault)
+            elif await self._moment(fault):
+                await self._do(fault)
+            else:
+                return [*late, *faults[index:]]
+        return late
+
+    async def go_late(self, faults: Sequence[Fault]) -> Sequence[Fault]:
+        """Carry out what `go` has left, as far as the end of the run allows. Returns what is left still."""
         for index, fault in enumerate(faults):
             if not await self._moment(fault):
                 return faults[index:]
-            done = await self._carry_out(fault)
-            self.done.append(done)
-            print(f"{fault} (in {done.hit}): {done.lost:.1f} s", flush=True)
+            await self._do(fault)
         return ()
+
+    async def _do(self, fault: Fault) -> None:
+        done = await self._carry_out(fault)
+        self.done.append(done)
+        print(f"{fault} (in {done.hit}): {done.lost:.1f} s", flush=True)
 
     async def finish(self, seconds: float) -> None:
         """Wait for the run's orderly end. Raises RunFailed."""

@@ -156,8 +156,11 @@ def at_once(main: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, replicas: int = 1, gate: trio.Event | None = None, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
-    """Two rollouts of one group; their model writes the cells one after another, then an answer."""
+async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = None, reply: Callable[[Any], Any] = run_cell, script: Any = None, replicas: int = 1, host: str = "local", gate: trio.Event | None = None, **settings: Any) -> AsyncIterator[Run]:  # fmt: skip
+    """Two rollouts of one group; their model writes the cells one after another, then an answer.
+
+    ``host``: that of the generators.
+    """
 
     def cells(_: int, request: Any) -> str:
         done = run.engines[-1].decode(list(request.tokens)).count(NOTEBOOK.split("CODE")[0])
@@ -174,7 +177,7 @@ async def a_run(folder: Path, model: Path, *, entry: EnvironmentEntry | None = N
     }
     topology = micro(folder, **roles)
     entries = topology.actors
-    two = entries["rollout_generator"].model_copy(update={"replicas": replicas})
+    two = entries["rollout_generator"].model_copy(update={"replicas": replicas, "host": host})
     run.topology = topology = topology.model_copy(
         update={
             "actors": {**entries, "rollout_generator": two},
@@ -288,19 +291,25 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
     simulate(main)
 
 
-def test_a_restarted_scheduler_leaves_rollouts_where_they_run(tmp_path: Path, model: Path) -> None:
-    """Though another generator has more room for them, and is heard as early."""
+@pytest.mark.parametrize(("host", "incarnation"), [("local", 1), ("b", RESTARTS)])
+def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
+    tmp_path: Path, model: Path, host: str, incarnation: int
+) -> None:
+    """Though another generator has more room for them, and is heard as early.
+
+    Generators on another host go on when the scheduler's host starts again.
+    """
 
     async def main() -> None:
         gate = trio.Event()
-        async with a_run(tmp_path, model, replicas=2, gate=gate) as run, trio.open_nursery() as nursery:
+        async with a_run(tmp_path, model, replicas=2, host=host, gate=gate) as run, trio.open_nursery() as nursery:
             over = trio.Event()
             await nursery.start(run.until, over, run.generator(replica=1))
             async with run.scheduler(0):
                 await run.turn(2)
             await nursery.start(run.until, over, run.generator(replica=0))
             run.unfinished()
-            async with run.scheduler(1):
+            async with run.scheduler(incarnation):
                 await trio.sleep(10)
                 gate.set()
                 for made in await run.trajectories():
@@ -328,7 +337,7 @@ def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: P
     at_once(main)
 
 
-def test_a_new_start_of_the_run_begins_without_turns(tmp_path: Path, model: Path) -> None:
+def test_turns_survive_all_processes_of_the_run(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
         async with a_run(tmp_path, model) as run:
             async with run.scheduler(0), run.generator():
@@ -337,7 +346,8 @@ def test_a_new_start_of_the_run_begins_without_turns(tmp_path: Path, model: Path
             run.publish(4)
             async with run.scheduler(RESTARTS), run.generator(RESTARTS):
                 for made in await run.trajectories():
-                    check(made, 4, 0)
+                    check(made, 4, 2)
+            assert run.turns == 2 * 4 + 2  # those under way once more
 
     at_once(main)
 

@@ -27,7 +27,7 @@ def done(rollout: str) -> TurnsCompleted:
 
 def restored(folder: Path) -> KeptTurns:
     kept = KeptTurns(LIMIT, recorded=True)
-    kept.restore(TurnLog(folder, LIMIT, LOG).begin(first=False))
+    kept.restore(TurnLog(folder, LIMIT, LOG).begin())
     return kept
 
 
@@ -41,7 +41,7 @@ def files(folder: Path) -> list[Path]:
 
 def test_the_next_process_keeps_what_the_former_kept(tmp_path: Path) -> None:
     log, kept = TurnLog(tmp_path, LIMIT, LOG), KeptTurns(LIMIT, recorded=True)
-    log.begin(first=True)
+    log.begin()
     for message in (turns("a", 1), turns("b", 1, 2), turns("a", 1, 2), turns("c", 3)):
         kept.add(message)
         log.write(kept.changes())
@@ -55,8 +55,9 @@ def test_the_next_process_keeps_what_the_former_kept(tmp_path: Path) -> None:
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     log = TurnLog(tmp_path, LIMIT, LOG)
-    log.begin(first=True)
+    log.begin()
     log.write([turns("a", 1), turns("b", 1)])
+    log.close()
     (file,) = files(tmp_path)
     whole = file.read_bytes()
     for size in range(len(whole)):
@@ -70,8 +71,9 @@ def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_damage_costs_the_turns_after_it_and_no_more(tmp_path: Path) -> None:
     log = TurnLog(tmp_path, LIMIT, LOG)
-    log.begin(first=True)
+    log.begin()
     log.write([turns("a", 1), turns("b", 1)])
+    log.close()
     (file,) = files(tmp_path)
     data = bytearray(file.read_bytes())
     data[len(data) // 2 + 12] ^= 0xFF
@@ -82,7 +84,7 @@ def test_damage_costs_the_turns_after_it_and_no_more(tmp_path: Path) -> None:
 
 def test_segments_go_when_their_rollouts_are_done(tmp_path: Path) -> None:
     log = TurnLog(tmp_path, LIMIT, LOG, segment_bytes=1)  # a segment for each message
-    log.begin(first=True)
+    log.begin()
     log.write([turns("a", 1), turns("b", 1)])
     assert len(files(tmp_path)) == 3
     log.write([done("a")])
@@ -95,7 +97,7 @@ def test_segments_go_when_their_rollouts_are_done(tmp_path: Path) -> None:
 
 def test_the_oldest_segment_goes_when_there_are_too_many(tmp_path: Path) -> None:
     log = TurnLog(tmp_path, 1000, LOG, segment_bytes=1)
-    log.begin(first=True)
+    log.begin()
     for number in range(50):
         log.write([turns(f"r{number}", 1)])
         assert sum(file.stat().st_size for file in files(tmp_path)) <= 1000
@@ -109,7 +111,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     log = TurnLog(tmp_path, LIMIT, LOG)
-    log.begin(first=True)
+    log.begin()
     log.write([turns("a", 1)])
     with structlog.testing.capture_logs() as said, monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
@@ -118,3 +120,16 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: 
     assert [line["event"] for line in said] == ["completed turns are not written any more"]
     kept = restored(tmp_path)
     assert [len(kept.of(rollout)) for rollout in "abcd"] == [1, 0, 0, 0]
+
+
+def test_a_segment_has_its_room_from_its_beginning_and_gives_back_what_is_left(tmp_path: Path) -> None:
+    log = TurnLog(tmp_path, LIMIT, LOG, segment_bytes=1 << 16)
+    assert log.begin() == []
+    assert not log.continued
+    log.write([turns("a", 1)])
+    (file,) = files(tmp_path)
+    assert file.stat().st_blocks * 512 >= 1 << 16
+    later = TurnLog(tmp_path, LIMIT, LOG, segment_bytes=1 << 16)  # the former process was killed
+    assert [message.rollout for message in later.begin()] == ["a"]
+    assert later.continued
+    assert 0 < file.stat().st_size < 1000

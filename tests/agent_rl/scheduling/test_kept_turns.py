@@ -12,6 +12,7 @@ from agent_rl.messages import CompletedTurn, Policy, TurnsCompleted
 from agent_rl.rollout.completed import chain_fault, turn_check
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
 from agent_rl.scheduling.scheduler import GroupScheduler, Place
+from tests import builders
 from tests.agent_rl.scheduling.test_scheduling import World, scheduler
 
 PROMPT = 7
@@ -100,6 +101,17 @@ def placed(made: GroupScheduler) -> list[Place]:
     world = World(made)
     world.begin()
     return world.placed
+
+
+def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
+    kept = KeptTurns(1 << 20)
+    kept.add(of(*history(1, 2)))
+    for older in (Policy(2, 0), Policy(1, 7), Policy(1, 0)):
+        kept.forget_newer(older)
+    assert len(kept.of(ROLLOUT)) == 2
+    made = scheduler(kept=kept)
+    made.policy_published(builders.published(0, epoch=0))
+    assert (kept.of(ROLLOUT), kept.bytes) == ((), 0)
 
 
 def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done() -> None:
