@@ -44,6 +44,7 @@ TABLES: dict[str, str] = {
     "Model": "[model]",
     "InitialiseModel": "[model.initialise]",
     "Lora": "[model.lora]",
+    "Parallel": "[model.parallel]",
     "EnvironmentEntry": "[[environments]]",
     "Algorithm": "[algorithm]",
     "KlPenalty": "kl = { ... } of [algorithm]",

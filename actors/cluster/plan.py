@@ -68,12 +68,12 @@ def _gpus(entry: ActorEntry) -> int:
     count = 1
     for name in PARALLEL:
         count *= int(engine.get(name, 1))
-    return int(index or 0) + count
+    return int(index or 0) + count * entry.ranks
 
 
 def _processors(entry: ActorEntry) -> int:
-    """The processors that an actor keeps busy: torch's threads, or one."""
-    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1)
+    """The processors that an actor keeps busy: torch's threads of all ranks, or one."""
+    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1) * entry.ranks
 
 
 def reads_run_directory(topology: Topology) -> list[str]:

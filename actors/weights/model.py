@@ -89,8 +89,8 @@ class TrainedModel:
             threads=settings.threads,
             seed=topology.run.seed,
             options=ModelOptions(
-                activation_checkpointing=settings.activation_checkpointing,
-                compile=settings.compile,
+                activation_checkpointing=topology.model.parallel.checkpoint_activations,
+                compile=topology.model.parallel.compile,
                 logits_mib=settings.logits_mib,
             ),
             lora=topology.model.lora,

@@ -28,10 +28,6 @@ class LearnerSettings(Settings):
     """Threads of torch."""
     device: str = "cpu"
     """The device, as torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass: a third more work, far less memory."""
-    compile: bool = False
-    """Compile the model with torch.compile; the first steps take minutes."""
     logits_mib: PositiveInt = 128
     """Memory for one block of logits; the peak is three times as much."""
     weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"

@@ -18,6 +18,7 @@ from agent_rl.checks.environments import class_faults, environment_faults
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults, reference_faults
+from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
@@ -101,6 +102,7 @@ def check_topology(
     faults += file_faults(topology, path, source, host)
     faults += model_faults(topology, path, source) + reference_faults(topology, source)
     faults += device_faults(topology, source, host)
+    faults += rank_faults(topology, source)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += environment_faults(topology, path, source)
     faults += host_faults(topology, path, source, host)

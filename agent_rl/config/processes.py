@@ -106,6 +106,8 @@ class ActorEntry(Part):
     replicas_per_host: PositiveInt | None = None
     """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
     so that another host at the end of ``hosts`` changes no name."""
+    ranks: PositiveInt = 1
+    """Processes that train one model together (see ``model.parallel``), of a class that can have several."""
     settings: dict[str, Any] = {}
     """The settings of the class; those of the standard classes are listed below."""
     links: dict[str, str | tuple[str, ...]] = {}

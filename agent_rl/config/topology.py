@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from agent_rl.config.algorithm import Algorithm, TopP
+from agent_rl.config.parallel import Parallel
 from agent_rl.config.processes import ActorEntry, Host, Part, Run, Security
 
 
@@ -75,6 +76,8 @@ class Model(Part):
     """The type of the weights that are served. With bfloat16 the learner updates float32 copies."""
     lora: Lora | None = None
     """Low-rank adapters; None: all weights are trained."""
+    parallel: Parallel = Parallel()
+    """How several processes of the learner share the model, and what saves memory."""
     chat_template: str | None = None
     """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: the tokenizer's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
@@ -107,16 +108,72 @@ def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     the first batch with room; indices within a batch ascend.
     """
     batches: list[list[int]] = []
-    room: list[int] = []
+    rooms = _Rooms(len(lengths))
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        place = next((batch for batch, left in enumerate(room) if left >= lengths[index]), None)
-        if place is None:
-            batches.append([index])
-            room.append(max_tokens - lengths[index])
-        else:
-            batches[place].append(index)
-            room[place] -= lengths[index]
+        place = rooms.first(lengths[index])
+        if place is None or place >= len(batches):
+            place = len(batches)
+            batches.append([])
+            rooms.set(place, max_tokens)
+        batches[place].append(index)
+        rooms.set(place, rooms.of(place) - lengths[index])
     return [sorted(batch) for batch in batches]
+
+
+class _Rooms:
+    """The room left in each batch, as a tree of greatest rooms: finding the first with enough takes O(log n)."""
+
+    def __init__(self, most: int) -> None:
+        self._leaves = 1 << max(0, most - 1).bit_length()
+        self._greatest = [-1] * (2 * self._leaves)
+
+    def of(self, place: int) -> int:
+        return self._greatest[self._leaves + place]
+
+    def set(self, place: int, room: int) -> None:
+        node = self._leaves + place
+        self._greatest[node] = room
+        while node > 1:
+            node //= 2
+            self._greatest[node] = max(self._greatest[2 * node], self._greatest[2 * node + 1])
+
+    def first(self, least: int) -> int | None:
+        """The first batch with so much room; None when there is none."""
+        if self._greatest[1] < least:
+            return None
+        node = 1
+        while node < self._leaves:
+            node *= 2
+            node += self._greatest[node] < least
+        return node - self._leaves
+
+
+def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal indices of ``lengths`` to ranks so that the ranks have nearly equal tokens; some ranks may get none.
+
+    Deterministic, in O(n log n): longest first, ties by index, each to the rank that has the fewest tokens so far.
+    Indices of a rank ascend.
+    """
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]  # a heap
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        load, rank = loads[0]
+        dealt[rank].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], rank))
+    return [sorted(indices) for indices in dealt]
+
+
+def rank_microbatches(lengths: Sequence[int], *, ranks: int, max_tokens: int) -> list[list[list[int]]]:
+    """The micro-batches of each rank: every rank has as many as the others, some of them perhaps empty.
+
+    Sharded ranks compute each layer at the same time, so a rank without sequences computes with the others.
+    """
+    packed = []
+    for share in shares(lengths, ranks):
+        batches = microbatches([lengths[index] for index in share], max_tokens=max_tokens)
+        packed.append([[share[place] for place in batch] for batch in batches])
+    most = max(map(len, packed), default=0)
+    return [batches + [[] for _ in range(most - len(batches))] for batches in packed]
 
 
 def split_evenly(indices: Sequence[int], parts: int) -> list[list[int]]:

@@ -50,11 +50,17 @@ def device_fault(name: str, machine: Machine) -> str:
     elif machine.visible is not None and machine.visible.strip() in {"", "-1"}:
         reason = "CUDA_VISIBLE_DEVICES hides all GPUs"
     elif number:
-        cards = [gpu for gpu in machine.gpus if re.fullmatch(r"nvidia\d+", gpu)]
-        count = len(machine.visible.split(",")) if machine.visible is not None else len(cards)
-        if count and int(number) >= count:
+        count = gpu_count(machine)
+        if count is not None and int(number) >= count:
             reason = f"there {'is' if count == 1 else 'are'} {count} of them, counted from cuda:0"
     return f"there is no {name!r} here: {reason}; {REMEDY}" if reason else ""
+
+
+def gpu_count(machine: Machine) -> int | None:
+    """How many GPUs a process of this machine sees; None where that cannot be told, as on AMD's."""
+    if machine.visible is not None:
+        return len(machine.visible.split(","))
+    return len([gpu for gpu in machine.gpus if re.fullmatch(r"nvidia\d+", gpu)]) or None
 
 
 def _built_for() -> str:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.learning.batching import POOL, Masked, SupervisedBatches, microbatches, split_evenly
+from agent_rl.learning.batching import (
+    POOL,
+    Masked,
+    SupervisedBatches,
+    microbatches,
+    rank_microbatches,
+    shares,
+    split_evenly,
+)
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
@@ -78,3 +86,54 @@ def test_batches_go_on_where_an_earlier_process_was_and_encode_no_more_than_its_
     assert resumed.drawn == interrupted.drawn
     assert len(encoded) <= (interrupted.drawn[-1] if taken % POOL else 0)
     assert [[len(tokens) for tokens, _ in next(resumed)] for _ in range(2 * POOL)] == expected
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
+def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget: int) -> None:
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        fits = (batch for batch in batches if sum(lengths[i] for i in batch) + lengths[index] <= budget)
+        batch = next(fits, None)
+        if batch is None:
+            batches.append([index])
+        else:
+            batch.append(index)
+    assert microbatches(lengths, max_tokens=budget) == [sorted(batch) for batch in batches]
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 8))
+def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int], ranks: int) -> None:
+    dealt = shares(lengths, ranks)
+    assert len(dealt) == ranks
+    assert sorted(index for share in dealt for index in share) == list(range(len(lengths)))
+    loads = [sum(lengths[index] for index in share) for share in dealt]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 5), st.integers(1, 200))
+def test_every_rank_has_as_many_micro_batches_as_the_others(lengths: list[int], ranks: int, budget: int) -> None:
+    packed = rank_microbatches(lengths, ranks=ranks, max_tokens=budget)
+    assert len(packed) == ranks
+    assert len({len(batches) for batches in packed}) == 1
+    assert sorted(i for batches in packed for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) <= 1 or sum(lengths[i] for i in batch) <= budget for batches in packed for batch in batches)
+
+
+def test_one_rank_packs_as_before() -> None:
+    assert rank_microbatches([10, 100, 12, 98], ranks=1, max_tokens=120) == [[[1, 2], [0, 3]]]
+    assert rank_microbatches([5], ranks=3, max_tokens=120) == [[[0]], [[]], [[]]]
+
+
+def test_splitting_does_not_grow_with_the_square() -> None:
+    """Comparisons are counted rather than seconds: first fit over n half-full batches would make n * n / 2."""
+
+    class Counted(int):
+        compared = 0
+
+        def __gt__(self, other: object) -> bool:
+            Counted.compared += 1
+            return int(self) > other  # type: ignore[operator]
+
+    count = 4096
+    microbatches([Counted(60)] * count, max_tokens=100)
+    assert 0 < Counted.compared < 60 * count

@@ -1,0 +1,63 @@
+"""How the processes of a learner share one model: the table ``[model.parallel]``, and the mesh of its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import PositiveInt
+
+from agent_rl.config.processes import Part
+
+
+class Parallel(Part):
+    """How the ranks of a learner (``actors.learner.ranks``) share the model, and what saves memory."""
+
+    shard: PositiveInt | None = None
+    """Ranks that hold one copy of weights, gradients and moments together (FSDP). None: as many as there are."""
+    replicate: PositiveInt = 1
+    """Copies of the sharded model, each trained on other sequences."""
+    tensor: PositiveInt = 1
+    """Ranks that compute each layer together. Only 1 is built."""
+    checkpoint_activations: bool = False
+    """Keep only the input of each layer for the backward pass: a third more work, far less memory."""
+    offload: bool = False
+    """Keep weights, gradients and moments of several ranks in host memory, and update them there."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps take minutes. With one rank only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    """The ranks of a learner as a mesh: rank = (replica * shard + place in the copy) * tensor + place in the layer."""
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.replicate * self.shard * self.tensor
+
+
+def mesh_sizes(ranks: int, parallel: Parallel) -> MeshSizes:
+    """The mesh of so many ranks. Raises ValueError, with the remedy, when the sizes do not make that many."""
+    others = parallel.replicate * parallel.tensor
+    if parallel.tensor > 1:
+        raise ValueError(f"model.parallel.tensor is {parallel.tensor}, and only 1 is built; write shard in its place")
+    if parallel.compile and ranks > 1:
+        raise ValueError(f"model.parallel.compile is for one rank, and there are {ranks}; leave it out")
+    if parallel.shard is None:
+        if ranks % others:
+            raise ValueError(
+                f"{ranks} ranks cannot be shared by model.parallel.replicate = {parallel.replicate}; write a multiple "
+                f"of {others}"
+            )
+        return MeshSizes(parallel.replicate, ranks // others, parallel.tensor)
+    product = parallel.shard * others
+    if product != ranks:
+        raise ValueError(
+            f"{ranks} ranks are not model.parallel's shard = {parallel.shard} times replicate = {parallel.replicate} "
+            f"times tensor = {parallel.tensor}, which is {product}; write ranks = {product}, or leave shard out"
+        )
+    return MeshSizes(parallel.replicate, parallel.shard, parallel.tensor)
