@@ -7,7 +7,8 @@
         await run.steps(20)
 
 Actors are killed, stopped in order, cut off and heard again while the run goes on. Hours pass in seconds, and a run is
-a function of its arguments. The tool executors are stand-ins, since processes do not follow virtual time.
+a function of its arguments. The tool executors are stand-ins, since processes do not follow virtual time, and so are
+the supervisors, but for the decision which hosts are lost. The first generator has the host ``far`` to itself.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
+from actors.runtime.lost_hosts import WORD, LostHosts, read
 from actors.testing import Peer, Stage, running
 from agent_rl import messages
+from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
@@ -50,11 +54,13 @@ from agent_rl.messages import (
     TrainingGroup,
 )
 from agent_rl.rollout.episode import Episode
-from transport import MemoryNetwork, Registry
+from transport import Delivery, Limits, MemoryNetwork, Node, Registry
 from transport.memory import MemoryPort
 from transport.network import read_identity
 from transport.schema import Buffer
 
+NEAR, FAR = "local", "far"
+"""The hosts. The first generator is on ``far``, all else on ``local``."""
 ROWS = 8
 """Rollouts at once of an engine."""
 TRAIN_SECONDS = 0.05
@@ -183,6 +189,10 @@ class Whole(RoleContract):
     role = "kv_scheduler"
 
 
+async def _ignore(_: Delivery) -> None:
+    """What other supervisors say counts for nothing here: only that they are heard."""
+
+
 def _answered(message: Any) -> ToolResult | JudgementReply | None:
     """An executor's answer: a call prints 4, and what is not judged at once is wrong."""
     match message:
@@ -266,6 +276,32 @@ class SimulatedRun:
         """The actor is heard again."""
         self.network.cut.discard(name)
 
+    def host_vanishes(self) -> None:
+        """The host ``far`` has lost its power or its network: neither its supervisor nor its actors are heard."""
+        self.network.cut.update(self._of_far)
+
+    def host_back(self) -> None:
+        """The network of the host ``far`` has healed."""
+        self.network.cut.difference_update(self._of_far)
+
+    @property
+    def _of_far(self) -> list[str]:
+        return [supervisor_node(FAR), *(name for name, _ in actor_nodes(self.topology, FAR))]
+
+    async def supervise(self) -> None:
+        """Start what supervisors do for `host_vanishes`: they hear each other, and tell the actors of lost hosts."""
+        limits = Limits(lost_after=self.topology.run.host_lost_after_seconds)
+        lost = LostHosts(self.topology, [NEAR], self._doubt)
+        registry = self.stage.registry
+        near = Node("witness", self.network, registry, incarnation=1, limits=limits, on_event=lost.link_event)
+        near.announce("incarnations", [supervisor_node(FAR)])
+        await self.stand_in(supervisor_node(FAR))
+        await self._nursery.start(near.run, _ignore)
+
+    def _doubt(self, line: bytes) -> None:
+        for process in self._processes.values():
+            process.actor.context.node.doubt(read(line.removeprefix(WORD)))
+
     async def kill(self, name: str) -> None:
         """As by SIGKILL: without a goodbye. Its supervisor tells all others which process comes next."""
         self.vanish(name)
@@ -309,16 +345,20 @@ async def simulated(
         algorithm={"groups_per_step": 4, "samples": 4, "max_staleness": 2},
     )
     entry = topology.actors["tool_executor"].model_copy(update={"replicas": executors})
-    topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
+    placed = {"host": None, "hosts": (FAR, *[NEAR] * (generators - 1))}
+    spread = topology.actors["rollout_generator"].model_copy(update=placed)
+    actors = {**topology.actors, "tool_executor": entry, "rollout_generator": spread}
+    topology = topology.model_copy(update={"hosts": {NEAR: Host(), FAR: Host()}, "actors": actors})
     async with trio.open_nursery() as nursery:
         made = SimulatedRun(topology, folder, nursery, turns, scheduler)
-        for name in ["supervisor.local", *(f"tool_executor.{number}" for number in range(executors))]:
+        for name in [supervisor_node(NEAR), *(f"tool_executor.{number}" for number in range(executors))]:
             await made.stand_in(name)
         for name in ("roc_filter.0", "kv_scheduler.0"):
             await made.start(name)
         for number in range(generators if present is None else present):
             await made.start(f"rollout_generator.{number}")
         await made.start("learner.0")
+        await made.supervise()
         yield made
         nursery.cancel_scope.cancel()
 

@@ -92,7 +92,8 @@ class PeerLeft:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A peer counts as lost: it was silent for longer than ``Limits.lost_after``, or its process has ended.
+    """A peer counts as lost: it was silent for longer than ``Limits.lost_after``, is silent and in doubt
+    (`Node.doubt`), or its process has ended.
 
     Nothing arrived from the peer for ``seconds``. Its announcements that are not handled yet are discarded. When the
     peer is heard again, PeerBack says so.

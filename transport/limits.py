@@ -25,7 +25,8 @@ class Limits:
     heartbeat_interval: float = 1.0
     silent_after: float = 5.0
     lost_after: float = 20.0
-    """A peer that is silent for so long is reported as lost. Until then, everything waits for the peer's return."""
+    """A peer that is silent for so long is reported as lost. Until then, everything waits for the peer's return.
+    A peer in doubt (`Node.doubt`) is lost as soon as it is silent."""
     credit_report_after: float = 5.0
     stalled_heartbeats: int = 2
     """After so many heartbeats without progress, messages that the peer has not seen are sent again."""

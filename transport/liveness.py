@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 
 class Liveness:
@@ -11,6 +12,7 @@ class Liveness:
     ::
 
         heard --(silent_after)--> silent --(lost_after)--> silent and gone --(heard again: back)--> heard
+          |                                ^--(doubted)
           |-------(says goodbye: leaves)-------------------^
           `-------(its process has ended; next tick)-------^
 
@@ -25,6 +27,7 @@ class Liveness:
         self._ticked_at: float | None = None
         self._left: dict[str, int] = {}
         self._ended: set[str] = set()
+        self._doubted: frozenset[str] = frozenset()
         self.silent: set[str] = set()
         self.gone: set[str] = set()
         """Peers that are lost, or said goodbye, or whose process has ended."""
@@ -65,6 +68,16 @@ class Liveness:
             self._heard.discard(peer)
             self._ended.add(peer)
 
+    def doubt(self, peers: Iterable[str], now: float) -> list[tuple[str, float]]:
+        """Exactly these peers are lost as soon as they are silent: somebody else has missed their host, too.
+
+        Returns those that are lost by that, each with the seconds since its last frame.
+        """
+        self._doubted = frozenset(peers)
+        lost = [(peer, now - self._heard_at[peer]) for peer in sorted(self._doubted & self.silent - self.gone)]
+        self.gone.update(peer for peer, _ in lost)
+        return lost
+
     def has_left(self, peer: str, incarnation: int) -> bool:
         """Whether this process said goodbye, or has ended. What arrives of it afterwards was sent before."""
         return peer in self._left and incarnation <= self._left[peer]
@@ -90,7 +103,8 @@ class Liveness:
                 self.silent.add(peer)
                 newly_silent.append((peer, seconds))
             ended = peer in self._ended and peer not in self._heard
-            if peer not in self.gone and (ended or (peer in self.silent and seconds > self._lost_after)):
+            silent = peer in self.silent and (peer in self._doubted or seconds > self._lost_after)
+            if peer not in self.gone and (ended or silent):
                 self.silent.add(peer)
                 self.gone.add(peer)
                 newly_lost.append((peer, seconds))

@@ -11,7 +11,7 @@ Arrivals are processed synchronously, a burst at a time. Credit and acknowledgem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count
 
@@ -126,6 +126,13 @@ class Node(Links):
         if outbound is not None:
             outbound.expect(incarnation)
 
+    def doubt(self, peers: Iterable[str]) -> None:
+        """Exactly these peers are lost once they are silent (``Limits.silent_after``), rather than later.
+
+        For whoever hears of another process that their host is silent. Peers that are heard stay what they are.
+        """
+        self._lose(self._liveness.doubt(peers, trio.current_time()))
+
     async def run(
         self,
         handler: Handler,
@@ -204,14 +211,17 @@ class Node(Links):
         for each in self._outbound.values() if self._ticks % RENEWAL_TICKS == 0 else ():
             if each.incarnation is None or each.peer in self._liveness.gone:
                 self._port.renew(each.peer)
+        self._lose(lost)
+        for link in self._pushes():
+            for event in link.overdue(now, self._limits.credit_report_after):
+                self._report(event)
+
+    def _lose(self, lost: Iterable[tuple[str, float]]) -> None:
         for peer, seconds in lost:
             self._forget_announcements(peer)
             if peer in self._outbound:
                 self._outbound[peer].unavailable()
             self._report(PeerGone(peer, seconds))
-        for link in self._pushes():
-            for event in link.overdue(now, self._limits.credit_report_after):
-                self._report(event)
 
     def _mark(self, inbound: Inbound) -> None:
         if not self._changed:

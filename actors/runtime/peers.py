@@ -6,6 +6,7 @@
     JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
     SwapWanted, DrainWanted ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
+    silence of a supervisor ------------> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
                        `-(not the main host)-----------> StatusReports --HostReport--> the main host
 """
@@ -24,6 +25,7 @@ from actors.runtime.actor_process import ActorProcess
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
+from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster, written
@@ -96,6 +98,8 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
+        self._lost = LostHosts(topology, hosts, self._tell_line)
+        self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
         self._greetings = Greetings(topology, hosts, agreed, reports)
@@ -114,7 +118,7 @@ class Peers:
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
-        from transport import Node, Registry
+        from transport import Limits, Node, Registry
 
         registry = Registry.of(messages)
         for host in self._hosts:
@@ -123,6 +127,7 @@ class Peers:
                 network,
                 registry,
                 incarnation=self._incarnation,
+                limits=Limits(lost_after=self._host_lost_after),
                 on_event=self._link_event,
                 guests=GUEST,
             )
@@ -196,6 +201,7 @@ class Peers:
             if not self._ending.is_set():
                 self._joined.left(event.peer)
         self._greetings.link_event(event)
+        self._lost.link_event(event)
 
     # What is told.
 
@@ -214,12 +220,15 @@ class Peers:
         self._joined.tick(now)
 
     def lines(self) -> bytes:
-        """The joined hosts, and the known incarnations of all nodes: what a new process is told first."""
-        return self._joined.line() + written(self._roster.incarnations)
+        """What a new process is told first: hosts that joined, actors of lost hosts, and all known incarnations."""
+        return self._joined.line() + self._lost.line() + written(self._roster.incarnations)
 
     def _tell_actors(self, changed: Mapping[str, int]) -> None:
+        self._tell_line(written(changed))
+
+    def _tell_line(self, line: bytes) -> None:
         for actor in self._actors.values():
-            actor.tell(written(changed))
+            actor.tell(line)
 
     def _follow(self, topology: Topology) -> None:
         """Hosts have joined or left."""
@@ -227,8 +236,8 @@ class Peers:
         self._roster.follow(topology)
         self._greetings.follow(topology)
         self.changes.follow(topology)
-        for actor in self._actors.values():
-            actor.tell(self._joined.line())
+        self._tell_line(self._joined.line())
+        self._lost.follow(topology)
 
     def _say_of_host(self, text: str) -> None:
         if not self._ending.is_set():

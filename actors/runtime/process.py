@@ -25,6 +25,8 @@ from actors.execution.blocking import Watchdog
 from actors.runtime.children import leave_message, message_file
 from actors.runtime.joined_hosts import WORD
 from actors.runtime.links import JoinedTargets, make_links
+from actors.runtime.lost_hosts import WORD as DOUBTED
+from actors.runtime.lost_hosts import read as read_doubted
 from actors.runtime.networks import run_network
 from actors.runtime.roster import read
 from actors.runtime.vacancy import NobodyLeftError, Vacancy
@@ -269,7 +271,10 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
 async def _watch_lifeline(
     descriptor: int, node: Node, targets: JoinedTargets, log: structlog.typing.FilteringBoundLogger
 ) -> None:
-    """Read joined hosts and incarnations of nodes from the lifeline. The lifeline closes when the supervisor ends."""
+    """Read from the lifeline which hosts joined, which are lost, and incarnations of nodes.
+
+    The lifeline closes when the supervisor ends.
+    """
     rest = b""
     while True:
         await trio.lowlevel.wait_readable(descriptor)
@@ -280,6 +285,8 @@ async def _watch_lifeline(
         for line in lines:
             if line.startswith(WORD):
                 targets.follow(read_joined(line.removeprefix(WORD).decode()))
+            elif line.startswith(DOUBTED):
+                node.doubt(read_doubted(line.removeprefix(DOUBTED)))
             else:
                 node.expect(*read(line))
     log.error("the supervisor is gone")

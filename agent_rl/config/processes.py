@@ -55,6 +55,9 @@ class Run(Part):
     lost_after_seconds: PositiveFloat = 20.0
     """An actor that its peers hear nothing of for so long is lost to them, until they hear it again: rollouts and tool
     calls go to other generators and executors."""
+    host_lost_after_seconds: PositiveFloat = 7.0
+    """The same for an actor of another host whose supervisor is silent as well: such a host has lost its power or its
+    network, where a single silent process may only be slow. Less than 5 s has no effect: so long a silence is none."""
     give_up_minutes: PositiveFloat | None = None
     """The run ends when some actor has had no generator, executor, filter or learner to send to for so long. None: the
     actor waits for ever."""

@@ -102,12 +102,13 @@ def test_a_generator_that_cannot_finish_in_time_leaves_its_rollouts_to_others(tm
     finishes(tmp_path, stop, turns=12)
 
 
-def test_a_generator_that_returns_abandons_what_moved(tmp_path: Path) -> None:
+def test_a_host_that_returns_abandons_what_moved(tmp_path: Path) -> None:
     async def vanish(run: SimulatedRun) -> None:
         await run.steps(2)
-        run.vanish(FIRST)
-        await trio.sleep(24)  # it is lost after 20 s, and its rollouts take longer
-        run.back(FIRST)
+        run.host_vanishes()
+        await trio.sleep(10)  # lost after 7 s, and its rollouts take longer
+        assert run["kv_scheduler.0"].status()[1].scheduler.engines == 1
+        run.host_back()
         await trio.sleep(3)
         figures = run["kv_scheduler.0"].status()[1].scheduler
         assert figures.engines == 2
@@ -115,7 +116,7 @@ def test_a_generator_that_returns_abandons_what_moved(tmp_path: Path) -> None:
         twice = run[FIRST]._running._running.keys() & run[SECOND]._running._running.keys()
         assert not twice
 
-    finishes(tmp_path, vanish, turns=40)
+    finishes(tmp_path, vanish, turns=20)
 
 
 def test_lost_executors_are_not_tried_over_and_over(tmp_path: Path) -> None:

@@ -60,3 +60,32 @@ def test_a_process_that_ended_is_lost_at_the_next_tick_unless_its_successor_is_h
     liveness.ended("dead", 7)
     liveness.ended("unknown", 7)
     assert liveness.tick(4.0, 1.0) == ([], [])
+
+
+def test_a_peer_in_doubt_is_lost_once_it_is_silent_and_one_that_is_heard_never():
+    liveness = Liveness(5.0, 20.0)
+    for peer in ("dark", "heard", "paused"):
+        liveness.expect(peer, 0.0)
+    seen = []
+    for now in range(1, 8):
+        liveness.heard("heard")
+        seen.append(liveness.tick(float(now), 1.0))
+    assert [sorted(silent) for silent, _ in seen if silent] == [[("dark", 6.0), ("paused", 6.0)]]
+    assert not liveness.gone
+    assert liveness.doubt(["dark", "heard"], 7.0) == [("dark", 7.0)]
+    assert liveness.gone == {"dark"}
+    assert liveness.doubt(["dark", "heard"], 7.0) == []
+    assert liveness.tick(8.0, 1.0) == ([], [])  # "heard" was heard up to now, and "paused" may only be slow
+    assert [liveness.tick(float(now), 1.0) for now in range(9, 14)][-1] == ([("heard", 6.0)], [("heard", 6.0)])
+
+
+def test_a_peer_that_came_back_is_waited_for_again_when_its_host_is_heard():
+    liveness = Liveness(5.0, 20.0)
+    liveness.expect("peer", 0.0)
+    for now in range(1, 8):
+        liveness.tick(float(now), 1.0)
+    assert liveness.doubt(["peer"], 7.0)
+    assert liveness.back("peer", 8.0) == 8.0
+    assert liveness.doubt([], 8.0) == []
+    seen = [liveness.tick(float(now), 1.0) for now in range(9, 40)]
+    assert [lost for _, lost in seen if lost] == [[("peer", 21.0)]]
