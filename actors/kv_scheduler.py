@@ -223,8 +223,8 @@ class KVScheduler(Actor):
                 case Withdraw(generator):
                     count = self.context.link("requests").withdraw(generator)
                     self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
-                case Unwanted(groups, moved, held):
-                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held))
+                case Unwanted(groups, moved, held, freed):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held, freed))
                 case Place(_, destination):
                     self._queue(destination).send_nowait(instruction)
                 case OpenGroup() | AskUnfinished():

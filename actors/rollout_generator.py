@@ -198,6 +198,8 @@ class RolloutGenerator(Actor):
             case GroupsUnwanted():
                 self._running.cancel(message.groups)
                 self._running.hold(message.held)
+                for rollout in self._running.freed(message.freed):
+                    self._engine.release(rollout)
                 if count := self._running.abandon(message.moved):
                     self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:
@@ -225,17 +227,17 @@ class RolloutGenerator(Actor):
                 running.sampled = True
                 self._engine.release(request.rollout)
                 self._tools.end(request, episode.tool_states)
-                if not running.left:
-                    self._kept.ended(request.rollout)
         if running.left:
             running.abandoned = True
-            self._kept.leave(request.rollout, running.move, partial(self._running.end, running))
+            self._kept.leave(request.rollout, running.move, len(episode.tokens), partial(self._running.end, running))
             return
         if running.abandoned:
+            self._kept.forget(request.rollout)
             self._running.end(running)
             return
         if scope.cancelled_caught:
             failure = ("cancelled", "its group was dropped")
+        self._kept.ended(request.rollout, len(episode.tokens) if failure is None else 0)
         trajectory = episode.trajectory(
             generator=self.context.name, seconds=self.context.now() - started, failure=failure
         )
@@ -298,7 +300,9 @@ class RolloutGenerator(Actor):
         rollout = self._environments[episode.request.problem.environment].rollout
         if rollout is None:
             keep = self.context.settings.keep_turns
-            await self._loop.run(episode, partial(self._turn_completed, running, episode, started) if keep else None)
+            completed = partial(self._turn_completed, running, episode, started)
+            asks = partial(self._turn_asks, running, episode)
+            await self._loop.run(episode, *((completed, asks) if keep else ()))
         else:
             await UserLoop(
                 self._loop,
@@ -310,9 +314,14 @@ class RolloutGenerator(Actor):
 
     def _turn_completed(self, running: Running, episode: Episode, started: float) -> bool:
         """Whether the rollout goes on here after a turn."""
+        running.waits_with = 0
         self._kept.completed(episode, started)
         running.left = running.held
         return not running.left
+
+    def _turn_asks(self, running: Running, episode: Episode) -> None:
+        running.waits_with = len(episode.tokens)
+        self._kept.asks(episode)
 
     async def _report_load(self) -> None:
         while True:
@@ -342,6 +351,8 @@ class RolloutGenerator(Actor):
             orphans=dict(self._running.orphans),
             prefilled_tokens=figures.prefilled_tokens,
             cached_tokens=figures.cached_tokens,
+            preemptions=dict(figures.preemptions),
+            kv_kept=figures.kv_kept,
         )
 
     def waiting_for(self) -> str:

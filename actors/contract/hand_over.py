@@ -85,7 +85,7 @@ class HandOverContract(GeneratorBench):
             await bench.ask(sampling=ROOM)
             await self.settled()
             sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
-            assert [each.left for each in sent][-1:] == [True], "the scheduler was not told that the rollout has left"
+            assert [each.then for each in sent][-1:] == ["left"], "the scheduler was not told that the rollout has left"
             assert [turn.number for turn in self.turns(bench)] == [1], "it was not let go of after its first turn"
             assert not bench.trajectories, "a rollout that goes on elsewhere has no trajectory"
             assert bench.engine.released == [whole.rollout], "its KV cache was not freed"
@@ -95,6 +95,26 @@ class HandOverContract(GeneratorBench):
             for field in ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies"):
                 assert np.array_equal(getattr(made, field), getattr(whole, field)), f"another {field}"
             assert len(bench.engine.requests) == 3, "turns that the request brings were written again"
+
+    @trio_test
+    async def test_a_rollout_whose_tools_run_is_freed_when_the_scheduler_says_so(self, tmp_path: Path) -> None:
+        """The scheduler hears when tools run, and how long a rollout was at its end. The KV cache is freed once."""
+        async with self.bench(tmp_path, self.three_turns) as bench:
+            await bench.ask(sampling=ROOM)
+            whole = await bench.trajectory()
+            await self.settled()
+            sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
+            assert [each.then for each in sent if each.then != "writes"][:2] == ["waits", "waits"], "tools ran unheard"
+            assert sent[-1].then == "ended", "the scheduler was not told of the end"
+            assert sent[-1].tokens == len(whole.prompt_tokens) + len(whole.tokens), "not the tokens of the rollout"
+            at = next(each.tokens for each in sent if each.then == "waits")
+            bench.engine.released.clear()
+            unwanted = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
+            unwanted.set(GroupsUnwanted((), freed={"again": at, whole.rollout: at + 1}))
+            await bench.ask(rollout="again", sampling=ROOM)
+            await bench.trajectory()
+            await self.settled()
+            assert bench.engine.released == ["again"], "a rollout that was not waiting was freed"
 
     def turns(self, bench: Bench) -> list[CompletedTurn]:
         """The turns that the scheduler was sent."""

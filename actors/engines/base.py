@@ -7,8 +7,8 @@ wraps vLLM.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -76,6 +76,8 @@ class EngineFigures:
     """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start.
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
+    ``preemptions``: how often each rollout was preempted, as far as it was and is not released. ``kv_kept``: new
+    weights leave the KV cache of earlier turns valid.
     """
 
     kv_tokens_total: int
@@ -88,6 +90,8 @@ class EngineFigures:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     busy_seconds: float = 0.0
+    preemptions: Mapping[str, int] = field(default_factory=dict)
+    kv_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

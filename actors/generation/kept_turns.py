@@ -1,10 +1,10 @@
-"""Sends completed turns to the scheduler, which keeps them: another process can then go on with the rollout.
+"""Tells the scheduler how rollouts go on, with their completed turns: another process can then go on with them.
 
 ::
 
-    AgentLoop --> KeptTurns.completed --> waiting turns --> run (a task) --> TurnsCompleted over the link "kept"
+    AgentLoop --> KeptTurns.asks, .completed, .ended --> news --> run (a task) --> TurnsCompleted over the link "kept"
 
-A rollout that the scheduler wants back ends here with the message that brings its last turns (`left`).
+A rollout that the scheduler wants back ends here with the message that brings its last turns (`leave`).
 
 No rollout waits for the scheduler. Turns that find no room on the link wait here, at most until their rollout has
 ended.
@@ -13,7 +13,8 @@ ended.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 LINK = "kept"
 
 
+@dataclass(slots=True)
+class _News:
+    """What the scheduler is told next of a rollout. ``known`` is called when it knows."""
+
+    turns: list[CompletedTurn] = field(default_factory=list)
+    then: Literal["writes", "waits", "left", "ended"] = "writes"
+    move: int = 0
+    tokens: int = 0
+    known: Callable[[], None] | None = None
+
+
 class KeptTurns:
     """The completed turns of a generator's running rollouts."""
 
@@ -34,9 +46,7 @@ class KeptTurns:
         self._context = context
         self._running: dict[str, Episode] = {}
         """Rollouts that have completed turns."""
-        self._waiting: dict[str, list[CompletedTurn]] = {}
-        self._left: dict[str, tuple[int, Callable[[], None]]] = {}
-        """Rollouts that this generator has let go of: the request's move, and what to do when the scheduler knows."""
+        self._waiting: dict[str, _News] = {}
         self._more = trio.Event()
         self._sent = trio.Event()
         self._sent.set()
@@ -45,8 +55,12 @@ class KeptTurns:
         """The rollout goes on after a turn. It began here at ``began``, in seconds of the context's clock."""
         rollout = episode.request.rollout
         self._running[rollout] = episode
-        self._waiting.setdefault(rollout, []).append(episode.complete(self._context.now() - began))
-        self._send()
+        turn = episode.complete(self._context.now() - began)
+        self._news(rollout, "writes", len(episode.tokens)).turns.append(turn)
+
+    def asks(self, episode: Episode) -> None:
+        """Tools or the environment answer the rollout's last turn from now on."""
+        self._news(episode.request.rollout, "waits", len(episode.tokens))
 
     def resumed(self, episode: Episode) -> None:
         """The rollout goes on from turns that the scheduler has."""
@@ -55,30 +69,38 @@ class KeptTurns:
     def repeat(self, rollout: str) -> None:
         """A restarted scheduler asked for a running rollout again: send it all turns, since it has lost them."""
         if rollout in self._running:
-            self._waiting[rollout] = list(self._running[rollout].completed)
-            self._send()
+            episode = self._running[rollout]
+            self._news(rollout, "writes", len(episode.tokens)).turns = list(episode.completed)
 
-    def _send(self) -> None:
+    def _news(self, rollout: str, then: Literal["writes", "waits", "left", "ended"], tokens: int) -> _News:
+        """What the scheduler is told next of the rollout; it will be sent."""
+        news = self._waiting.setdefault(rollout, _News())
+        news.then, news.tokens = then, tokens
         self._more.set()
         if self._sent.is_set():
             self._sent = trio.Event()
+        return news
 
     async def kept(self) -> None:
         """Wait until the scheduler has all completed turns."""
         await self._sent.wait()
         await self._context.link(LINK).drained()
 
-    def ended(self, rollout: str) -> None:
-        """The rollout has ended: its turns are in its trajectory."""
+    def ended(self, rollout: str, tokens: int) -> None:
+        """The rollout has ended with so many tokens, or without a result (0): its turns are in its trajectory."""
+        self.forget(rollout)
+        self._news(rollout, "ended", tokens)
+
+    def forget(self, rollout: str) -> None:
+        """The rollout is another generator's."""
         self._running.pop(rollout, None)
         self._waiting.pop(rollout, None)
 
-    def leave(self, rollout: str, move: int, known: Callable[[], None]) -> None:
+    def leave(self, rollout: str, move: int, tokens: int, known: Callable[[], None]) -> None:
         """The generator lets go of the rollout. ``known`` is called when the scheduler has its turns."""
         self._running.pop(rollout, None)
-        self._waiting.setdefault(rollout, [])
-        self._left[rollout] = move, known
-        self._send()
+        news = self._news(rollout, "left", tokens)
+        news.move, news.known = move, known
 
     async def run(self) -> None:
         """Send what waits, in order, until cancelled."""
@@ -88,11 +110,9 @@ class KeptTurns:
             self._more = trio.Event()
             while self._waiting:
                 rollout = next(iter(self._waiting))
-                turns = tuple(self._waiting.pop(rollout))
-                if rollout in self._left:
-                    move, known = self._left.pop(rollout)
-                    message = TurnsCompleted(rollout, self._context.name, turns, left=True, move=move)
-                    await link.send(message, on_ack=known)
-                else:
-                    await link.send(TurnsCompleted(rollout, self._context.name, turns))
+                news = self._waiting.pop(rollout)
+                message = TurnsCompleted(
+                    rollout, self._context.name, tuple(news.turns), news.then, news.move, news.tokens
+                )
+                await link.send(message, on_ack=news.known)
             self._sent.set()

@@ -35,6 +35,8 @@ class Running:
     """The scheduler wants it back when its next turn is complete."""
     left: bool = False
     """It was let go of."""
+    waits_with: int = 0
+    """Its tokens while tools or the environment answer its last turn; else 0."""
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -108,6 +110,17 @@ class RunningRollouts:
         for rollout in before.keys() | held.keys():
             if (running := self._running.get(rollout)) is not None:
                 running.held = held.get(rollout) == running.move
+
+    def freed(self, freed: Mapping[str, int]) -> list[str]:
+        """Of these rollouts, those that wait for tools with this many tokens, and whose KV cache is not freed yet."""
+        found = [
+            running
+            for rollout, tokens in freed.items()
+            if (running := self._running.get(rollout)) is not None and running.waits_with == tokens
+        ]
+        for running in found:
+            running.waits_with = 0
+        return [running.rollout for running in found]
 
     def abandon(self, moved: Mapping[str, int]) -> int:
         """These rollouts went to other generators with the requests of these moves. Returns how many this one had."""

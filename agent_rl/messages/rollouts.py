@@ -155,17 +155,20 @@ class CompletedTurn:
 
 @dataclass(frozen=True, slots=True)
 class TurnsCompleted:
-    """Turns of a running rollout, for the scheduler to keep until the rollout is done.
+    """Turns of a running rollout, for the scheduler to keep until the rollout is done, and what the rollout does then.
 
-    ``left``: the generator has let go of the rollout after these turns, as the scheduler asked; ``move`` is that of the
-    request. They may be none.
+    ``turns`` are those that were answered since the last message; they may be none. ``then`` says how the rollout goes
+    on: its next turn is being written (``writes``); tools or the environment answer its last turn (``waits``); the
+    generator has let go of it, as the scheduler asked (``left``), and ``move`` is that of the request; it is over
+    (``ended``). ``tokens`` counts the rollout's tokens, prompt included; 0: not known, or an end without a result.
     """
 
     rollout: str
     generator: str
     turns: tuple[CompletedTurn, ...]
-    left: bool = False
+    then: Literal["writes", "waits", "left", "ended"] = "writes"
     move: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +194,19 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnwanted:
-    """Groups that were dropped, and rollouts that went to another generator.
+    """Groups that were dropped, rollouts that went to another generator, and what generators are to let go of.
 
     Every generator cancels the rollouts in flight of ``groups``. It abandons its copies of the rollouts of ``moved``
     whose request has a lower ``move`` than the number there; nothing is sent of them. A generator lets go of its
     rollouts of ``held``, if their request has this move, when their next turn is complete: it frees their KV cache and
-    sends ``TurnsCompleted.left``. Groups and rollouts leave the lists once they are not in flight.
+    says that they have left (`TurnsCompleted`). It frees the KV cache of its rollouts of ``freed`` while they wait for
+    tools and have this many tokens. Groups and rollouts leave the lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    freed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,9 @@ class EngineLoad:
     rollouts that it runs for a former process of the scheduler, each with its move, until the present process asks for
     them or they end. ``preempted`` counts turns that lost their KV cache for want of room, and cached rollouts evicted.
     ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed; for
-    vLLM all. They are totals since the engine started. A load is sent when `news` changes.
+    vLLM all. They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
+    was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. A load is sent when `news`
+    changes.
     """
 
     generator: str
@@ -319,6 +326,8 @@ class EngineLoad:
     orphans: dict[str, int] = field(default_factory=dict)
     prefilled_tokens: int = 0
     cached_tokens: int = 0
+    preemptions: dict[str, int] = field(default_factory=dict)
+    kv_kept: bool = False
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -28,6 +28,8 @@ class InFlight:
         """The rollouts that another generator may still have, each with its move."""
         self._held: dict[str, str] = {}
         """The rollouts that their generator shall let go of, each with the engine it goes to; "" if none is decided."""
+        self._freed: dict[str, int] = {}
+        """The rollouts whose KV cache is freed while their tools run, each with its tokens then."""
         self._announced = Unwanted(())
         self._changed = False
 
@@ -59,8 +61,8 @@ class InFlight:
         place = self._places.pop(rollout, None)
         if place is None:
             return None
-        moved, held = self._moved.pop(rollout, None), self._held.pop(rollout, None)
-        self._changed = self._changed or moved is not None or held is not None
+        gone = [of.pop(rollout, None) for of in (self._moved, self._held, self._freed)]
+        self._changed = self._changed or any(each is not None for each in gone)
         group = place.request.group
         self._rollouts[group] -= 1
         if not self._rollouts[group]:
@@ -81,6 +83,17 @@ class InFlight:
     def destination(self, rollout: str) -> str | None:
         """The engine that a held rollout goes to; empty when none is decided, None for a rollout that is not held."""
         return self._held.get(rollout)
+
+    def free(self, rollout: str, tokens: int) -> None:
+        """The rollout's generator shall free its KV cache, while its tools run and it has this many tokens."""
+        self._freed[rollout] = tokens
+        self._changed = True
+
+    def answered(self, rollout: str) -> bool:
+        """The rollout's tools have answered. Returns whether its KV cache was to be freed meanwhile."""
+        freed = self._freed.pop(rollout, None) is not None
+        self._changed = self._changed or freed
+        return freed
 
     def bound_for(self, engine: str) -> list[Place]:
         """Where the held rollouts are that go to this engine."""
@@ -114,7 +127,7 @@ class InFlight:
             return []
         self._changed = False
         held = {rollout: self._places[rollout].request.move for rollout in self._held}
-        unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved), held)
+        unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved), held, dict(self._freed))
         if unwanted == self._announced:
             return []
         self._announced = unwanted

@@ -42,7 +42,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Instruction: tell the generators which groups were dropped, and which rollouts were moved or are to be let go of.
+    """Instruction: tell the generators which groups were dropped, and what is to be done with which rollouts.
 
     The fields are those of GroupsUnwanted.
     """
@@ -50,6 +50,7 @@ class Unwanted:
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
+    freed: dict[str, int] = field(default_factory=dict)
 
 
 Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Withdraw | Unwanted

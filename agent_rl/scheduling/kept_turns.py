@@ -28,6 +28,7 @@ class KeptTurns:
         self._recorded = recorded
         self._changes: list[TurnsCompleted] = []
         self._chains: dict[str, list[CompletedTurn]] = {}
+        self._tokens: dict[str, int] = {}
         self.bytes = 0
         self.left_out = 0
         """Number of turns that found no room."""
@@ -35,9 +36,13 @@ class KeptTurns:
     def add(self, completed: TurnsCompleted) -> None:
         """Keep turns that continue what is kept of the rollout; a turn replaces those that it does not continue.
 
+        The rollout's number of tokens is kept too.
+
         Turns that continue anything else are left out: a second generator wrote them, and only one of the two is
         followed.
         """
+        if completed.tokens:
+            self._tokens[completed.rollout] = completed.tokens
         chain = self._chains.setdefault(completed.rollout, [])
         taken = []
         for turn in completed.turns:
@@ -63,8 +68,17 @@ class KeptTurns:
         """The kept turns of a rollout, from the first."""
         return tuple(self._chains.get(rollout, ()))
 
+    def tokens(self, rollout: str) -> int:
+        """Tokens of the rollout with its prompt, as its generator said last; 0 when that is not known."""
+        return self._tokens.get(rollout, 0)
+
+    def lost(self, rollout: str) -> None:
+        """The rollout's generator is lost: what goes on are the kept turns."""
+        self._tokens.pop(rollout, None)
+
     def forget(self, rollout: str) -> None:
         """The rollout is done, or will not be asked for again."""
+        self._tokens.pop(rollout, None)
         chain = self._chains.pop(rollout, None)
         if chain is not None:
             self._drop(chain, 0)
@@ -94,7 +108,7 @@ class KeptTurns:
 
     def retain(self, rollouts: AbstractSet[str]) -> None:
         """Forget all other rollouts."""
-        for rollout in self._chains.keys() - rollouts:
+        for rollout in (self._chains.keys() | self._tokens.keys()) - rollouts:
             self.forget(rollout)
 
     def _drop(self, chain: list[CompletedTurn], place: int) -> None:

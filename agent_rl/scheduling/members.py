@@ -16,7 +16,7 @@ engines there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent_rl.messages import EngineLoad, Policy
@@ -71,9 +71,15 @@ class Members:
         if load.incarnation == self._incarnations[load.generator]:
             self._gone.discard(load.generator)
             engine = self._engines.setdefault(load.generator, Engine(load))
-            engine.load = load
+            before, engine.load = engine.load.preemptions, load
             self._look(engine)
+            self._tell_preempted(engine, before)
         return lost
+
+    def _tell_preempted(self, engine: Engine, before: Mapping[str, int]) -> None:
+        for rollout, count in engine.load.preemptions.items():
+            if count > before.get(rollout, 0) and rollout in engine.rollouts:
+                self._policy.turn_preempted(rollout, self._now())
 
     def replaced(self, generator: str, incarnation: int) -> tuple[str, ...] | None:
         """The generator has this process, or had it: a newer one has none of the rollouts of its predecessor."""
@@ -140,6 +146,15 @@ class Members:
         return tuple(engine.rollouts)
 
     # Questions
+
+    def weights(self, generator: str) -> Policy:
+        """The weights that the engine serves."""
+        return self._engines[generator].load.policy
+
+    def keeps(self, generator: str, weights: Policy) -> bool:
+        """Whether the engine may still have what it cached under these weights."""
+        load = self._engines[generator].load
+        return load.kv_kept or load.policy == weights
 
     def __contains__(self, generator: str) -> bool:
         return generator in self._engines
@@ -226,7 +241,7 @@ class Members:
         if engine.facts != before or not was_offered:
             self._policy.engine_reported(engine.facts, self._now())
         if before is not None and before.version != engine.facts.version:
-            self._policy.weights_updated(load.generator, engine.facts.version, self._now(), kept=False)
+            self._policy.weights_updated(load.generator, engine.facts.version, self._now(), kept=load.kv_kept)
 
     def _count(self, engine: Engine) -> None:
         """Bring the sums of free room up to date."""

@@ -2,9 +2,9 @@
 
 ::
 
-    opening.py (recipe, staleness budget) --> group recorded --> pending.py --> policies/ --> in_flight.py --> done
-                                                                    ^      members.py (engines)   |
-                                                                    `---- the engine is gone -----'
+    opening.py (recipe, staleness budget) --> group recorded --> moves.py: waits --> policies/ --> in flight --> done
+                                                                            ^    members.py (engines)   |
+                                                                            `---- the engine is gone ---'
 
 A scheduling policy (`agent_rl.scheduling.policies`) decides which rollout is placed next, and on which engine. It is
 told of rollouts and engines, and its decisions are made safe by `Guarded`. A group is opened only when no rollout waits
@@ -13,10 +13,6 @@ opened only if the engines have room for more than what is being recorded.
 
 Engines come and go (members.py). The rollouts of an engine that is lost, leaves or restarts are placed again, on the
 same or another engine, with the same id. An engine gets no rollout of a group that was opened under newer weights.
-
-A turn that is complete waits for the policy's decision too, while its generator goes on with the next one. If the
-policy places it on another engine, or on none yet, or holds a turn under way, the generator is asked to let go of the
-rollout when its next turn is complete (`GroupsUnwanted.held`). It is then placed with its turns where the policy says.
 
 An event costs O(log n) for n engines and rollouts, and what it changes: dropping a group costs its rollouts.
 """
@@ -42,12 +38,11 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.scheduling.ids import rollout_id
-from agent_rl.scheduling.in_flight import InFlight
 from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Withdraw
-from agent_rl.scheduling.kept_turns import KeptTurns, tokens_of
+from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.members import Members
+from agent_rl.scheduling.moves import Moves
 from agent_rl.scheduling.opening import Opening, Problems
-from agent_rl.scheduling.pending import Pending, Waiting
 from agent_rl.scheduling.policies import base
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.policies.worst_case import WorstCase
@@ -84,19 +79,15 @@ class GroupScheduler:
         self._policy = Guarded(WorstCase() if policy is None else policy, fault)
         self._now = now
         self._kept = KeptTurns(0) if kept is None else kept
-        self._prompt_tokens = prompt_tokens
         self._opening = Opening(seed=seed, stages=stages, algorithm_of=algorithm_of, problems=problems)
         self._members = Members(self._policy, now)
-        self._pending = Pending()
-        self._in_flight = InFlight()
+        self._moves = Moves(self._policy, self._members, self._kept, prompt_tokens, now)
+        self._pending, self._in_flight = self._moves.pending, self._moves.in_flight
         self._recording: dict[str, tuple[GroupOpened, int]] = {}
         """The groups being recorded, each with the tokens that its rollouts may need."""
         self._recording_rollouts = self._recording_tokens = 0
-        self._undecided: set[str] = set()
-        """Rollouts in flight that the policy was asked about, and that its next decisions may leave out."""
         self._retried: set[Retry] = set()
         self._dropped: frozenset[str] = frozenset()
-        self._moves = 0
         self._published: PolicyPublished | None = None
         self._ready = False
 
@@ -194,20 +185,16 @@ class GroupScheduler:
         if runs_at != completed.generator:
             return []
         self._kept.add(completed)
-        if place is None or (completed.left and completed.move != place.request.move):
+        left = completed.then == "left"
+        if place is None or (left and completed.move != place.request.move):
             return []  # an earlier copy was let go of
-        if not self._ready or self._in_flight.unwanted(place.request.group):
-            if completed.left:
-                self._policy.rollout_dropped(completed.rollout, self._now())
-                self._leave(place)
-                if self._ready:  # otherwise the filter says whether it is missing
-                    self._kept.forget(completed.rollout)
-            return self._decide()
-        if completed.left:
-            return [*self._go_on(place), *self._decide()]
-        if self._in_flight.destination(completed.rollout) is None and self._members.offered(place.generator):
-            self._policy.turn_ended(completed.rollout, self._context(place.request), self._now())
-            self._wait_in_flight(place)
+        if self._ready and not self._in_flight.unwanted(place.request.group):
+            return [*self._moves.goes_on(place, completed), *self._decide()]
+        if left:
+            self._policy.rollout_dropped(completed.rollout, self._now())
+            self._moves.leave(place)
+            if self._ready:  # otherwise the filter says whether it is missing
+                self._kept.forget(completed.rollout)
         return self._decide()
 
     def with_turns(self, request: RolloutRequest) -> RolloutRequest:
@@ -223,11 +210,7 @@ class GroupScheduler:
         """The journal holds the trajectory, whatever its status."""
         place = self._in_flight.get(rollout)
         if place is not None:
-            if self._in_flight.unwanted(place.request.group) or self._in_flight.destination(rollout) == "":
-                self._policy.rollout_dropped(rollout, self._now())
-            else:
-                self._policy.rollout_ended(rollout, self._context(place.request), self._now())
-            self._leave(place)
+            self._moves.ended(place, wanted=not self._in_flight.unwanted(place.request.group))
         self._kept.forget(rollout)
         return self._decide()
 
@@ -266,7 +249,7 @@ class GroupScheduler:
             kept_mib=self._kept.bytes / 2**20,
             turns_left_out=self._kept.left_out,
             engines=len(self._members.here()),
-            rollouts_moved=self._moves,
+            rollouts_moved=self._moves.count,
         )
 
     @property
@@ -301,64 +284,9 @@ class GroupScheduler:
     def _decide(self) -> list[Instruction]:
         instructions: list[Instruction] = []
         if self._ready and self._opening.stage is not None:
-            for decision in self._policy.decide(self._now()):
-                instructions += self._carry_out(decision)
-            for rollout in self._undecided:
-                self._in_flight.hold(rollout)  # the policy lets it wait
-            self._undecided.clear()
+            instructions += self._moves.decide()
             self._open(instructions)
         return [*self._in_flight.announcement(), *instructions]
-
-    def _carry_out(self, decision: base.Decision) -> list[Instruction]:
-        rollout = decision.rollout
-        match decision:
-            case base.Place() if rollout in self._pending:
-                return [self._place(rollout, decision.engine, decision.need)]
-            case base.Place():
-                place = self._in_flight.get(rollout)
-                self._undecided.discard(rollout)
-                if place is not None and place.generator == decision.engine:
-                    self._in_flight.keep(rollout)
-                elif place is not None:
-                    self._in_flight.hold(rollout, decision.engine)
-            case base.Hold():
-                place = self._in_flight.get(rollout)
-                if place is not None:
-                    self._wait_in_flight(place)
-        return []  # a generator goes on after a turn at once, so there is no cache of waiting tools to drop
-
-    def _wait_in_flight(self, place: Place) -> None:
-        """Let a rollout wait for the policy's decision about its next turn, while it runs where it is."""
-        self._undecided.add(place.request.rollout)
-        self._policy.turn_waits(self._turn(place.request, place.generator), self._now())
-
-    def _leave(self, place: Place) -> None:
-        """The generator has the rollout no more."""
-        self._in_flight.remove(place.request.rollout)
-        self._members.free(place.generator, place.request.rollout)
-        self._undecided.discard(place.request.rollout)
-
-    def _go_on(self, place: Place) -> list[Instruction]:
-        """The generator has let go of the rollout: it goes where the policy has placed it, or it waits."""
-        rollout = place.request.rollout
-        destination = self._in_flight.destination(rollout)
-        self._leave(place)
-        self._moves += 1
-        self._pending.add(Waiting(replace(place.request, move=place.request.move + 1)))
-        if destination == "":
-            return []  # the policy has not decided yet
-        generator = place.generator if destination is None else destination
-        if self._members.offered(generator):
-            return [self._place(rollout, generator)]
-        self._policy.turn_waits(self._turn(self._pending.get(rollout).request), self._now())
-        return []
-
-    def _place(self, rollout: str, generator: str, need: float = 0.0) -> Place:
-        item = self._pending.take(rollout)
-        place = Place(item.request, generator)
-        self._members.take(generator, rollout, need or self._limit(item.request))
-        self._in_flight.add(place, moved=item.last not in {"", generator})
-        return place
 
     def _rejoin(self) -> list[Instruction]:
         """Place what generators run for a former process of the scheduler where it runs, whatever their room."""
@@ -367,7 +295,7 @@ class GroupScheduler:
         for rollout, (generator, move) in running_at.items():
             if generator in self._members and rollout in self._pending:
                 self._pending.renumber(rollout, move)
-                placed.append(self._place(rollout, generator))
+                placed.append(self._moves.place(rollout, generator))
                 self._policy.turn_placed(rollout, generator, self._now())
         return placed
 
@@ -390,7 +318,7 @@ class GroupScheduler:
             if opened is None:
                 return
             self._members.require(self._opening.oldest)
-            tokens = opened.samples * self._limit(self._opening.request(opened, 0, attempt=0))
+            tokens = opened.samples * self._moves.limit(self._opening.request(opened, 0, attempt=0))
             self._recording[opened.group] = opened, tokens
             self._recording_rollouts += opened.samples
             self._recording_tokens += tokens
@@ -398,59 +326,28 @@ class GroupScheduler:
 
     def _wait(self, request: RolloutRequest, last: str = "") -> None:
         """Let a rollout wait for the policy's decision, unless its group is dropped."""
-        if request.group in self._dropped:
-            return
-        self._pending.add(Waiting(request, last))
-        self._policy.turn_waits(self._turn(request), self._now())
-
-    def _turn(self, request: RolloutRequest, kept_on: str = "") -> base.WaitingTurn:
-        """The rollout's next turn, as the policy is told of it. Its prefix is cached on ``kept_on``."""
-        turns = self._kept.of(request.rollout)
-        prompt = self._prompt_tokens(request.problem)
-        context = prompt + tokens_of(turns)
-        return base.WaitingTurn(
-            request.rollout,
-            request.group,
-            request.problem.id,
-            request.sample,
-            len(turns),
-            prompt,
-            context,
-            prompt + request.sampling.max_response_tokens,
-            kept_on,
-            context if kept_on else 0,
-        )
+        if request.group not in self._dropped:
+            self._moves.wait(request, last)
 
     def _lost(self, generator: str, rollouts: Sequence[str] | None) -> list[Instruction]:
         """A generator has lost these rollouts, which are all that it had; None: its process is still there."""
         for rollout in rollouts or ():
-            self._move(rollout)
+            self._move(rollout, generator)
         for place in self._in_flight.bound_for(generator) if rollouts is not None else ():
             self._in_flight.hold(place.request.rollout)
             if self._ready:
-                self._wait_in_flight(place)
+                self._moves.ask(place)
         return [*([Withdraw(generator)] if rollouts else []), *self._decide()]
 
-    def _move(self, rollout: str) -> None:
+    def _move(self, rollout: str, generator: str) -> None:
         """Let a rollout wait again. Only this method lets a rollout change its generator."""
-        place = self._in_flight.remove(rollout)
-        assert place is not None
-        self._undecided.discard(rollout)
-        request = place.request
+        request = self._moves.lost(rollout)
         stage = self._published.stage if self._published is not None else None
         wanted = request.stage == stage and request.group not in self._dropped
         if wanted and self._ready:
-            self._moves += 1
-            self._wait(replace(request, move=request.move + 1), last=place.generator)
+            self._moves.count += 1
+            self._wait(replace(request, move=request.move + 1), last=generator)
             return
         self._policy.rollout_dropped(rollout, self._now())
         if not wanted:  # otherwise the filter says that it is missing
             self._kept.forget(rollout)
-
-    def _limit(self, request: RolloutRequest) -> int:
-        """The most tokens that the rollout may need, as far as its prompt's length can be estimated."""
-        return self._prompt_tokens(request.problem) + request.sampling.max_response_tokens
-
-    def _context(self, request: RolloutRequest) -> int:
-        """The tokens that the rollout is known to have."""
-        return self._prompt_tokens(request.problem) + tokens_of(self._kept.of(request.rollout))

@@ -302,4 +302,6 @@ class TorchEngine:
             prefilled_tokens=decoder.prefilled_tokens,
             cached_tokens=decoder.cached_tokens,
             busy_seconds=busy_seconds,
+            preemptions=decoder.preemptions,
+            kv_kept=self._kv_on_update == "keep",
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from agent_rl.messages import GroupsProgress, GroupsUnfinished, TurnsCompleted
+import pytest
+
+from agent_rl.messages import CompletedTurn, GroupsProgress, GroupsUnfinished, TurnsCompleted
 from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Hold, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Policy, WaitingTurn
 from agent_rl.scheduling.policies.base import Place as PlaceTurn
 from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
@@ -87,7 +90,7 @@ class World:
     def completes(self, count: int, *, left: bool = False, move: int = 0) -> None:
         """A completes the rollout's turn of this number."""
         turns = tuple(history(*range(1, count + 1))[count - 1 :]) if count else ()
-        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, A, turns, left, move)))
+        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, A, turns, "left" if left else "writes", move)))
 
     @property
     def last(self) -> Place:
@@ -213,3 +216,72 @@ def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
     world.completes(2, left=True)
     assert world.last is placed
     assert world.scheduler.current(placed)
+
+
+class Hears(Told):
+    """Writes down what it is told, and ``drops`` the prefix of every rollout whose tools run."""
+
+    def __init__(self, *, drops: bool = True) -> None:
+        super().__init__()
+        self.drops = drops
+        self.heard: list[tuple[object, ...]] = []
+
+    def turn_ended(self, rollout: str, context: int, now: float) -> None:
+        self.heard.append(("tools", rollout, context))
+        if self.drops:
+            self.next.append(Drop(rollout))
+
+    def turn_preempted(self, rollout: str, now: float) -> None:
+        self.heard.append(("preempted", rollout))
+
+    def weights_updated(self, engine: str, version: int, now: float, *, kept: bool) -> None:
+        self.heard.append(("weights", engine, version, kept))
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        super().rollout_ended(rollout, context, now)
+        self.heard.append(("ended", rollout, context))
+
+
+def says(then: Literal["writes", "waits", "left", "ended"], tokens: int, *turns: CompletedTurn) -> TurnsCompleted:
+    return TurnsCompleted(ROLLOUT, A, turns, then, tokens=tokens)
+
+
+def test_the_policy_hears_of_tools_and_what_it_drops_is_freed_until_they_have_answered() -> None:
+    world = World(policy=(policy := Hears()))
+    world.do(world.scheduler.turns_completed(says("waits", 77)))
+    assert policy.heard == [("tools", ROLLOUT, 77)]
+    assert world.unwanted.freed == {ROLLOUT: 77}
+    world.do(world.scheduler.turns_completed(says("writes", 80, *history(1))))
+    assert world.unwanted.freed == {}
+    waiting = policy.waiting[ROLLOUT]
+    assert (waiting.context, waiting.kept, waiting.kept_on) == (80, 0, ""), "what was freed counts as cached"
+    assert len(policy.heard) == 1, "the end of one turn was told twice"
+    assert not world.faults
+
+
+def test_the_policy_learns_the_tokens_that_a_rollout_has_at_its_end_and_nothing_of_one_without_result() -> None:
+    for tokens, heard in ((123, [("ended", ROLLOUT, 123)]), (0, [])):
+        world = World(policy=(policy := Hears()))
+        world.do(world.scheduler.turns_completed(says("ended", tokens)))
+        world.do(world.scheduler.acknowledged(world.last))
+        assert policy.heard == heard
+        assert policy.dropped == ([] if tokens else [ROLLOUT])
+
+
+def test_the_policy_hears_which_turns_are_preempted() -> None:
+    world = World(policy=(policy := Hears()))
+    load = builders.engine_load(A)
+    for preempted, preemptions in ((1, {ROLLOUT: 1}), (2, {ROLLOUT: 1, "elsewhere": 1}), (3, {ROLLOUT: 2})):
+        world.do(world.scheduler.engine_load(replace(load, preempted=preempted, preemptions=preemptions)))
+    assert policy.heard == [("preempted", ROLLOUT)] * 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_new_weights_leave_a_cached_prefix_valid_only_where_the_engine_says_so(kept: bool) -> None:
+    world = World(policy=(policy := Hears(drops=False)))
+    world.do(world.scheduler.turns_completed(says("waits", 77)))
+    world.do(world.scheduler.policy_published(builders.published(1)))
+    world.do(world.scheduler.engine_load(replace(builders.engine_load(A, version=1), kv_kept=kept)))
+    assert policy.heard[-1] == ("weights", A, 1, kept)
+    world.do(world.scheduler.turns_completed(says("writes", 80, *history(1))))
+    assert policy.waiting[ROLLOUT].kept_on == (A if kept else "")
