@@ -207,6 +207,25 @@ async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None
     assert results[4].tokens.tolist() != alone.tokens.tolist()
 
 
+async def check_a_rollout_goes_on_at_another_engine(subject: Subject) -> None:
+    """Next turns on an engine that has not run the rollout: the tokens and log-probabilities as if it had not moved."""
+    sequences = [random_prompt(i, 6 + 11 * i) for i in range(4)]
+    stayed: dict[tuple[int, int], tuple[TurnRequest, TurnResult]] = {}
+    async with subject.running(max_rollouts=4) as engine:
+        for number in range(3):
+            requests = [turn(f"r{i}", tokens, 9 + i, temperature=1.0, seed=i) for i, tokens in enumerate(sequences)]
+            for i, result in enumerate(await generate_all(engine, requests)):
+                stayed[i, number] = requests[i], result
+                sequences[i] = [*sequences[i], *result.tokens.tolist(), *random_prompt(10 * number + i, 2 + i)]
+    async with subject.running(max_rollouts=8) as engine:
+        for number, moved in ((1, (0, 3)), (2, (0, 1, 2, 3))):  # two of them move twice as late as the others
+            requests = [stayed[i, number][0] for i in moved]
+            for i, result in zip(moved, await generate_all(engine, requests), strict=True):
+                before = stayed[i, number][1]
+                assert result.tokens.tolist() == before.tokens.tolist(), f"rollout {i} goes on differently"
+                assert np.abs(result.logprobs - before.logprobs).max() < subject.tolerance
+
+
 async def check_stop_tokens_end_a_turn(subject: Subject) -> None:
     """The stop token is the last token of the result."""
     prompt = random_prompt(3, 17)
@@ -374,6 +393,7 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_rewritten_history_is_computed_anew,
     check_logprobs_are_of_the_whole_vocabulary,
     check_seed_decides_whatever_shares_the_batch,
+    check_a_rollout_goes_on_at_another_engine,
     check_stop_tokens_end_a_turn,
     check_more_requests_than_slots,
     check_cancelling_frees,

@@ -17,6 +17,7 @@ from actors.engines.testing import (
     FIRST_POLICY,
     EngineOptions,
     Subject,
+    check_a_rollout_goes_on_at_another_engine,
     check_greedy_is_the_models_own,
     check_weights_change_under_way,
     save_other_weights,
@@ -26,7 +27,11 @@ from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
 from tests.sending import check_sent_weights, sending
 
-SAMPLED = (check_greedy_is_the_models_own, check_weights_change_under_way)
+SAMPLED = (
+    check_greedy_is_the_models_own,
+    check_a_rollout_goes_on_at_another_engine,
+    check_weights_change_under_way,
+)
 
 
 def make(options: EngineOptions, kv_on_update: Literal["keep", "recompute"] = "recompute") -> VllmEngine:
