@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_rl.config.addresses import supervisor_node
+from agent_rl.config.addresses import run_digest, supervisor_node
+from agent_rl.config.load import load_topology
 from agent_rl.observe.logs import log_directory
 from benchmarks.chaos.host import Host, run_command, small_disk
 from benchmarks.chaos.plan import Kind
@@ -48,7 +49,8 @@ def one_host(file: Path, name: str, folder: Path, overrides: Sequence[str], *, s
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(folder / "disk", DISK_SIZE)) if small else None
         directory = (disk or folder) / "run"
-        host = Host(run_command(file, [f"run.directory={directory}", *overrides]), folder)
+        settings = [f"run.directory={directory}", *overrides]
+        host = Host(run_command(file, settings), folder, run_digest(load_topology(file, settings)))
         yield Cluster({name: host}, directory, {name: _log(directory, name)}, disk)
 
 
@@ -68,10 +70,11 @@ def three_hosts(file: Path, folder: Path, overrides: Sequence[str], *, small: bo
         by_name = dict(zip(names, made, strict=True))
         hosts = {}
         settings = [f"run.directory={place / 'run'}", *cluster_overrides(folder), *overrides]
+        digest = run_digest(load_topology(file, settings))
         for name, machine in by_name.items():
             machine.run("mount", "--bind", str(folder / name), str(place))
             command = [*run_command(file, settings), "--host", name]
-            hosts[name] = Host(machine.command(*command), folder / f"{name}.files")
+            hosts[name] = Host(machine.command(*command), folder / f"{name}.files", digest)
         logs = {name: _log(folder / name / "run", name) for name in names}
         yield Cluster(hosts, folder / MAIN / "run", logs, disk, by_name)
 

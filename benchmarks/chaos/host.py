@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from agent_rl.files.leftovers import PREFIX
 from benchmarks.runs import RunFailed
 
 CLOCK = Path(__file__).with_name("clock")
@@ -23,10 +25,14 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
 
 
 class Host:
-    """Starts ``command``, and keeps output, clock and temporary files of the run in ``folder``."""
+    """Starts ``command``, and keeps output, clock and temporary files of the run in ``folder``.
 
-    def __init__(self, command: Sequence[str], folder: Path) -> None:
+    ``digest`` is in the names of what the run puts into shared memory (`run_digest`).
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, digest: str) -> None:
         self._command = list(command)
+        self._digest = digest
         self._folder = folder
         self._temporary = folder / "t"
         self._temporary.mkdir()
@@ -121,7 +127,13 @@ class Host:
         left += [str(path) for path in self._temporary.rglob("*")]
         left += [str(path) for path in self._groups if path.exists()]
         new = set(SHARED_MEMORY.glob("*")) - self._shared
-        return left + [str(path) for path in new if any(str(pid) in path.name for pid in self._everyone)]
+        return left + [str(path) for path in new if self._own(path.name)]
+
+    def _own(self, shared: str) -> bool:
+        """Whether the name of a file in shared memory is of this run: it has the run's digest, or one of its pids."""
+        if shared.startswith(PREFIX):
+            return shared.endswith(self._digest)
+        return any(pid in self._everyone for pid in map(int, re.findall(r"\d+", shared)))
 
     def _alive(self) -> set[int]:
         """Processes of the run that live: those that were seen, and those that were started with its environment."""

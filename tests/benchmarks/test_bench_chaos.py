@@ -370,7 +370,9 @@ def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> 
 
 def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
     start = "import os, subprocess, time; subprocess.Popen(['sleep', '60'])"
-    host = Host([sys.executable, "-c", f"{start}; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"], tmp_path)
+    host = Host(
+        [sys.executable, "-c", f"{start}; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"], tmp_path, ""
+    )
 
     async def lose_power() -> None:
         await host.start()
@@ -388,7 +390,7 @@ def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
 
 def test_a_process_that_nobody_saw_below_the_supervisor_is_found_by_its_environment(tmp_path: Path) -> None:
     start = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    host = Host([sys.executable, "-c", start], tmp_path)
+    host = Host([sys.executable, "-c", start], tmp_path, "")
 
     async def run() -> None:
         await host.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import zmq
 from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
@@ -303,3 +304,50 @@ def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()
     trio.run(main, clock=clock)
+
+
+BUSY = """
+import sys
+import time
+import trio
+from transport import CurveKeys, Limits, ZmqNetwork
+from pathlib import Path
+
+class Receiver:
+    class faults:
+        unauthenticated = None
+
+    def on_inbox(identity, frames):
+        sys.stdin.readline()
+        time.sleep(6)
+        sys.exit()
+
+async def main(here, keys):
+    port = ZmqNetwork({"here": here}, curve=CurveKeys.load(Path(keys))).attach("here", 0, Limits())
+    await port.bind(Receiver)
+    print("ready", flush=True)
+    await port.serve()
+
+trio.run(main, *sys.argv[1:], strict_exception_groups=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_connection_that_is_reset_while_the_inbox_is_full_does_not_end_the_process(directory):
+    """Its event loop stands meanwhile. ZeroMQ's heartbeats would abort it within four seconds."""
+    keys = CurveKeys.generate()
+    keys.save(directory / "key")
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-c", BUSY, address, str(directory / "key")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "ready\n"
+        with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+            for option, key in (("PUBLIC", keys.public), ("SECRET", keys.secret), ("SERVER", keys.public)):
+                sender.setsockopt(getattr(zmq, f"CURVE_{option}KEY"), key.encode())
+            sender.setsockopt(zmq.SNDHWM, 100)
+            sender.setsockopt(zmq.LINGER, 0)
+            sender.connect(address)
+            while sender.poll(500, zmq.POLLOUT):  # until the inbox, the kernel and the sender are full
+                sender.send(bytes(100_000))
+        process.communicate("the connection is closed\n", timeout=60)
+    assert process.returncode == 0
