@@ -33,6 +33,18 @@ def swap(
     _change(directory, SwapWanted(actor, class_path, settings, fresh, only_check=False))
 
 
+def scale(
+    directory: RunDirectory,
+    role: Annotated[str, Parameter(name="ROLE", help="the role, by its name in the topology: tool_executor")],
+    number: Annotated[int, Parameter(name="N", help="how many processes it has from now on, on all hosts")],
+    /,
+) -> None:
+    """Give a role of a run under way another number of processes."""
+    from agent_rl.messages import ScaleWanted
+
+    _change(directory, ScaleWanted(role, number))
+
+
 def drain(
     directory: RunDirectory,
     host: Annotated[str, Parameter(name="HOST", help="a host of the topology, not the learner's")],

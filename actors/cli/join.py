@@ -48,7 +48,7 @@ def join(
     from actors.runtime.joined_hosts import as_hosts
     from agent_rl.checks.topology import check_topology
     from agent_rl.config.agreement import settings_to_agree
-    from agent_rl.config.joining import may_have_more, next_numbers, refusal, with_joined
+    from agent_rl.config.joining import may_have_more, next_numbers, refusal, with_changed
     from agent_rl.config.load import load_topology
     from agent_rl.config.plugins import PluginError
     from agent_rl.config.processes import Host
@@ -75,7 +75,7 @@ def join(
     if reason:
         raise Mistake(f"host {host} cannot join: {reason}")
     numbers = next_numbers(topology, {}, wanted)
-    topology = with_joined(topology, {host: here.model_copy(update={"joined": numbers})})
+    topology = with_changed(topology, {host: here.model_copy(update={"joined": numbers})})
     if faults := check_topology(topology, files, overrides, host=host):
         raise Mistake(lines=[fault.render(first_of(files)) for fault in faults])
     fetch_models(topology)
@@ -86,7 +86,7 @@ def join(
         raise Mistake(str(_first(group))) from None
     agreed = settings_to_agree(topology)
     # Swaps hold for hosts that join, too. Hosts still compare what their files say.
-    topology = with_joined(load_topology(files, (*overrides, *answer.changes)), as_hosts(answer.hosts))
+    topology = with_changed(load_topology(files, (*overrides, *answer.changes)), as_hosts(answer.hosts))
     if answer.changes and (faults := check_topology(topology, files, (*overrides, *answer.changes), host=host)):
         swaps = f"host {host} cannot join: actors of the run were swapped ({' '.join(answer.changes)})"
         raise Mistake(lines=[swaps, *(fault.render(first_of(files)) for fault in faults)])

@@ -52,6 +52,7 @@ COMMANDS = {
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("join", "join:join", "Take part in a run under way, on a host that its file does not name."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
+        Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),

@@ -6,6 +6,7 @@
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
+    added to a run under way: start --(ends before it is ready)--> not started again
 """
 
 from __future__ import annotations
@@ -70,10 +71,11 @@ class Plan:
 
 @dataclass
 class _Replacement:
-    """A process that is to take the place of another one."""
+    """A process that is to take the place of another one, or a further one."""
 
     plan: Plan
-    former: Plan
+    former: Plan | None
+    """None: there was no process before."""
     left: trio.Event = field(default_factory=trio.Event)
     """Set once the former process has ended."""
     settled: trio.Event = field(default_factory=trio.Event)
@@ -123,6 +125,7 @@ class ActorProcess:
         self.incarnation = incarnation
         self._reports = reports
         self._replacement: _Replacement | None = None
+        self._addition: _Replacement | None = None
         self._use(Plan.of(role, topology))
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
@@ -166,6 +169,18 @@ class ActorProcess:
             ended = f"{self.name} {describe_exit(status)} while stopping"
             self._reports.say("\n  ".join([ended, *child.last_words()]))
 
+    def adds(self) -> None:
+        """Say before `keep` that the actor is added to a run that goes on without it, if it cannot start."""
+        self._addition = self._replacement = _Replacement(self._plan, None)
+        self._addition.left.set()
+
+    async def added(self) -> str:
+        """Wait until the first process is ready. Returns why it does not run, or an empty text."""
+        if self._addition is None:
+            return ""
+        await self._addition.settled.wait()
+        return self._addition.fault
+
     async def replaced(self, plan: Plan) -> str:
         """Stop the process in order, and start one by this plan in its place.
 
@@ -194,7 +209,10 @@ class ActorProcess:
             self._use(replacement.plan)
             replacement.left.set()
             return
-        self._use(replacement.former)
+        if replacement.former is None:
+            self.stopping = True
+        else:
+            self._use(replacement.former)
         self._replacement = None
         why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
         replacement.settle(f"{self.name} {describe_exit(status)} before it was ready: {why}")

@@ -1,4 +1,4 @@
-"""Changes of a run under way: who may ask for one, when it is refused, and how the supervisors carry it out.
+"""Changes of a run under way: who may ask for one, and how the supervisors carry it out.
 
 ::
 
@@ -7,17 +7,20 @@
         every supervisor: each process of the role is replaced --(one does not run: the former come back)--> Changed
                           `--> the resolved topology file, for processes that start later
 
+    agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
+        more:  trial; all are told of new replicas; they start --(one does not run: all of them go)------> Changed
+        fewer: the last replicas stop in order; all are told that they are gone -------------------------> Changed
+
     agent-rl drain --DrainWanted--> supervisor of the main host --(refused: nothing stops)---------------> Changed
         the supervisor of the host: its actors stop in order, and it ends if it has no other host
 
-The command that asks is the node `CONTROL`. Over Unix sockets only the run's user reaches the supervisor, and over TCP
-only who has the run's key, as a host has. The main host's supervisor alone knows `CONTROL`; the other supervisors obey
-the main host's alone.
+`actors.runtime.change_rules` decides what is refused. The command that asks is the node `CONTROL`. Over Unix sockets
+only the run's user reaches the supervisor, and over TCP only who has the run's key, as a host has. The main host's
+supervisor alone knows `CONTROL`; the other supervisors obey the main host's alone.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +29,34 @@ from typing import TYPE_CHECKING
 import trio
 from pydantic import ValidationError
 
-from actors.runtime.actor_process import USER_MISTAKE, ActorProcess, Plan, Reports, stop_in_order
-from actors.runtime.children import start_child
-from actors.runtime.lifecycle import describe_exit, drain_order
+from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_order
+from actors.runtime.change_rules import (
+    ENDING,
+    Wanted,
+    added_and_removed,
+    added_keys,
+    changed_keys,
+    named,
+    not_now,
+    scaled,
+    several,
+    why_not,
+)
+from actors.runtime.joined_hosts import as_hosts, as_told
+from actors.runtime.lifecycle import drain_order
+from actors.runtime.networks import with_whole_paths
+from actors.runtime.replicas import Replicas
+from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
-from agent_rl.config.joining import joined_hosts, may_have_more, with_joined
+from agent_rl.config.joining import changed_hosts, with_changed
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
+from agent_rl.config.scaling import port_fault, present, without_replicas
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
-from agent_rl.messages import ActorStatus, Changed, DrainWanted, SwapWanted
+from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.continuing import write_resolved
 from agent_rl.records.swaps import record_swap
@@ -49,80 +68,6 @@ CHANGE_SECONDS = 3600.0
 """How long a change may take: the former processes drain, and the new ones start, with their models."""
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
-TRIAL = "actors.runtime.trial"
-ENDING = "the run is ending; start it again, and then ask again"
-
-
-def changed_keys(wanted: SwapWanted) -> list[str]:
-    """The change as ``KEY=VALUE`` of the topology, as ``--set`` takes it."""
-    entry = f"actors.{wanted.role}"
-    keys = [f'{entry}.class="{wanted.class_path}"'] if wanted.class_path else []
-    keys += [f"{entry}.settings={{}}"] if wanted.fresh else []
-    return keys + [f"{entry}.settings.{setting}" for setting in wanted.settings]
-
-
-def why_not(
-    wanted: SwapWanted | DrainWanted,
-    topology: Topology,
-    starting: Sequence[str],
-    *,
-    ending: bool,
-    busy: str,
-    left: Collection[str] = (),
-) -> str:
-    """Why a change cannot begin now, and the remedy; empty: it can.
-
-    ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
-    """
-    if ending:
-        return ENDING
-    about = _about_swap(wanted, topology) if isinstance(wanted, SwapWanted) else _about_drain(wanted, topology, left)
-    if about:
-        return about
-    return _not_now(starting, busy)
-
-
-def _not_now(starting: Sequence[str], busy: str) -> str:
-    if starting:
-        return f"{', '.join(starting)} has not started yet; ask again when all actors run"
-    if busy:
-        return f"another change is under way ({busy}); ask again when it is done"
-    return ""
-
-
-def _about_drain(wanted: DrainWanted, topology: Topology, left: Collection[str]) -> str:
-    name = wanted.host
-    if name not in topology.hosts_in_use:
-        return f"the run has no host {name!r}; there are {', '.join(topology.hosts_in_use)}"
-    if name in left:
-        return f"host {name} has left already"
-    if name == topology.main_host:
-        return f"host {name} runs the learner and ends the run; stop the run instead (Ctrl-C)"
-    for role in topology.actors:
-        homes = set(topology.homes(role).values())
-        if name in homes and not homes - {name, *left}:
-            return f"no other host runs {role}, without which the run stands still; stop the run instead (Ctrl-C)"
-    return ""
-
-
-def _about_swap(wanted: SwapWanted, topology: Topology) -> str:
-    if wanted.role not in topology.actors:
-        known = ", ".join(topology.actors)
-        role = wanted.role.rpartition(".")[0]
-        whole = f"; a swap is of all replicas: name {role}" if role in topology.actors else ""
-        return f"the run has no actor {wanted.role!r}; there are {known}{whole}"
-    if not wanted.class_path and not wanted.settings and not wanted.fresh:
-        return "nothing would change; name a class (--class module:Class) or a setting (--set key=value)"
-    return ""
-
-
-def _several_by_joining(topology: Topology, role: str) -> str:
-    """Why the class of a role does not fit the hosts that joined; empty: it does. The trial knows the file alone."""
-    hosts = [name for name, host in joined_hosts(topology).items() if role in host.joined]
-    if not hosts or may_have_more(topology, role):
-        return ""
-    what = f"{topology.actors[role].class_path} keeps state of the whole run, so there is exactly one"
-    return f"{what}, and {', '.join(hosts)} joined with {role}; drain what joined first"
 
 
 def _link(supervisor: str) -> str:
@@ -138,7 +83,7 @@ class Changes:
         path: Path,
         beside: Path,
         hosts: Sequence[str],
-        actors: Mapping[str, ActorProcess],
+        replicas: Replicas,
         *,
         again: str,
         reports: Reports,
@@ -149,7 +94,7 @@ class Changes:
 
         ``leave`` ends this supervisor, by exit code and reason.
         """
-        self.topology = topology
+        self.topology = with_whole_paths(topology, beside.parent)
         """The topology with the changes that were carried out."""
         self._path = path
         self._beside = beside
@@ -160,7 +105,12 @@ class Changes:
         self._node: Node | None = None
         self._links: dict[str, CallLink] = {}
         """By supervisor. A supervisor that joined and left keeps a link, which leads nowhere until it joins again."""
-        self._actors = actors
+        self._replicas = replicas
+        self._actors = replicas.actors
+        self.replicas_are: Callable[[Topology, str], object] = lambda *_: None
+        """Tells all hosts that the replicas of a role are those of a topology. Raises DiskError."""
+        self.taken: Mapping[str, int] = {}
+        """By role, the number after the highest that a replica ever got."""
         self._again = again
         self._reports = reports
         self._say = reports.say
@@ -206,14 +156,18 @@ class Changes:
         self._node.set_targets({_link(name): [name] if name in self._remote else [] for name in self._links})
 
     def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left."""
+        """Hosts have joined or left, or replicas have come or gone."""
         before = self._watched
-        self.topology = with_joined(self.topology, joined_hosts(topology))
+        former = added_and_removed(self.topology, self._hosts)
+        self.topology = with_changed(self.topology, changed_hosts(topology))
         self._starting |= dict.fromkeys(name for name in self._watched if name not in before)
         for name in set(before) - set(self._watched):
             self._starting.pop(name, None)
         if self._node is not None:
             self._lead_links()
+        if added_and_removed(self.topology, self._hosts) != former and (fault := self._store(self.topology)):
+            self._say(f"processes that start later do not find what was scaled: {fault}")
+        self._replicas.follow(self.topology)
 
     def left(self, node: str) -> None:
         """A node has stopped in order: no change waits for the supervisor of another host that did."""
@@ -228,7 +182,7 @@ class Changes:
         """Why no host can join now, and the remedy; empty: one can. Other hosts may come up later."""
         if self._ending.is_set():
             return ENDING
-        return _not_now([name for name in self._starting if name in self._actors], self._busy)
+        return not_now([name for name in self._starting if name in self._actors], self._busy)
 
     def starts(self, actor: str) -> None:
         """A process of this actor starts."""
@@ -241,27 +195,36 @@ class Changes:
         else:
             self._starting.pop(status.actor, None)
 
-    async def asked(self, sender: str, wanted: SwapWanted | DrainWanted) -> Changed:
+    async def asked(self, sender: str, wanted: Wanted) -> Changed:
         """Carry out a change. Raises CallRefused for a sender that may not ask."""
         from transport import CallRefused
 
-        if sender != (CONTROL if self._is_main else self._main):
+        not_here = ReplicasWanted if self._is_main else ScaleWanted
+        if sender != (CONTROL if self._is_main else self._main) or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
         starting, ending = list(self._starting), self._ending.is_set()
         reason = why_not(wanted, self.topology, starting, ending=ending, busy=self._busy, left=self._left)
         if reason or self._nursery is None:
             return Changed((reason or "the run is starting; ask again when all actors run",), ())
-        self._busy = f"swap of {wanted.role}" if isinstance(wanted, SwapWanted) else f"drain of {wanted.host}"
+        self._busy = named(wanted)
         answers: list[Changed] = []
         done = trio.Event()
         self._nursery.start_soon(self._carry_out, wanted, answers, done)  # goes on when the command that asks is gone
         await done.wait()
         return answers[0]
 
-    async def _carry_out(self, wanted: SwapWanted | DrainWanted, answers: list[Changed], done: trio.Event) -> None:
+    async def _carry_out(self, wanted: Wanted, answers: list[Changed], done: trio.Event) -> None:
         try:
-            act = self._swap(wanted) if isinstance(wanted, SwapWanted) else self._drain(wanted)
-            answers.append(await act)
+            match wanted:
+                case SwapWanted():
+                    answer = await self._swap(wanted)
+                case DrainWanted():
+                    answer = await self._drain(wanted)
+                case ScaleWanted():
+                    answer = await self._scale(wanted)
+                case ReplicasWanted():
+                    answer = await self._replicas_of_here(wanted)
+            answers.append(answer)
         finally:
             self._busy = ""
             done.set()
@@ -289,13 +252,13 @@ class Changes:
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())
         try:
-            topology = with_joined(load_topology(self._path, keys), joined_hosts(self.topology))
+            topology = with_changed(load_topology(self._path, keys), changed_hosts(self.topology))
             plan = Plan.of(wanted.role, topology)
         except (TopologyError, PluginError, ValidationError) as error:  # the trial read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
-        if joined := _several_by_joining(topology, wanted.role):
-            return Changed((joined,), ())
+        if fault := several(topology, wanted.role):
+            return Changed((fault,), ())
         done, fault = await self._replace(wanted.role, topology, plan)
         if fault:
             return Changed((fault,), ())
@@ -306,29 +269,59 @@ class Changes:
             return Changed((*refused, kept), ())
         return Changed((), (*done, *done_there))
 
-    async def _trial(self, keys: Sequence[str]) -> list[str]:
-        """Why the new class and settings are refused, as lines. Tried in a process of its own."""
-        assert self._janitor is not None
-        arguments = ["--topology", str(self._path), "--beside", str(self._beside)]
-        arguments += [f"--set={key}" for key in keys]
-        stderr = log_directory(self.topology.run.directory) / "trial.stderr"
-        child = start_child(TRIAL, arguments, environment=os.environ, stderr=stderr)
-        self._janitor.started(child.pid)
+    async def _scale(self, wanted: ScaleWanted) -> Changed:
+        role = wanted.role
+        scaling = scaled(wanted, self.topology, taken=self.taken, left=self._left)
+        there = {host for host in (*scaling.starts.values(), *scaling.stops.values()) if host not in self._hosts}
+        asks = ReplicasWanted(role, as_told(scaling.during), (*scaling.starts,), (*scaling.stops,), only_check=False)
+        if scaling.starts:
+            refused = [fault] if (fault := port_fault(scaling.during)) else []
+            refused = refused or await self._trial(added_keys(scaling.during, self._hosts))
+            if not refused and there:
+                refused, _ = await self._ask_others(replace(asks, only_check=True), there)
+            refused = refused or self._replicas_are(scaling.during, role)
+            if refused:
+                return Changed(tuple(refused), ())
+        refused, done = await self._replicas.carry_out(*scaling.on(self._hosts), self.topology)
+        if not refused and there:
+            refused, done_there = await self._ask_others(asks, there)
+            done += done_there
+        if refused and scaling.starts:
+            refused += self._replicas_are(without_replicas(scaling.during, scaling.starts), role)
+            return Changed((*refused, f"{role} keeps the processes that it had"), ())
+        refused += self._replicas_are(scaling.after, role) if scaling.stops and not refused else []
+        if not refused:
+            self._record(role)
+            number = len(present(self.topology, role, self._left))
+            done.append(f"{role} has {number} process{'' if number == 1 else 'es'}")
+        return Changed(tuple(refused), tuple(done))
+
+    async def _replicas_of_here(self, wanted: ReplicasWanted) -> Changed:
+        """The main host asks for replicas of this host."""
+        topology = with_changed(self.topology, as_hosts(wanted.hosts))
+        if wanted.only_check:
+            return Changed(tuple(await self._trial(added_keys(topology, self._hosts))), ())
+        self.replicas_are(topology, wanted.role)  # the main host's announcement may come later
+        here = {name for host in self._hosts for name, _ in actor_nodes(topology, host)}
+        starts, stops = ([name for name in names if name in here] for names in (wanted.starts, wanted.stops))
+        faults, done = await self._replicas.carry_out(starts, stops, topology)
+        return Changed(tuple(faults), tuple(done))
+
+    def _replicas_are(self, topology: Topology, role: str) -> list[str]:
+        """Tell all hosts. Returns why it cannot be kept for the next start of this supervisor, as lines."""
         try:
-            status = await child.wait()
-        finally:
-            if not child.ended:
-                child.reap()
-            self._janitor.ended(child.pid)
-        if status == USER_MISTAKE:
-            return child.message.splitlines() or ["the trial gave no reason"]
-        if status:
-            return [f"the trial {describe_exit(status)}", *child.last_words(), f"more in {stderr}"]
+            self.replicas_are(topology, role)
+        except DiskError as error:
+            return [f"{role} was not scaled: {error}"]
         return []
 
-    async def _ask_others(
-        self, wanted: SwapWanted | DrainWanted, hosts: Collection[str] = ()
-    ) -> tuple[list[str], list[str]]:
+    async def _trial(self, keys: Sequence[str]) -> list[str]:
+        """Why a change is refused, as lines. Tried in a process of its own."""
+        assert self._janitor is not None
+        stderr = log_directory(self.topology.run.directory) / "trial.stderr"
+        return await faults_of(self._path, self._beside, keys, stderr, self._janitor)
+
+    async def _ask_others(self, wanted: Wanted, hosts: Collection[str] = ()) -> tuple[list[str], list[str]]:
         """Have the other supervisors check or carry out the change, one after the other, until one refuses.
 
         ``hosts``: ask the supervisors of these alone. Returns the lines of the refusal, and what was done.
@@ -376,12 +369,16 @@ class Changes:
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s")
             self._say(done[-1])
         self.topology = topology
+        self._record(role)
+        return done, ""
+
+    def _record(self, role: str) -> None:
+        """Keep what a role is now, for the notice of the next start."""
         if self._is_main:
             try:
-                record_swap(topology.run.directory, role, topology)
+                record_swap(self.topology.run.directory, role, self.topology)
             except DiskError as error:
-                self._say(f"the next start will not tell that {role} was swapped: {error}")
-        return done, ""
+                self._say(f"the next start will not tell that {role} was changed: {error}")
 
     def _store(self, topology: Topology) -> str:
         """Write the topology for processes that start later. Returns why the disk did not take it."""

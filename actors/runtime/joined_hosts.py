@@ -1,4 +1,4 @@
-"""The hosts that joined the run and are not in its file, as supervisors know them.
+"""The hosts that joined the run and are not in its file, and the replicas that came or went, as supervisors know them.
 
 ::
 
@@ -6,6 +6,7 @@
                                         `-----> numbers for its replicas; kept in the run directory
                       <--JoinAnswer--------'    and the swaps that are in force
     main host --JoinedHosts--> all supervisors --lifelines--> actors: their links lead to the new replicas too
+    main host: the run is scaled --JoinedHosts--> the same
 
 A host has left when its supervisor says that it has finished or failed, when it says goodbye, or when it never came.
 Then the links lead there no more. A host that is silent has not left: it may return, as a host of the file may.
@@ -24,7 +25,7 @@ import trio
 from actors.runtime.links import joined_addresses
 from actors.runtime.networks import starting_addresses
 from agent_rl.config.addresses import actor_nodes, is_loopback, supervisor_node
-from agent_rl.config.joining import joined_hosts, next_numbers, read, refusal, with_joined, written
+from agent_rl.config.joining import changed_hosts, joined_hosts, next_numbers, read, refusal, with_changed, written
 from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import whole
@@ -46,14 +47,31 @@ START_SECONDS = 300.0
 def with_kept(topology: Topology, directory: Path) -> Topology:
     """The topology with the hosts that had joined when the main host's supervisor ended without telling them."""
     try:
-        return with_joined(topology, read(json.dumps(json.loads((directory / FILE).read_text())["hosts"])))
+        return with_changed(topology, read(json.dumps(json.loads((directory / FILE).read_text())["hosts"])))
     except FileNotFoundError:
         return topology
 
 
 def as_hosts(told: Sequence[JoinedHost]) -> dict[str, Host]:
     """The hosts of a message as entries of a topology."""
-    return {each.name: Host(address=each.address, base_port=each.base_port, joined=each.replicas) for each in told}
+    return {
+        each.name: Host(
+            address=each.address,
+            base_port=each.base_port,
+            joined=each.replicas,
+            added=each.added,
+            removed=each.removed,
+        )
+        for each in told
+    }
+
+
+def as_told(topology: Topology) -> tuple[JoinedHost, ...]:
+    """The hosts that joined, and those whose replicas have changed, as entries of a message."""
+    return tuple(
+        JoinedHost(name, host.address, host.base_port, host.joined, host.added, host.removed)
+        for name, host in changed_hosts(topology).items()
+    )
 
 
 class InForce(Protocol):
@@ -92,7 +110,8 @@ class Joined:
         self._follow = follow
         self._say = say
         self._file = topology.run.directory / FILE
-        self._taken: dict[str, int] = {}
+        self.taken: dict[str, int] = {}
+        """By role, the number after the highest that hosts which joined, or replicas that were added, ever got."""
         self._expected: dict[str, float] = {}
         """The hosts that are not heard yet, and when each is given up."""
         self._ending: set[str] = set()
@@ -104,7 +123,7 @@ class Joined:
         self._network = network
         if self._is_main and node.name == self._main:
             self._link = node, node.announce("joined", self._others, growing=True)
-            self._taken = self._numbers_given()
+            self.taken.update(self._numbers_given())
             self._expected = dict.fromkeys(joined_hosts(self.topology), trio.current_time() + START_SECONDS)
             self._tell()
 
@@ -114,7 +133,7 @@ class Joined:
 
     def line(self) -> bytes:
         """The line for a lifeline."""
-        return WORD + written(joined_hosts(self.topology)).encode() + b"\n"
+        return WORD + written(changed_hosts(self.topology)).encode() + b"\n"
 
     def has_joined(self, supervisor: str) -> bool:
         """Whether this is the supervisor of a host that joined."""
@@ -129,10 +148,10 @@ class Joined:
             self._say(f"host {wanted.host} at {wanted.address} may not join: {reason}")
             return JoinAnswer(reason, (), ())
         same = self._same(wanted)
-        before = joined_hosts(self.topology)
+        before = changed_hosts(self.topology)
         if same is None or {role: len(numbers) for role, numbers in same.joined.items()} != wanted.replicas:
-            numbers = next_numbers(self.topology, self._taken, wanted.replicas)
-            self._taken |= {role: given[-1] + 1 for role, given in numbers.items()}
+            numbers = next_numbers(self.topology, self.taken, wanted.replicas)
+            self.taken |= {role: given[-1] + 1 for role, given in numbers.items()}
             host = Host(address=wanted.address, base_port=wanted.base_port, joined=numbers)
             if same is not None:  # it runs other actors than before
                 self._set({name: each for name, each in before.items() if name != wanted.host})
@@ -140,7 +159,12 @@ class Joined:
         self._expected[wanted.host] = trio.current_time() + START_SECONDS
         nodes = ", ".join(name for name, _ in actor_nodes(self.topology, wanted.host))
         self._say(f"host {wanted.host} joins at {wanted.address}: {nodes}")
-        return JoinAnswer("", self._told(), tuple(self._changes.keys))
+        return JoinAnswer("", as_told(self.topology), tuple(self._changes.keys))
+
+    def scaled(self, topology: Topology, role: str) -> None:
+        """The replicas of a role are those of this topology from now on. Raises DiskError; nothing is changed then."""
+        self.taken[role] = max(self.taken.get(role, 0), max(topology.numbers(role), default=-1) + 1)
+        self._set(changed_hosts(topology))
 
     def _refusal(self, sender: str, wanted: JoinWanted) -> str:
         if not self._is_main or sender != f"{GUEST}{wanted.host}":
@@ -157,10 +181,10 @@ class Joined:
         differing = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
         if differing:
             return f"its topology is another one, in {', '.join(differing)}; start it with the file of the run"
-        others = joined_hosts(self.topology)
+        others = changed_hosts(self.topology)
         if self._same(wanted) is not None:  # it found its ports free, so the process that had them has ended
             del others[wanted.host]
-        topology = with_joined(self._changes.topology, others)
+        topology = with_changed(self._changes.topology, others)
         host = Host(address=wanted.address, base_port=wanted.base_port)
         return refusal(topology, wanted.host, host, wanted.replicas)
 
@@ -193,7 +217,7 @@ class Joined:
             self._expected.pop(name, None)
             self._ending.discard(name)
             self._say(f"host {name} {why}")
-            self._set({other: host for other, host in joined_hosts(self.topology).items() if other != name})
+            self._set({other: host for other, host in changed_hosts(self.topology).items() if other != name})
 
     def tick(self, now: float) -> None:
         """Time has passed: give up the hosts that never came."""
@@ -209,19 +233,19 @@ class Joined:
 
     def heard(self, message: JoinedHosts) -> None:
         """The main host tells which hosts have joined."""
-        joined = as_hosts(message.hosts)
-        if not self._is_main and joined != joined_hosts(self.topology):
-            self._set(joined)
+        changed = as_hosts(message.hosts)
+        if not self._is_main and with_changed(self.topology, changed).hosts != self.topology.hosts:
+            self._set(changed)
 
-    def _set(self, joined: dict[str, Host]) -> None:
-        self.topology = with_joined(self.topology, joined)
+    def _set(self, changed: dict[str, Host]) -> None:
         assert self._network is not None
-        self._network.extend(joined_addresses(self.topology))
         if self._is_main:
-            self._network.extend(starting_addresses(joined))
-            kept = {"hosts": json.loads(written(joined)), "taken": self._taken}
+            kept = {"hosts": json.loads(written(changed)), "taken": self.taken}
             with whole(self._file) as partial:
                 partial.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+            self._network.extend(starting_addresses(changed))
+        self.topology = with_changed(self.topology, changed)
+        self._network.extend(joined_addresses(self.topology))
         if self._link is not None:
             node, _ = self._link
             node.set_targets({"joined": self._others})
@@ -230,13 +254,7 @@ class Joined:
 
     def _tell(self) -> None:
         if self._link is not None:
-            self._link[1].set(JoinedHosts(self._told()))
-
-    def _told(self) -> tuple[JoinedHost, ...]:
-        return tuple(
-            JoinedHost(name, host.address, host.base_port, host.joined)
-            for name, host in joined_hosts(self.topology).items()
-        )
+            self._link[1].set(JoinedHosts(as_told(self.topology)))
 
     def _numbers_given(self) -> dict[str, int]:
         try:

@@ -1,4 +1,4 @@
-"""The links of an actor: made as the topology says, and led to further nodes when a host joins the run or leaves."""
+"""The links of an actor: made as the topology says, and led to other nodes when hosts or replicas come and go."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors.base import Actor, Announce, Call, LinkKind, Push
-from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
-from agent_rl.config.joining import joined_hosts, with_joined
+from agent_rl.config.addresses import actor_nodes, addresses, places, runtime_directory, supervisor_node
+from agent_rl.config.joining import changed_hosts, with_changed
 from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
 
@@ -57,7 +57,7 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
 
 
 class JoinedTargets:
-    """Leads the links of a running actor to the replicas of hosts that joined, and away from hosts that left."""
+    """Leads the links of a running actor to replicas that came, and away from those that left."""
 
     def __init__(self, node: Node, network: Network, topology: Topology, role: str, cls: type[Actor]) -> None:
         self._node = node
@@ -66,18 +66,18 @@ class JoinedTargets:
         self._role = role
         self._cls = cls
 
-    def follow(self, joined: Mapping[str, Host]) -> None:
-        """Exactly these hosts have joined."""
-        self._topology = with_joined(self._topology, joined)
+    def follow(self, changed: Mapping[str, Host]) -> None:
+        """Exactly these hosts have joined, or have other replicas than their file says."""
+        self._topology = with_changed(self._topology, changed)
         self._network.extend(joined_addresses(self._topology))
         self._node.set_targets(link_targets(self._topology, self._role, self._cls))
 
 
 def joined_addresses(topology: Topology) -> dict[str, str]:
-    """The addresses of all nodes of the hosts that joined."""
+    """The addresses of all nodes of the hosts that joined, or whose replicas have changed."""
     table = addresses(topology, runtime_directory(topology))
     return {
         node: table[node]
-        for host in joined_hosts(topology)
-        for node in (supervisor_node(host), *(name for name, _ in actor_nodes(topology, host)))
+        for host in changed_hosts(topology)
+        for node in (supervisor_node(host), *places(topology, host))
     }

@@ -4,7 +4,7 @@
 
     HostHello, Incarnations ---> Greetings --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
     JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
-    SwapWanted, DrainWanted ---> Changes --> processes of actors
+    SwapWanted, ScaleWanted, DrainWanted ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
     silence of a supervisor ------------> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from actors.runtime import actor_process
-from actors.runtime.actor_process import ActorProcess
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
+from actors.runtime.replicas import Replicas
 from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster, written
 from agent_rl import messages
@@ -42,7 +42,9 @@ from agent_rl.messages import (
     JoinAnswer,
     JoinedHosts,
     JoinWanted,
+    ReplicasWanted,
     RunState,
+    ScaleWanted,
     SwapWanted,
 )
 
@@ -79,7 +81,7 @@ class Peers:
         path: Path,
         beside: Path,
         hosts: Sequence[str],
-        actors: Mapping[str, ActorProcess],
+        replicas: Replicas,
         supervision: Supervision,
         *,
         again: str,
@@ -90,7 +92,7 @@ class Peers:
     ) -> None:
         self._main = supervisor_node(topology.main_host)
         self._hosts = tuple(hosts)
-        self._actors = actors
+        self._actors = replicas.actors
         self._supervision = supervision
         self._incarnation = incarnation
         self._ending = ending
@@ -108,13 +110,14 @@ class Peers:
             path,
             beside,
             hosts,
-            actors,
+            replicas,
             again=again,
             reports=supervision,
             ending=ending,
             leave=supervision.end,
         )
         self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
+        self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -152,7 +155,7 @@ class Peers:
                 return self._joined.answer(sender, message)
             case _ if sender.startswith(GUEST):
                 return None
-            case SwapWanted() | DrainWanted():
+            case SwapWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)
@@ -231,13 +234,13 @@ class Peers:
             actor.tell(line)
 
     def _follow(self, topology: Topology) -> None:
-        """Hosts have joined or left."""
+        """Hosts have joined or left, or replicas have come or gone."""
         self.others.follow(topology)
         self._roster.follow(topology)
         self._greetings.follow(topology)
-        self.changes.follow(topology)
         self._tell_line(self._joined.line())
         self._lost.follow(topology)
+        self.changes.follow(topology)
 
     def _say_of_host(self, text: str) -> None:
         if not self._ending.is_set():

@@ -31,7 +31,6 @@ class Roster:
         own = [supervisor_node(host) for host in hosts]
         self._own_supervisors = own
         self._know(topology)
-        self._own = [node for node, supervisor in self._supervisor.items() if supervisor in own]
         self.incarnations = dict.fromkeys([*own, *self._own], first)
         self._nodes: list[Node] = []
         self._announce: list[Callable[[object], None]] = []
@@ -43,11 +42,12 @@ class Roster:
             node: supervisor_node(host) for host in topology.hosts_in_use for node, _ in actor_nodes(topology, host)
         }
         supervisors = map(supervisor_node, topology.hosts_in_use)
+        self._own = [node for node, supervisor in self._supervisor.items() if supervisor in self._own_supervisors]
         self._others = [name for name in supervisors if name not in self._own_supervisors]
         self._tells = on_tcp(topology)
 
     def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left. A host that left may join again, and its actors then have other names."""
+        """Hosts or replicas have come or gone. A host that left may join again; its actors then have other names."""
         self._know(topology)
         if self._announce:
             self._nodes[0].set_targets({"incarnations": self._others})
@@ -87,7 +87,7 @@ class Roster:
 
     def _tell_others(self) -> None:
         for announce in self._announce:
-            announce(Incarnations({name: self.incarnations[name] for name in self._own}))
+            announce(Incarnations({name: self.incarnations[name] for name in self._own if name in self.incarnations}))
 
 
 def written(incarnations: Mapping[str, int]) -> bytes:

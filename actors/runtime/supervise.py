@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,9 @@ import trio
 from actors.runtime.actor_process import ActorProcess, stop_in_order
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.peers import Peers
+from actors.runtime.replicas import Replicas
 from actors.runtime.scraping import listeners_of, serve_metrics
 from actors.runtime.tracking import Tracking, writes_rows
-from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
@@ -102,28 +103,24 @@ class Supervisor:
         self._silence = Silence(self._look)
         self._missing = Missing()
         self._movement = Movement(topology.run.report_standstill_seconds)
-        self._actors = {
-            name: ActorProcess(
-                name,
-                role,
-                topology,
-                path=path,
-                base=base,
-                incarnation=incarnation,
-                started_at=started_at,
-                epoch=epoch,
-                entry_module=entry_module,
-                reports=self,
-            )
-            for host in hosts
-            for name, role in actor_nodes(topology, host)
-        }
+        make = partial(
+            ActorProcess,
+            path=path,
+            base=base,
+            incarnation=incarnation,
+            started_at=started_at,
+            epoch=epoch,
+            entry_module=entry_module,
+            reports=self,
+        )
+        self._replicas = Replicas(topology, hosts, make, self, self._ending)
+        self._actors = self._replicas.actors
         self._peers = Peers(
             topology,
             path,
             base / path.name,
             hosts,
-            self._actors,
+            self._replicas,
             self,
             again=again,
             agreed=agreed,
@@ -146,8 +143,7 @@ class Supervisor:
                 nursery.start_soon(self._watch)
                 if self._tracking is not None:
                     nursery.start_soon(self._tracking.run, janitor)
-                for actor in self._actors.values():
-                    nursery.start_soon(actor.keep, janitor, self._log.info)
+                self._replicas.begin(nursery, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
                 self._record_end()

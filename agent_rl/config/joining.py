@@ -1,4 +1,6 @@
-"""Hosts that join a run: which replicas they get, what a topology is with them, and why a host cannot join.
+"""What changes the actors of a run: hosts that join, and replicas that `agent-rl scale` adds and removes.
+
+Which replicas a host that joins gets, what a topology is with it, and why it cannot join.
 
 A host that joined is an entry of ``[hosts]`` whose key ``joined`` numbers its replicas. It comes after the hosts of the
 file, and its replicas have numbers of their own. So a host that joins changes neither a name nor an address.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from agent_rl.config.addresses import actor_nodes, on_tcp
+from agent_rl.config.addresses import on_tcp, places
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
@@ -22,15 +24,28 @@ def joined_hosts(topology: Topology) -> dict[str, Host]:
     return {name: host for name, host in topology.hosts.items() if host.joined}
 
 
-def with_joined(topology: Topology, joined: Mapping[str, Host]) -> Topology:
-    """The topology with exactly these hosts besides those of the file."""
-    of_the_file = {name: host for name, host in topology.hosts.items() if not host.joined}
-    return topology.model_copy(update={"hosts": of_the_file | dict(joined)})
+def changed_hosts(topology: Topology) -> dict[str, Host]:
+    """The hosts that joined, and those to which replicas were added or from which some were removed, by name."""
+    return {name: host for name, host in topology.hosts.items() if host.joined or host.added or host.removed}
+
+
+def with_changed(topology: Topology, changed: Mapping[str, Host]) -> Topology:
+    """The topology with exactly these changes (`changed_hosts`) to its file.
+
+    A host of the file keeps its address: each host's file may have another address for it.
+    """
+    hosts = {}
+    for name, host in topology.hosts.items():
+        if not host.joined:
+            now = changed.get(name, Host())
+            hosts[name] = host.model_copy(update={"added": now.added, "removed": now.removed})
+    joined = {name: host for name, host in changed.items() if host.joined}
+    return topology.model_copy(update={"hosts": hosts | joined})
 
 
 def next_numbers(topology: Topology, taken: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Numbers for ``wanted`` further replicas of each role. ``taken``: the number after the highest ever given."""
-    first = {role: max([taken.get(role, 0), *(number + 1 for number in topology.homes(role))]) for role in wanted}
+    first = {role: max([taken.get(role, 0), *(number + 1 for number in topology.numbers(role))]) for role in wanted}
     return {role: tuple(range(first[role], first[role] + count)) for role, count in wanted.items()}
 
 
@@ -69,7 +84,7 @@ def _taken_ports(topology: Topology, host: Host, count: int) -> str:
     if ports[-1] > HIGHEST_PORT:
         return f"it needs the ports {ports[0]} to {ports[-1]}, and {HIGHEST_PORT} is the highest; choose lower ones"
     there = [name for name in topology.hosts_in_use if topology.hosts[name].address == host.address]
-    taken = {name: range(topology.hosts[name].base_port, _last_port(topology, name) + 1) for name in there}
+    taken = {name: range(topology.hosts[name].base_port, last_port(topology, name) + 1) for name in there}
     for name, others in taken.items():
         if others[0] <= ports[-1] and ports[0] <= others[-1]:
             return (
@@ -79,13 +94,14 @@ def _taken_ports(topology: Topology, host: Host, count: int) -> str:
     return ""
 
 
-def _last_port(topology: Topology, host: str) -> int:
-    return topology.hosts[host].base_port + len(list(actor_nodes(topology, host)))
+def last_port(topology: Topology, host: str) -> int:
+    """The last of the ports that a host needs."""
+    return topology.hosts[host].base_port + len(places(topology, host))
 
 
-def written(joined: Mapping[str, Host]) -> str:
-    """Joined hosts as one line of JSON."""
-    return json.dumps({name: host.model_dump() for name, host in joined.items()})
+def written(changed: Mapping[str, Host]) -> str:
+    """Hosts with their changes as one line of JSON."""
+    return json.dumps({name: host.model_dump() for name, host in changed.items()})
 
 
 def read(text: str) -> dict[str, Host]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -73,6 +73,10 @@ class Run(Part):
     """The address of ``metrics_port``. The default address can be reached from this machine only."""
 
 
+Replica = Annotated[str, Field(pattern=r"^[^.]+\.\d+$")]
+"""A process of a role, by role and number."""
+
+
 class Host(Part):
     """A machine that runs actors."""
 
@@ -83,6 +87,11 @@ class Host(Part):
     joined: dict[str, tuple[NonNegativeInt, ...]] = {}
     """Of a host that joined the run: the numbers of its replicas, by role. The run writes this key; leave it
     out."""
+    added: tuple[Replica, ...] = ()
+    """The replicas that `agent-rl scale` added, in this order, as in "tool_executor.2". The run writes this key; leave
+    it out."""
+    removed: tuple[Replica, ...] = ()
+    """The replicas that `agent-rl scale` removed. The run writes this key; leave it out."""
 
 
 class Security(Part):

@@ -26,6 +26,8 @@ The flow, sender to receiver (kind of link in brackets)::
     a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
     a command: swap    SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
+    a command: scale   ScaleWanted / Changed [call] --------------> supervisor of the learner's host
+    supervisor         ReplicasWanted / Changed [call] -----------> supervisors of other hosts
     a command: drain   DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.

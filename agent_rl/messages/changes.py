@@ -1,8 +1,10 @@
-"""What `agent-rl swap` and `agent-rl drain` ask of a run that is under way, and what the run answers."""
+"""What `agent-rl swap`, `scale` and `drain` ask of a run that is under way, and what the run answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from agent_rl.messages.status import JoinedHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,29 @@ class DrainWanted:
     """Stop all actors of a host in order, and do without them. The host's supervisor ends, if it has no other host."""
 
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWanted:
+    """Give a role another number of processes: new ones start, or those with the highest numbers stop in order."""
+
+    role: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasWanted:
+    """The supervisor of the learner's host asks that of another host to start and stop replicas of a role.
+
+    ``hosts``: as `JoinedHosts` has them. ``starts``, ``stops``: replicas of the asked host, as ``role.number``.
+    ``only_check``: check whether replicas can start, as ``agent-rl check`` does, and start nothing.
+    """
+
+    role: str
+    hosts: tuple[JoinedHost, ...]
+    starts: tuple[str, ...]
+    stops: tuple[str, ...]
+    only_check: bool
 
 
 @dataclass(frozen=True, slots=True)

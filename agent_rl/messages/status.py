@@ -106,12 +106,19 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """A host that joined the run: where its nodes listen, and the numbers of its replicas by role."""
+    """A host that joined the run, or one whose replicas `agent-rl scale` changed.
+
+    ``address``, ``base_port``: where the nodes of a host that joined listen. ``replicas``: the numbers of its replicas
+    by role; none for a host of the file. ``added``, ``removed``: replicas as ``role.number``, in the order in which
+    they were added and removed.
+    """
 
     name: str
     address: str
     base_port: int
     replicas: dict[str, tuple[int, ...]]
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,9 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JoinedHosts:
-    """The supervisor of the learner's host tells all others which hosts joined the run and have not left."""
+    """The supervisor of the learner's host tells all others which hosts joined the run and have not left.
+
+    Hosts whose replicas were added or removed are among them.
+    """
 
     hosts: tuple[JoinedHost, ...]

@@ -68,7 +68,7 @@ def main():
         with (Path(options.base) / "events").open("a") as file:
             file.write(f"{event} {options.actor} {entry.class_path} {entry.settings.get('number', 0)}\n")
 
-    if entry.settings.get("dies"):
+    if entry.settings.get("dies") or (Path(options.base) / "dies").exists():
         sys.stderr.write("no such device\n")
         sys.exit(7)
     trio.run(run, options, topology, entry, tell)

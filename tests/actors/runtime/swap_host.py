@@ -6,11 +6,11 @@ from pathlib import Path
 
 import trio
 
-from actors.runtime import changes
+from actors.runtime import trying
 from actors.runtime.run import run_topology
 from agent_rl.config.load import load_topology
 
-changes.TRIAL = "tests.actors.runtime.swap_trial"
+trying.TRIAL = "tests.actors.runtime.swap_trial"
 path = Path(sys.argv[1])
 sys.exit(
     trio.run(partial(run_topology, load_topology(path), path, host="b", entry_module="tests.actors.runtime.swap_entry"))

@@ -11,16 +11,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime import changes
-from actors.runtime.changes import Changes, changed_keys, why_not
+from actors.runtime import trying
+from actors.runtime.change_rules import changed_keys, several, why_not
+from actors.runtime.changes import Changes
 from actors.runtime.control import ask_run
+from actors.runtime.joined_hosts import with_kept
 from actors.runtime.run import run_topology
 from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
 from agent_rl.config.load import load_topology
+from agent_rl.config.scaling import with_replicas
 from agent_rl.figures import ActorFigures
-from agent_rl.messages import ActorStatus, Changed, DrainWanted, SwapWanted
+from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.swaps import forget_swaps, record_swap
 from tests.end_to_end.processes import port_blocks
@@ -37,7 +40,7 @@ def wanted(role, class_path="", *settings, fresh=False):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(changes, "TRIAL", "tests.actors.runtime.swap_trial")
+    monkeypatch.setattr(trying, "TRIAL", "tests.actors.runtime.swap_trial")
     return tmp_path
 
 
@@ -244,6 +247,90 @@ def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
         assert resolved.actors["first"].settings == {"number": 3}
 
 
+def test_a_role_gets_another_number_of_processes(folder, capsys):
+    path = write(folder, settings="number = 1")
+
+    async def main():
+        async with running(path, 2):
+            answer = await swap(path, ScaleWanted("second", 3))
+            assert answer == Changed((), ("second.1 runs", "second.2 runs", "second has 3 processes"))
+            assert sorted(events(folder)[2:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 2)]
+            answer = await swap(path, wanted("second", OTHER))
+            assert len(answer.done) == 3
+            answer = await swap(path, ScaleWanted("second", 2))
+            assert answer == Changed((), ("second.2 has left", "second has 2 processes"))
+            assert events(folder)[-1] == f"left second.2 {OTHER} 1"
+            answer = await swap(path, ScaleWanted("second", 3))
+            assert answer.done[0] == "second.3 runs"  # not the number of another process
+            before = events(folder)
+            answer = await swap(path, ScaleWanted("second", 3))
+            assert answer.refused == ("nothing would change: second has 3 processes already",)
+            assert events(folder) == before
+            assert load_topology(folder / "run" / "topology.local.toml").homes("second").keys() == {0, 1, 3}
+
+    trio.run(main)
+    (folder / "events").unlink()
+
+    async def next_start():
+        async with running(path, 2):
+            assert sorted(events(folder)) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 1"]
+
+    capsys.readouterr()
+    trio.run(next_start)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "second was scaled in the last start, and now has as many processes as the file says: 1; it had 3" in output
+
+
+def test_replicas_that_do_not_start_are_none(folder):
+    path = write(folder)
+
+    async def main():
+        async with running(path, 2):
+            (folder / "dies").touch()
+            answer = await swap(path, ScaleWanted("second", 2))
+            assert "second.1 exited with status 7 before it was ready: no such device" in answer.refused[0]
+            assert answer.refused[-1] == "second keeps the processes that it had"
+            (folder / "dies").unlink()
+            answer = await swap(path, ScaleWanted("second", 2))
+            assert answer.done[0] == "second.2 runs"
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_replicas_come_and_go_on_other_hosts(folder):
+    """The hosts have run directories of their own. The main host's supervisor is killed, and still knows them."""
+    path = write_hosts(folder, 'hosts = ["b", "a"]')
+    elsewhere = path.with_name("elsewhere.toml")
+    elsewhere.write_text(path.read_text().replace(str(folder / "run"), str(folder / "run_of_b")))
+    other = start_b(elsewhere)
+
+    async def main():
+        async with running(path, 3, host="a"):
+            answer = await swap(path, ScaleWanted("second", 4))
+            assert not answer.refused
+            assert answer.done[-1] == "second has 4 processes"
+            assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (2, 3)]
+            for directory, host in (("run", "a"), ("run_of_b", "b")):
+                homes = load_topology(folder / directory / f"topology.{host}.toml").homes("second")
+                assert homes == {0: "b", 1: "a", 2: "a", 3: "b"}
+            kept = (folder / "run" / "joined.json").read_text()
+            answer = await swap(path, ScaleWanted("second", 2))
+            assert answer.done == ("second.2 has left", "second.3 has left", "second has 2 processes")
+            assert sorted(events(folder)[5:]) == [f"left second.{number} {PLAIN} 1" for number in (2, 3)]
+            return kept
+
+    try:
+        kept = trio.run(main)
+        assert other.wait(60) == 0
+    finally:
+        other.kill()
+        other.wait()
+    assert not (folder / "run" / "joined.json").exists()
+    (folder / "run" / "joined.json").write_text(kept)  # as after a SIGKILL
+    assert with_kept(load_topology(path), folder / "run").homes("second") == {0: "b", 1: "a", 2: "a", 3: "b"}
+
+
 def test_a_swap_during_a_start_is_refused(folder):
     path = write(folder, settings="waits = true")
 
@@ -252,7 +339,9 @@ def test_a_swap_during_a_start_is_refused(folder):
             answer = await ask_run(path.parent / "run", wanted("first", OTHER))
             assert "second.0" in answer.refused[0]
             assert "has not started yet" in answer.refused[0]
-            assert not any(event.startswith("left") for event in events(folder))
+            answer = await ask_run(path.parent / "run", ScaleWanted("first", 2))
+            assert "has not started yet" in answer.refused[0]
+            assert len(events(folder)) == 2
 
     trio.run(main)
 
@@ -262,7 +351,16 @@ def test_without_a_run_the_command_says_so(tmp_path):
         trio.run(ask_run, tmp_path, wanted("learner", "x:Y"))
 
 
-def test_an_actor_may_not_ask_for_a_swap(tmp_path):
+@pytest.mark.parametrize(
+    ("sender", "asked"),
+    [
+        ("rollout_generator.0", wanted("learner", "x:Y")),
+        ("rollout_generator.0", ScaleWanted("tool_executor", 2)),
+        ("supervisor.other", ScaleWanted("tool_executor", 2)),
+        ("control", ReplicasWanted("tool_executor", (), ("tool_executor.7",), (), only_check=False)),
+    ],
+)
+def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
     path, _ = write_micro(tmp_path)
     reports = SimpleNamespace(say=print)
     run = Changes(
@@ -270,14 +368,14 @@ def test_an_actor_may_not_ask_for_a_swap(tmp_path):
         path,
         path,
         ["local"],
-        {},
+        SimpleNamespace(actors={}),
         again="",
         reports=reports,
         ending=trio.Event(),
         leave=print,
     )
-    with pytest.raises(CallRefused, match=r"rollout_generator\.0 may not change the run"):
-        trio.run(run.asked, "rollout_generator.0", wanted("learner", "x:Y"))
+    with pytest.raises(CallRefused, match="may not change the run"):
+        trio.run(run.asked, sender, asked)
 
 
 def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and_not_waited_for(tmp_path):
@@ -295,7 +393,10 @@ def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and
         async with trio.open_nursery() as nursery:
             node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
             reports = SimpleNamespace(say=print)
-            run = Changes(topology, path, path, ["a"], {}, again="", reports=reports, ending=trio.Event(), leave=print)
+            none = SimpleNamespace(actors={}, follow=print)
+            run = Changes(
+                topology, path, path, ["a"], none, again="", reports=reports, ending=trio.Event(), leave=print
+            )
             run.begin(nursery, None)
             run.link(node)
             for name in heard:
@@ -325,6 +426,22 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "there are kv_scheduler, rollout_generator" in refusal(wanted("lerner", "x:Y"))
     assert "name rollout_generator" in refusal(wanted("rollout_generator.0", "x:Y"))
     assert "nothing would change" in refusal(wanted("learner"))
+    more = ScaleWanted("tool_executor", 3)
+    assert refusal(more) == ""
+    assert "the run is ending" in refusal(more, ending=True)
+    assert "learner.0 has not started yet" in refusal(more, starting=["learner.0"])
+    assert "another change is under way (scaling of tool_executor)" in refusal(more, busy="scaling of tool_executor")
+    assert "there is exactly one learner" in refusal(ScaleWanted("learner", 2))
+    assert "at least one process" in refusal(ScaleWanted("tool_executor", 0))
+    assert "has 1 process already" in refusal(ScaleWanted("tool_executor", 1))
+
+
+def test_a_class_of_which_there_is_one_does_not_take_the_place_of_several(tmp_path):
+    topology = load_topology(write_micro(tmp_path)[0])
+    more = with_replicas(topology, {"tool_executor.1": "local"})
+    single = load_topology(write_micro(tmp_path)[0], ['actors.tool_executor.class="actors.kv_scheduler:KVScheduler"'])
+    more = more.model_copy(update={"actors": single.actors})
+    assert "tool_executor has 2 processes; scale it to 1 first" in several(more, "tool_executor")
 
 
 def test_what_host_may_be_drained(tmp_path):

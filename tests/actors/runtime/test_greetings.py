@@ -16,7 +16,7 @@ from actors.runtime.greetings import AGAIN_SECONDS, KEY_SECONDS, Greetings, Repo
 from actors.runtime.networks import starting_node
 from agent_rl import messages
 from agent_rl.config.agreement import settings_to_agree
-from agent_rl.config.joining import with_joined
+from agent_rl.config.joining import with_changed
 from agent_rl.config.load import load_topology
 from agent_rl.config.processes import Host as HostEntry
 from agent_rl.config.topology import Topology
@@ -95,7 +95,7 @@ def test_hosts_that_do_not_greet_each_other_take_the_actors_of_the_other(tmp_pat
 def test_a_host_that_joins_is_greeted_and_one_that_left_is_forgotten(path: Path) -> None:
     topology = load_topology(path)
     joined = {"d": HostEntry(address="10.0.0.9", base_port=6000, joined={"tool_executor": (1,)})}
-    a, b, d = Host("a", topology), Host("b", topology), Host("d", with_joined(topology, joined), clock=30.0)
+    a, b, d = Host("a", topology), Host("b", topology), Host("d", with_changed(topology, joined), clock=30.0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -103,7 +103,7 @@ def test_a_host_that_joins_is_greeted_and_one_that_left_is_forgotten(path: Path)
             for host in (a, b):
                 await host.run(network, nursery)
             await trio.sleep(1.0)
-            a.greetings.follow(with_joined(topology, joined))
+            a.greetings.follow(with_changed(topology, joined))
             await d.run(network, nursery)
             await trio.sleep(3.0)
             assert a.admitted == ["supervisor.b", "supervisor.d"]

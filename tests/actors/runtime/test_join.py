@@ -7,7 +7,7 @@ import trio
 
 from actors.runtime import join as joining
 from actors.runtime.join import join
-from agent_rl.config.joining import joined_hosts, next_numbers, with_joined
+from agent_rl.config.joining import joined_hosts, next_numbers, with_changed
 from agent_rl.config.load import load_topology
 from agent_rl.config.processes import Host
 from agent_rl.messages import Changed, DrainWanted
@@ -34,7 +34,7 @@ async def ask(path, overrides=(), name="d"):
     topology = load_topology(path, overrides)
     host = Host(base_port=port_blocks(1)[0], joined=next_numbers(topology, {}, WANTED))
     try:
-        await join(with_joined(topology, {name: host}), name, WANTED, path.parent)
+        await join(with_changed(topology, {name: host}), name, WANTED, path.parent)
     except RunRefused as refusal:
         return str(refusal)
     return ""

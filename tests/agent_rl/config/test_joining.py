@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.config.addresses import actor_nodes, addresses
-from agent_rl.config.joining import joined_hosts, next_numbers, read, refusal, with_joined, written
+from agent_rl.config.joining import joined_hosts, next_numbers, read, refusal, with_changed, written
 from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
 
@@ -57,14 +57,14 @@ def test_hosts_that_come_and_go_never_get_a_name_that_was_given_before(joins: li
     for number, (leaves, wanted, address) in enumerate(joins):
         joined = joined_hosts(present)
         if leaves and joined:
-            present = with_joined(present, dict(list(joined.items())[1:]))
+            present = with_changed(present, dict(list(joined.items())[1:]))
         name = f"j{number}"
         host = Host(address=address, base_port=6000 + 100 * number)
         assert refusal(present, name, host, wanted) == ""
         before = addresses(present, Path("/tmp/x"))
         numbers = next_numbers(present, taken, wanted)
         taken |= {role: each[-1] + 1 for role, each in numbers.items()}
-        present = with_joined(
+        present = with_changed(
             present, joined_hosts(present) | {name: Host(address=address, base_port=host.base_port, joined=numbers)}
         )
         names = {node for node, _ in actor_nodes(present, name)}
@@ -75,7 +75,7 @@ def test_hosts_that_come_and_go_never_get_a_name_that_was_given_before(joins: li
         assert before.items() <= after.items()
         assert len(set(after.values())) == len(after)
         assert read(written(joined_hosts(present))) == joined_hosts(present)
-    assert with_joined(present, {}) == topology()
+    assert with_changed(present, {}) == topology()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_hosts_that_come_and_go_never_get_a_name_that_was_given_before(joins: li
 def test_a_host_that_cannot_join_is_told_why(name: str, host: dict[str, Any], wanted: Any, reason: str) -> None:
     j = Host(address="10.0.0.3", joined={"tool_executor": (2, 3)})
     place = Host.model_validate({"address": "10.0.0.9"} | host)
-    assert reason in refusal(with_joined(topology(), {"j": j}), name, place, wanted)
+    assert reason in refusal(with_changed(topology(), {"j": j}), name, place, wanted)
 
 
 def test_nobody_joins_a_run_on_unix_sockets() -> None:
