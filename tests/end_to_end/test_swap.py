@@ -35,7 +35,11 @@ def temporary() -> Iterator[Path]:
 
 
 def swap(directory: Path, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "actors.cli", "swap", str(directory), *arguments]
+    return change("swap", directory, temporary, *arguments)
+
+
+def change(what: str, directory: Path, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "actors.cli", what, str(directory), *arguments]
     environment = os.environ | {"TMPDIR": str(temporary)}
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=4 * SECONDS, env=environment)
 
@@ -107,3 +111,45 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
     assert len(trained) == len(set(trained))
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert all(row["success"] == 0.5 for row in steps if row["groups_trained"])
+
+
+@pytest.mark.slow
+def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Path, temporary: Path) -> None:
+    """Every rollout calls the executor, and at most 8 run at one generator, so that each process has work."""
+    path, directory = write_half_right(tmp_path, steps=500)
+    path.write_text(
+        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
+    )
+    process = start(path, *ROOM, TMPDIR=str(temporary))
+    try:
+        wait_for(lambda: steps_trained(directory) >= 1, "a step")
+        for role, number, reason in (("learner", "2", "exactly one learner"), ("tool_executor", "0", "at least one")):
+            refused = change("scale", directory, temporary, role, number)
+            assert refused.returncode == 2, refused.stdout + refused.stderr
+            assert reason in refused.stderr
+        for role, number in (
+            ("rollout_generator", 2),
+            ("tool_executor", 3),
+            ("rollout_generator", 1),
+            ("tool_executor", 2),
+        ):
+            done = steps_trained(directory)
+            wait_for(lambda done=done: steps_trained(directory) >= done + 1, f"a step before {role} is scaled")
+            scaled = change("scale", directory, temporary, role, str(number))
+            assert scaled.returncode == 0, scaled.stdout + scaled.stderr
+            assert f"{role} has {number} process" in scaled.stdout
+        done = steps_trained(directory)
+        wait_for(lambda: steps_trained(directory) >= done + 2, "two steps after the scaling")
+        process.send_signal(signal.SIGINT)
+        code, out, err = finish(process)
+    finally:
+        process.kill()
+    assert code == 0, out + err
+    assert "starting it again" not in out + err  # nobody died
+    done = steps_trained(directory)
+    code, out, err = finish(start(path, *ROOM, "--set", f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
+    assert code == 0, out + err
+    assert "tool_executor was scaled in the last start" in " ".join((out + err).split())
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (done + 2, 0)

@@ -23,7 +23,7 @@ MANY = ("rollout_generator", "tool_executor")
 
 
 def topology(**changes: Any) -> Topology:
-    actors = {role: {"class": path, "host": "a"} for role, path in ROLES.items()}
+    actors: dict[str, dict[str, Any]] = {role: {"class": path, "host": "a"} for role, path in ROLES.items()}
     actors["tool_executor"] = {"class": ROLES["tool_executor"], "hosts": ["a", "b"]}
     tables: dict[str, Any] = {
         "run": {"name": "joined", "directory": "/nowhere"},
