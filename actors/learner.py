@@ -137,7 +137,7 @@ class Learner(Actor):
         """Store an incoming message for the recipe task; answer requests for published weights."""
         match message:
             case WeightsWanted() | TransferWanted():
-                return await self._model.hand_out(message)
+                return await self._model.hand_out(message, self.sender)
             case TrainingGroup() | StepReady() | EvaluationReady():
                 self._arrivals.put(message, self._position.version)
             case EngineLoad():
@@ -147,9 +147,9 @@ class Learner(Actor):
         return None
 
     def peer_changed(self, event: LinkEvent) -> None:
-        """An engine that is lost or has left does not hold back what is kept for engines."""
+        """An engine that is lost or has left does not hold back what is kept for engines, and passes no weights on."""
         if isinstance(event, PeerGone | PeerLeft):
-            self._model.publisher.gone(event.peer)
+            self._model.gone(event.peer)
 
     async def _wait(self, expected: str, seconds: float) -> None:
         """Wait for any message, at most so long. ``expected`` is the message of the filter that is missing."""

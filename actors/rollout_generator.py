@@ -74,7 +74,12 @@ class RolloutGenerator(Actor):
     Settings = RolloutGeneratorSettings
     chat_format: ClassVar[type[ChatFormat]] = ChatFormat
     """The format of episodes and of the learner's demonstrations, for subclasses to replace."""
-    receives = (Push(RolloutRequest), Announce(PolicyPublished), Announce(GroupsUnwanted))
+    receives = (
+        Push(RolloutRequest),
+        Announce(PolicyPublished),
+        Announce(GroupsUnwanted),
+        Call(WeightsWanted, WeightsPart, required=False),
+    )
     links: ClassVar = {
         "trajectories": Push(Trajectory),
         "tools": Call(ToolCall, ToolResult),
@@ -188,11 +193,13 @@ class RolloutGenerator(Actor):
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
         return make_engine(directory, settings, self.context.topology)
 
-    async def handle(self, message: Any) -> None:
-        """Run a request to its end; keep a policy for `ServedPolicy`; cancel rollouts of dropped groups."""
+    async def handle(self, message: Any) -> Any:
+        """Run a request to its end; keep a policy; cancel rollouts of dropped groups; pass weights on."""
         match message:
             case RolloutRequest():
                 await self._rollout(message)
+            case WeightsWanted():
+                return await self._served.part(message)
             case PolicyPublished():
                 self._served.published(message)
             case GroupsUnwanted():
@@ -204,6 +211,7 @@ class RolloutGenerator(Actor):
                     self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:
                 await super().handle(message)
+        return None
 
     async def _rollout(self, request: RolloutRequest) -> None:
         self._asking.add(self.sender)

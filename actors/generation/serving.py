@@ -13,12 +13,13 @@ import trio
 from actors.base import ActorContext, ask
 from actors.engines.base import Engine, EngineError, EngineRefusedError
 from actors.weights import transfer
-from actors.weights.fetch import LINK, FetchedWeights, FetchError, host_directory
+from actors.weights.fetch import AHEAD, LINK, SOURCE_SECONDS, FetchedWeights, FetchError, host_directory
+from actors.weights.parts import nothing
 from actors.weights.transfer import TransferError, is_transfer
 from agent_rl.config.addresses import run_digest
 from agent_rl.files.leftovers import Claim
 from agent_rl.messages import PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
-from transport import CallFailed, CallTimeout, PeerLost
+from transport import CallFailed, CallLink, CallTimeout, PeerLost
 
 PART_SECONDS = 60.0
 """How long one part of a fetched file may take. Then the generator asks for it again."""
@@ -36,8 +37,8 @@ class ServedPolicy:
     """The policy that an engine serves. Rollouts in flight continue when it changes.
 
     Weights come in one of three ways: from a file on a disk or in shared memory that learner and generator share; from
-    this file over the link ``weights``, when the topology has the link; or by a transfer into the engine, which the
-    learner offers over the link ``transfer``.
+    this file over the link ``weights``, when the topology has the link, or from a generator of another host that the
+    learner names; or by a transfer into the engine, which the learner offers over the link ``transfer``.
     """
 
     def __init__(self, context: ActorContext, engine: Engine, log: Any) -> None:
@@ -49,6 +50,7 @@ class ServedPolicy:
         self._lost = 0
         """Number of failed transfers."""
         self._claim: Claim | None = None
+        self._sources: dict[str, CallLink] = {}
         self._fetched = self._over_links() if LINK in context.links else None
         self.ready = trio.Event()
         """Set once a published policy is served."""
@@ -59,11 +61,30 @@ class ServedPolicy:
         topology = self._context.topology
         directory, self._claim = host_directory("fetched", run_digest(topology))
 
-        async def part(wanted: WeightsWanted) -> WeightsPart:
-            found: WeightsPart = await ask(self._context.link(LINK), wanted, timeout=PART_SECONDS, log=self._log)
+        async def part(source: str, wanted: WeightsWanted) -> WeightsPart:
+            found: WeightsPart
+            if source:
+                found = await self._link_to(source)(wanted)
+            else:
+                found = await ask(self._context.link(LINK), wanted, timeout=PART_SECONDS, log=self._log)
             return found
 
         return FetchedWeights(directory, part, self._context.in_thread)
+
+    def _link_to(self, generator: str) -> CallLink:
+        """The link to a generator that passes weights on. It stays open for the next policy."""
+        link = self._sources.get(generator)
+        if link is None:
+            name = f"{LINK} of {generator}"
+            made = self._context.node.call(
+                name, [generator], outstanding=AHEAD, timeout=SOURCE_SECONDS, reply=WeightsPart
+            )
+            link = self._sources[generator] = made
+        return link
+
+    async def part(self, wanted: WeightsWanted) -> WeightsPart:
+        """A part of a policy's file for a generator of another host."""
+        return nothing(wanted.offset) if self._fetched is None else await self._fetched.part(wanted)
 
     def published(self, policy: PolicyPublished) -> None:
         """A policy is published. Only the newest is sure to be served."""
@@ -95,7 +116,9 @@ class ServedPolicy:
         except EngineError as error:
             fault, again, fatal = error, REPLACED_SECONDS, True
         else:
-            fetched = {} if self._fetched is None else {"fetched_bytes": self._fetched.fetched_bytes}
+            fetched: dict[str, Any] = {}
+            if (over := self._fetched) is not None:
+                fetched = {"fetched_bytes": over.fetched_bytes, "passed_bytes": over.passed_bytes, "of": over.source}
             self._log.info("policy taken up", version=published.policy.version, epoch=published.policy.epoch, **fetched)
             return True
         if isinstance(fault, TransferError):

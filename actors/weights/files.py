@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from actors.weights.chain import Chains
+from actors.weights.parts import nothing, part_checksums, read_part, whole_checksum
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import remove, sweep_partial, whole, writing
 from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.messages import Policy
+from agent_rl.messages import Policy, WeightsPart, WeightsWanted
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.records.checkpoint_files import CheckpointError, Position, read_position
 
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-READ_BYTES = 1 << 20
-
-
-def checksum_of(path: Path) -> int:
-    """CRC-32 of a file."""
-    checksum = 0
-    with path.open("rb") as file:
-        while data := file.read(READ_BYTES):
-            checksum = zlib.crc32(data, checksum)
-    return checksum
 
 
 def named_directory(name: str) -> Path:
@@ -80,6 +71,9 @@ class PublishedWeights:
         self._directory = directory
         self._write = write
         self._fetched = fetched
+        self._checksums: dict[Policy, list[int]] = {}
+        """Of the parts of each policy's file, made once, at write."""
+        self._chains = Chains()
         sweep_partial(directory)
 
     def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
@@ -89,7 +83,29 @@ class PublishedWeights:
         """
         path = self.path(policy)
         self._write(weights, path)
-        return path.resolve().as_uri(), *((path.stat().st_size, checksum_of(path)) if self._fetched else (0, 0))
+        if not self._fetched:
+            return path.resolve().as_uri(), 0, 0
+        checksums = self._checksums[policy] = part_checksums(path)
+        return path.resolve().as_uri(), path.stat().st_size, whole_checksum(checksums)
+
+    def part(self, policy: Policy, offset: int) -> WeightsPart:
+        """A part of a policy's file; an empty part when the file is gone or ends before ``offset``."""
+        try:
+            return read_part(self.path(policy), offset, self._checksums.get(policy, ()))
+        except FileNotFoundError:
+            return nothing(offset)
+
+    async def hand_out(
+        self, wanted: WeightsWanted, asker: str, in_thread: Callable[..., Awaitable[WeightsPart]]
+    ) -> WeightsPart:
+        """The part, read in a thread, or the generator that sends it to ``asker``."""
+        if wanted.passes_on and (source := self._chains.source(wanted.policy, asker, wanted.failed)):
+            return nothing(wanted.offset, source=source)
+        return await in_thread(self.part, wanted.policy, wanted.offset)
+
+    def gone(self, generator: str) -> None:
+        """A generator is lost, or has left: it passes nothing on."""
+        self._chains.lost(generator)
 
     def path(self, policy: Policy) -> Path:
         """The path of the policy's weight file."""
@@ -98,6 +114,7 @@ class PublishedWeights:
     def clean(self, oldest: Policy) -> None:
         """Delete files older than ``oldest``, the oldest policy that an engine serves. Engines only load newer ones."""
         keep = self.path(oldest).name
+        self._checksums = {policy: sums for policy, sums in self._checksums.items() if policy >= oldest}
         for path in self._directory.glob("policy-*.safetensors"):
             if path.name < keep:
                 path.unlink(missing_ok=True)

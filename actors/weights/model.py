@@ -13,7 +13,7 @@ import trio
 
 from actors.base import ActorContext
 from actors.weights import transfer
-from actors.weights.fetch import LINK, host_directory, read_part
+from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights, model_directory, named_directory
 from actors.weights.publish import Publisher
 from actors.weights.transfer import KeptWeights
@@ -182,15 +182,19 @@ class TrainedModel:
             weights = await self.in_thread(lambda: self.trainer.copy_weights(policy.version, device))
         self.publisher.offer(policy, weights, position.stage, position.stage_version)
 
-    async def hand_out(self, wanted: WeightsWanted | TransferWanted) -> WeightsPart | TransferOffer:
-        """A part of a published file, or the offer of a transfer."""
+    async def hand_out(self, wanted: WeightsWanted | TransferWanted, asker: str) -> WeightsPart | TransferOffer:
+        """A part of a published file or the generator to ask for it, or the offer of a transfer."""
         match wanted, self.store:
             case WeightsWanted(), PublishedWeights() as files:
-                part: WeightsPart = await self._context.in_thread(read_part, files.path(wanted.policy), wanted.offset)
-                return part
+                return await files.hand_out(wanted, asker, self._context.in_thread)
             case TransferWanted(), KeptWeights() as kept:
                 return kept.offer(wanted)
         raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self._context.settings.weights_in}")
+
+    def gone(self, generator: str) -> None:
+        """A generator is lost, or has left: nothing is kept for its engine, and it passes no weights on."""
+        self.publisher.gone(generator)
+        self.store.gone(generator)
 
     # Checkpoints
 

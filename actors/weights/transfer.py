@@ -93,6 +93,9 @@ class KeptWeights:
     def clean(self, oldest: Policy) -> None:
         """Nothing to do: only one policy is kept."""
 
+    def gone(self, generator: str) -> None:
+        """Nothing to do: a lost generator asks again."""
+
     def remove(self) -> None:
         """The run is over: drop the weights."""
         self._kept = None

@@ -76,8 +76,8 @@ class PolicyPublished:
 
     ``uri`` names an immutable safetensors file. With the schemes ``nccl`` and ``gloo`` the learner sends the weights on
     request (TransferWanted). Where generators fetch the file over a link, ``size`` is its size in bytes and
-    ``checksum`` its CRC-32 (else 0). ``stage`` indexes the recipe's stages (the number of stages when the recipe is
-    done); ``stage_version`` is the version at which the stage began.
+    ``checksum`` the CRC-32 of the CRC-32s of its parts (else 0). ``stage`` indexes the recipe's stages (the number of
+    stages when the recipe is done); ``stage_version`` is the version at which the stage began.
     """
 
     policy: Policy
@@ -90,19 +90,31 @@ class PolicyPublished:
 
 @dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner."""
+    """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner.
+
+    ``passes_on``: the sender can fetch from another generator, and passes on what it has. ``failed`` is the generator
+    from which it could not fetch, if there was one.
+    """
 
     policy: Policy
     offset: int
+    passes_on: bool = False
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsPart:
-    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes] is empty when the file was removed."""
+    """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes] is empty when the file was removed.
+
+    ``data`` is also empty when the learner names the generator to ask as ``source``, and when a generator does not have
+    the part yet (``later``).
+    """
 
     offset: int
     checksum: int
     data: Uint8Vector
+    source: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

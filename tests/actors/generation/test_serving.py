@@ -15,8 +15,9 @@ from trio.testing import MockClock
 
 from actors.engines.base import EngineError, EngineRefusedError
 from actors.generation.serving import AGAIN_SECONDS, FIRST_ATTEMPTS, OFFER_SECONDS, REPLACED_SECONDS, ServedPolicy
-from actors.weights.fetch import FetchedWeights, read_part
-from actors.weights.files import checksum_of, weights_name
+from actors.weights.fetch import FetchedWeights
+from actors.weights.files import weights_name
+from actors.weights.parts import nothing, part_checksums, read_part, whole_checksum
 from actors.weights.transfer import TransferError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost
@@ -75,12 +76,16 @@ class Desk:
         (folder / "learner").mkdir()
         self.served = ServedPolicy(context, self.engine, structlog.get_logger())  # type: ignore[arg-type]
 
-    async def ask(self, wanted: WeightsWanted) -> WeightsPart:
+    async def ask(self, source: str, wanted: WeightsWanted) -> WeightsPart:
+        assert not source
         await trio.lowlevel.checkpoint()
         self.asked.append(wanted.offset)
         if self.faults:
             raise self.faults.pop(0)
-        return read_part(self.folder / "learner" / weights_name(wanted.policy), wanted.offset)
+        path = self.folder / "learner" / weights_name(wanted.policy)
+        if not path.exists():
+            return nothing(wanted.offset)
+        return read_part(path, wanted.offset, part_checksums(path))
 
     async def offer(self, wanted: TransferWanted, *, timeout: float) -> TransferOffer:
         await trio.sleep(timeout / 4)
@@ -100,7 +105,7 @@ class Desk:
         policy = Policy(1, version)
         path = self.folder / "learner" / weights_name(policy)
         path.write_bytes(b"weights of %d" % version)
-        size, checksum = (path.stat().st_size, checksum_of(path)) if link else (0, 0)
+        size, checksum = (path.stat().st_size, whole_checksum(part_checksums(path))) if link else (0, 0)
         self.served.published(PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum))
         return policy
 

@@ -14,8 +14,10 @@ import trio
 from trio.testing import MockClock
 
 from actors.weights import fetch as fetching
-from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_directory, read_part
-from actors.weights.files import checksum_of, weights_name
+from actors.weights import parts
+from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_directory
+from actors.weights.files import weights_name
+from actors.weights.parts import part_checksums, read_part, whole_checksum
 from agent_rl.files.leftovers import sweep
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 
@@ -25,7 +27,12 @@ SIZE = 10 * PART + 123
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PART_BYTES", PART)
+    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(fetching, "AHEAD", 4)
+
+
+def checksum_of(path: Path) -> int:
+    return whole_checksum(part_checksums(path))
 
 
 class Learner:
@@ -43,10 +50,14 @@ class Learner:
         path.write_bytes(random.Random(version).randbytes(size))
         return PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum_of(path))
 
-    async def ask(self, wanted: WeightsWanted) -> WeightsPart:
+    async def ask(self, source: str, wanted: WeightsWanted) -> WeightsPart:
+        assert not source
         self.asked.append(wanted.offset)
         await self.before(wanted.offset)
-        return self.spoil(read_part(self.folder / weights_name(wanted.policy), wanted.offset))
+        path = self.folder / weights_name(wanted.policy)
+        if not path.exists():
+            return parts.nothing(wanted.offset)
+        return self.spoil(read_part(path, wanted.offset, part_checksums(path)))
 
     async def _shuffle(self, offset: int) -> None:
         """Parts come in any order."""
@@ -95,18 +106,43 @@ def test_generators_of_a_host_share_one_download(learner: Learner, host: Path) -
     assert sorted(learner.asked) == list(range(0, SIZE, PART))
 
 
-def test_a_download_of_another_generator_is_waited_for_no_longer_than_said(learner: Learner, host: Path) -> None:
+async def lock_held_for_ever(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if work is fcntl.flock:
+        await trio.sleep_forever()
+    return work(*arguments)
+
+
+def test_a_download_of_another_generator_that_stands_still_is_given_up(learner: Learner, host: Path) -> None:
     published = learner.publish(3)
 
-    async def lock_held_for_ever(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if work is fcntl.flock:
-            await trio.sleep_forever()
-        return await trio.to_thread.run_sync(work, *arguments, **named)
-
     async def main() -> None:
+        began = trio.current_time()
         with pytest.raises(FetchError, match="another generator of this host has been downloading"):
             await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
-        assert trio.current_time() >= LOCK_SECONDS
+        assert LOCK_SECONDS <= trio.current_time() - began <= 2 * LOCK_SECONDS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_download_of_another_generator_is_waited_for_while_it_grows(learner: Learner, host: Path) -> None:
+    """An hour of a slow link; then the other generator is gone, and nothing grows any more."""
+    published = learner.publish(3)
+    partial = host / f".{weights_name(published.policy)}-{published.checksum:08x}.partial"
+    given_up = []
+
+    async def wait() -> None:
+        with pytest.raises(FetchError, match="another generator of this host"):
+            await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
+        given_up.append(trio.current_time())
+
+    async def main() -> None:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            for grown in range(60):
+                await trio.sleep(60.0)
+                partial.write_bytes(bytes(grown))
+        assert 3600.0 < given_up[0] - began <= 3600.0 + 2 * LOCK_SECONDS
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

@@ -1,0 +1,24 @@
+"""Weights to many hosts: namespaces with links of 100 Mbit/s, as `agent-rl bench weights` measures."""
+
+import json
+import sys
+
+import pytest
+
+from actors.cli.main import main
+from tests.machines import skip_without
+
+
+@pytest.mark.slow
+def test_sixteen_hosts_take_little_longer_than_one_and_cost_the_learner_little_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    skip_without("tc")
+    assert main(["bench", "weights", "--hosts", "1", "16", "--mbyte", "128", "--mbit", "100"]) == 0
+    out = capsys.readouterr().out
+    sys.stdout.write(out)  # for docs/measurements.md: pytest -rP
+    figures = json.loads(out.strip().splitlines()[-1])
+    assert figures["weights_16_over_1"] <= 1.5
+    assert figures["weights_cpu_16_over_1"] <= 3
+    assert figures["weights_sent_16"] <= 2
+    assert figures["finite_check_s_per_gb"] <= 0.3
