@@ -307,8 +307,8 @@ class EngineLoad:
     The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``. ``orphans`` are the
     rollouts that it runs for a former process of the scheduler, each with its move, until the present process asks for
     them or they end. ``preempted`` counts turns that lost their KV cache for want of room, and cached rollouts evicted.
-    ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed; for
-    vLLM all. They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
+    ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed.
+    They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
     was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. A load is sent when `news`
     changes.
     """

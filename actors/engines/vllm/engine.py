@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from vllm import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import OutputProcessor
 
 STOP_SECONDS = 10.0
 
@@ -144,7 +146,8 @@ class VllmEngine:
             return _version(self._policy)
 
     def release(self, rollout: str) -> None:
-        """Nothing to do: vLLM's prefix cache keeps a sequence until its blocks are needed."""
+        """Forget its preemptions. vLLM's prefix cache keeps a sequence until its blocks are needed."""
+        self._load.forget(rollout)
 
     @property
     def ranks(self) -> int:
@@ -243,6 +246,7 @@ class VllmEngine:
             await llm.update_weight_version(_version(self._policy))
             self._limits = self._measure(llm)
             self._load.has_room(self._limits.kv_tokens)
+            self._load.watch(partial(preemptions, llm.output_processor))
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(ready.set)
             handler = llm.output_handler  # ends when the engine process dies
@@ -274,6 +278,12 @@ class VllmEngine:
         longest = min(int(config.model_config.max_model_len), kv_tokens)
         self._workers = int(config.parallel_config.world_size_across_dp)
         return EngineLimits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()))
+
+
+def preemptions(processor: OutputProcessor) -> list[tuple[str, int]]:
+    """The requests in flight, by the names that `generate` gave them, and how often vLLM has preempted each."""
+    states = processor.request_states.values()
+    return [(state.external_req_id, state.stats.num_preemptions) for state in states if state.stats is not None]
 
 
 async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +13,39 @@ from actors.engines.base import EngineFigures
 
 
 class VllmLoad:
-    """The load after vLLM's last step. Written in the asyncio thread, read in any."""
+    """The load after vLLM's last step. Written in the asyncio thread, read in any.
+
+    vLLM says with a request's next output that it was preempted: when it runs again, and its bundle is sent. The number
+    of waiting turns shows it at once.
+    """
 
     def __init__(self, kv_tokens: int, max_rollouts: int) -> None:
         self._figures = EngineFigures(kv_tokens_total=kv_tokens, max_rollouts=max_rollouts)
         self._stepping_since: float | None = None
         """When a step was last seen that left more to do. The engine is busy between such steps."""
+        self._requests: Callable[[], Iterable[tuple[str, int]]] = tuple
+        self._preempted: dict[str, int] = {}
+        """How often each request was preempted."""
+        self._writing = threading.Lock()
+
+    def watch(self, requests: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """``requests()`` gives each request in flight (rollout#number), and how often it was preempted."""
+        self._requests = requests
+
+    def forget(self, rollout: str) -> None:
+        """The rollout was released. Called in any thread."""
+        if rollout in self._figures.preemptions:
+            with self._writing:
+                self._preempted = {
+                    name: count for name, count in self._preempted.items() if name.rpartition("#")[0] != rollout
+                }
+                self._figures = replace(self._figures, preemptions=self._by_rollout())
+
+    def _by_rollout(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for name, count in self._preempted.items():
+            counts[name.rpartition("#")[0]] += count
+        return counts
 
     def has_room(self, kv_tokens: int) -> None:
         """Set the real capacity of the cache, in tokens."""
@@ -29,6 +59,10 @@ class VllmLoad:
 
     def observe(self, scheduler: Any, iteration: Any) -> None:
         """Take in the statistics of one of vLLM's steps."""
+        with self._writing:
+            self._figures = self._observed(scheduler, iteration)
+
+    def _observed(self, scheduler: Any, iteration: Any) -> EngineFigures:
         figures = self._figures
         if scheduler is not None:
             figures = replace(
@@ -42,14 +76,17 @@ class VllmLoad:
             figures = replace(
                 figures,
                 generated_tokens=figures.generated_tokens + iteration.num_generation_tokens,
-                prefilled_tokens=figures.prefilled_tokens + iteration.num_prompt_tokens,
+                prefilled_tokens=figures.prefilled_tokens + iteration.prompt_token_stats.computed,
                 preempted=figures.preempted + iteration.num_preempted_reqs,
             )
+            if iteration.num_preempted_reqs:
+                self._preempted |= {name: count for name, count in self._requests() if count}
+                figures = replace(figures, preemptions=self._by_rollout())
         now = time.perf_counter()
         if self._stepping_since is not None:
             figures = replace(figures, busy_seconds=figures.busy_seconds + now - self._stepping_since)
         self._stepping_since = now if figures.running or figures.waiting else None
-        self._figures = figures
+        return figures
 
     def logger(self) -> Any:
         """A stat logger class for vLLM, instead of its Prometheus exporter, which measures every token."""

@@ -19,7 +19,11 @@ def step(*, usage: float, running: int, waiting: int, hits: int) -> Any:
 
 
 def iteration(*, generated: int, prompts: int, preempted: int) -> Any:
-    return SimpleNamespace(num_generation_tokens=generated, num_prompt_tokens=prompts, num_preempted_reqs=preempted)
+    return SimpleNamespace(
+        num_generation_tokens=generated,
+        prompt_token_stats=SimpleNamespace(computed=prompts),
+        num_preempted_reqs=preempted,
+    )
 
 
 def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
@@ -30,3 +34,20 @@ def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
     assert (figures.kv_tokens_used, figures.running, figures.waiting) == (500, 4, 1)
     assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 7)
     assert figures.preempted == 2
+
+
+def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:
+    load = VllmLoad(1000, 8)
+    requests = {"a#1": 0, "b/0#2": 1}
+    load.watch(requests.items)
+    state = step(usage=0.9, running=2, waiting=0, hits=0)
+    load.observe(state, iteration(generated=1, prompts=0, preempted=0))
+    assert load.with_unseen(0).preemptions == {}
+    load.observe(state, iteration(generated=1, prompts=0, preempted=1))
+    assert load.with_unseen(0).preemptions == {"b/0": 1}
+    requests.clear()
+    requests |= {"a#1": 2, "b/0#3": 1}
+    load.observe(state, iteration(generated=1, prompts=0, preempted=3))
+    assert load.with_unseen(0).preemptions == {"a": 2, "b/0": 2}, "the preemptions of an earlier turn are gone"
+    load.forget("b/0")
+    assert load.with_unseen(0).preemptions == {"a": 2}
