@@ -49,6 +49,7 @@ COMMANDS = {
     "Runs": (
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
+        Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("join", "join:join", "Take part in a run under way, on a host that its file does not name."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),

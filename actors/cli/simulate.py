@@ -1,0 +1,59 @@
+"""``agent-rl simulate`` and ``calibrate``: what a run will take, by models of engines, tools and learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from actors.cli.output import Mistake, showing
+from actors.cli.parameters import Overlays, Overrides, Positive, TopologyFile
+
+
+def simulate(
+    file: TopologyFile,
+    /,
+    *overlays: Overlays,
+    overrides: Overrides = (),
+    profile: Annotated[str, Parameter(help="a name (mi300x, h200) or a file of agent-rl calibrate")] = "mi300x",
+    steps: Annotated[Positive, Parameter(help="RL steps to simulate")] = 10,
+    stage: Annotated[str, Parameter(help="the rl stage by its name; left out: the first one")] = "",
+    policy: Annotated[str, Parameter(help="the scheduling policy; left out: the topology's")] = "",
+    seed: Annotated[int, Parameter(help="of the lengths of rollouts", validator=Number(gte=0))] = 0,
+    traces: Annotated[
+        Path | None, Parameter(metavar="DIR", help="take groups from the traces (*.jsonl) there, in order of names")
+    ] = None,
+    schedule: Annotated[
+        Path | None, Parameter(metavar="FILE", help="write each decision with its time there, as JSON lines")
+    ] = None,
+) -> None:
+    """Simulate the rl stage of a topology, and print what takes how long. Nothing is started."""
+    from agent_rl.config.examples import topology_file
+    from agent_rl.config.load import load_topology
+    from agent_rl.config.source import TopologyError
+    from agent_rl.files.disk import DiskError, whole
+    from agent_rl.simulation.plan import plan_of
+    from agent_rl.simulation.prediction import lines, predict, schedule_line
+    from agent_rl.simulation.profile import ProfileError, read_profile
+    from agent_rl.simulation.trace import TraceError
+
+    found = topology_file(str(file))
+    try:
+        topology = load_topology((found, *overlays), overrides)
+        speeds = read_profile(profile)
+        plan = plan_of(
+            topology, speeds, where=str(file), steps=steps, seed=seed, stage=stage, policy=policy, traces=traces
+        )
+        decisions: list[str] = []
+        made = predict(plan, lambda now, decision: decisions.append(schedule_line(now, decision)) if schedule else None)
+        if schedule is not None:
+            with whole(schedule) as partial:
+                partial.write_text("".join(decisions), encoding="utf-8")
+    except TopologyError as error:
+        raise Mistake(lines=str(error).splitlines()) from error
+    except (ProfileError, TraceError, DiskError) as error:
+        raise Mistake(str(error)) from error
+    with showing(schedule or Path()):
+        print("\n".join(lines(made, speeds)))
