@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
 from transformers import AutoConfig
 
 from tests.end_to_end.processes import finish, start
@@ -47,6 +48,7 @@ max_turns = 2
 """
 
 
+@pytest.mark.slow
 def test_a_model_answers_as_the_conversations_of_a_file_do(tmp_path: Path) -> None:
     path = write_sft(tmp_path, SFT)
     said = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]

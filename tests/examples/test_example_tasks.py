@@ -17,7 +17,7 @@ from tests.actors.sandbox.running import run_with
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 ENVIRONMENTS = ("sql_questions", "programming")
-TOPOLOGIES = ("mixed_tasks", *(pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS))
+TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
 
 
 @pytest.fixture
@@ -85,6 +85,7 @@ def test_hidden_calls_judge_a_program(example: Any) -> None:
     assert [(judgement.reward, judgement.success) for judgement in rest] == [(0.0, False)] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLES / f"{name}.toml")]

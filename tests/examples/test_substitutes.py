@@ -269,6 +269,7 @@ def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKS
         assert started[0]["actor_class"] == (SUBSTITUTES[role] if role in roles else production)
 
 
+@pytest.mark.slow  # each of them passes its role's contract in the fast set
 def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
     copy_examples(tmp_path)
     path = tmp_path / "mine.toml"
