@@ -235,6 +235,7 @@ class Actor:
     def __init__(self, context: ActorContext) -> None:
         self.context = context
         self.log = context.log
+        self._is_prepared = False
 
     def defer_ack(self) -> Callable[[], None]:
         """Call this in `handle`: the push stays unacknowledged until the returned function is called."""
@@ -248,6 +249,18 @@ class Actor:
         from transport import current_delivery
 
         return current_delivery().sender
+
+    async def prepare(self) -> None:
+        """Load what needs no peer, and nothing that a former process of the actor has still: no journal, no checkpoint.
+
+        A process that takes the place of another (`agent-rl swap`) is prepared while the former one works.
+        """
+
+    async def prepared(self) -> None:
+        """Prepare, unless that is done. A role that overrides `prepare` calls this first in `start`."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            await self.prepare()
 
     async def start(self) -> None:
         """Load what the actor needs. Messages are handled once this has returned."""

@@ -130,10 +130,14 @@ class KVScheduler(Actor):
     def _fault(self, name: str, description: str) -> None:
         self.log.warning("the scheduling policy decided what cannot be done", fault=name, what=description)
 
+    async def prepare(self) -> None:
+        """Load the tasks."""
+        self._tasks = Environments(self.context.topology, self.context.base).tasks()
+
     async def start(self) -> None:
-        """Load the tasks and create the `GroupScheduler`."""
+        """Create the `GroupScheduler`."""
+        await self.prepared()
         topology = self.context.topology
-        self._tasks = Environments(topology, self.context.base).tasks()
         settings: KVSchedulerSettings = self.context.settings
         kept = await self._kept_turns(settings.kept_turns_mib * 2**20)
         awaited = self._may_run_rollouts()

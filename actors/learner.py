@@ -98,8 +98,17 @@ class Learner(Actor):
             try_loss_elsewhere(topology.algorithm)
         return []
 
+    async def prepare(self) -> None:
+        """Import what trains the model, which takes seconds. A former process has the weights until its end."""
+        await self.context.in_thread(self._import)
+
+    @staticmethod
+    def _import() -> None:
+        import agent_rl.learning.trainer  # noqa: F401
+
     async def start(self) -> None:
         """Load the newest whole checkpoint, or the model that the run starts from. Then start to walk the recipe."""
+        await self.prepared()
         self._model = self._make_model()
         self._position, kept = await self._model.load()
         self._watched = kept.get("watch")

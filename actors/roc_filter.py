@@ -143,8 +143,13 @@ class RoCFilter(Actor):
 
     # Life
 
+    async def prepare(self) -> None:
+        """Load the environments."""
+        self._environments = Environments(self.context.topology, self.context.base)
+
     async def start(self) -> None:
         """Open the journal, and continue where it stands."""
+        await self.prepared()
         topology = self.context.topology
         check_history(self.context.directory, topology)
         self._journal = self.context.open_journal()
@@ -162,7 +167,6 @@ class RoCFilter(Actor):
         self._commit_wanted = trio.Event()
         self._to_learner = ToLearner(self.context.link("training"), self._journal, self._commit)
         settings: RoCFilterSettings = self.context.settings
-        self._environments = Environments(topology, self.context.base)
         self._trust = EnvironmentTrust(json.loads(self._journal.fact(FAULTS) or "{}"))
         self._judging = Judging(
             self.context.link("checks"),

@@ -125,8 +125,8 @@ class RolloutGenerator(Actor):
         del topology
         return format_faults(declaration(cls, settings.model_dump(include={"chat_format"})))
 
-    async def start(self) -> None:
-        """Load tokenizer and engine. Requests are served once a policy is published."""
+    async def prepare(self) -> None:
+        """Load tokenizer and engine."""
         settings: RolloutGeneratorSettings = self.context.settings
         topology = self.context.topology
         self._environments = Environments(topology, self.context.base)
@@ -143,6 +143,10 @@ class RolloutGenerator(Actor):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
         await self.context.in_thread(self._look_for_long_prompts)
+
+    async def start(self) -> None:
+        """Begin to serve requests, once a policy is published."""
+        await self.prepared()
         self._running = RunningRollouts()
         self._asking: set[str] = set()
         """The peers that requested rollouts, and are there."""

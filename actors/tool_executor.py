@@ -122,7 +122,7 @@ class ToolExecutor(Actor):
     )
     links: ClassVar = {}
 
-    async def start(self) -> None:
+    async def prepare(self) -> None:
         """Warm the interpreters up."""
         settings: ToolExecutorSettings = self.context.settings
         self._environments = Environments(self.context.topology, self.context.base)
@@ -178,6 +178,10 @@ class ToolExecutor(Actor):
         self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
         self._busy = 0.0
         self._rate = Rate(self.context.now)
+
+    async def start(self) -> None:
+        """Serve calls."""
+        await self.prepared()
 
     async def stop(self) -> None:
         """Finish calls for a while; callers send new ones to other executors."""

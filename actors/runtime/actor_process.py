@@ -6,6 +6,8 @@
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
+    replacing, beside: the successor starts, and is prepared --> stopping --> the successor goes on --(as above)
+                                            `-(ends before)--> all as before
     added to a run under way: start --(ends before it is ready)--> not started again
 """
 
@@ -15,11 +17,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
-from actors.runtime.children import ActorChild, start_child
+from actors.runtime.children import GO, ActorChild, start_child
 from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
@@ -82,11 +84,27 @@ class _Replacement:
     """Set once the new process is ready, or does not run."""
     fault: str = ""
     """Why the new process does not run."""
+    left_at: float = 0.0
+    """When the former process had ended."""
+    seconds: float = 0.0
+    """From the end of the former process until the new one was ready."""
 
     def settle(self, fault: str = "") -> None:
         self.fault = fault
+        self.seconds = trio.current_time() - self.left_at
         self.left.set()
         self.settled.set()
+
+
+class Replaced(NamedTuple):
+    """How a process was replaced."""
+
+    fault: str
+    """Why the new process does not run; empty: it runs."""
+    seconds: float = 0.0
+    """The time without a process that was ready."""
+    died: bool = False
+    """Whether the former process died before it was to stop, and another has taken its place."""
 
 
 class ActorProcess:
@@ -112,6 +130,8 @@ class ActorProcess:
         self.name = name
         self.role = role
         self.child: ActorChild | None = None
+        self._successor: ActorChild | None = None
+        """A process that gets ready to take the place of ``child``."""
         self.stopping = False
         self.ended = trio.Event()
         self.failure = ""
@@ -148,6 +168,8 @@ class ActorProcess:
             status = await child.wait()
             janitor.ended(child.pid)
             log("ended", actor=self.name, pid=child.pid, status=status, stopping=self.stopping)
+            if self._replacement is None:
+                self._drop_successor()  # its incarnation is that of the next process
             if self.stopping:
                 if status == USER_MISTAKE:
                     self._reports.fail(f"{self.name}: {self._why(child)}", 2)
@@ -161,7 +183,18 @@ class ActorProcess:
         if self._replacement is not None:
             self._replacement.settle("the run ended meanwhile")
         self._reports.process(self, "stopped")
+        self._drop_successor()
         self.ended.set()
+
+    @property
+    def children(self) -> list[ActorChild]:
+        """The processes of this actor that have not ended."""
+        return [child for child in (self.child, self._successor) if child is not None and not child.ended]
+
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            self._successor.reap()
+            self._successor = None
 
     def _tell_stopped(self, child: ActorChild, status: int) -> None:
         """Say how a process ended that was asked to, unless it did so in order."""
@@ -181,14 +214,33 @@ class ActorProcess:
         await self._addition.settled.wait()
         return self._addition.fault
 
-    async def replaced(self, plan: Plan) -> str:
-        """Stop the process in order, and start one by this plan in its place.
+    async def _prepare_successor(self, plan: Plan, janitor: Janitor) -> Replaced | None:
+        """Start a process by this plan beside the present one, and wait until it is prepared; None: it is."""
+        incarnation = self.incarnation + 1
+        self._successor = child = self._child(plan, incarnation, beside=True)
+        janitor.started(child.pid)
+        prepared = await child.prepared()
+        if self._successor is not child:  # dropped
+            janitor.ended(child.pid)
+            return Replaced(f"{self.name} ended while its successor was getting ready; ask again", died=True)
+        if prepared:
+            return None
+        status = await child.wait()
+        self._successor = None
+        janitor.ended(child.pid)
+        why = child.message or self._why(child)
+        return Replaced(f"the new {self.name} {describe_exit(status)} before it was ready: {why}")
 
-        Returns why the new one does not run, or an empty text. Unless the run ends, a process of the former plan is
-        then started again.
+    async def replaced(self, plan: Plan, janitor: Janitor, *, beside: bool) -> Replaced:
+        """Stop the process in order, and let one by this plan take its place.
+
+        ``beside``: the new one gets ready first; if it cannot, the former one never stops. Unless the run ends, a
+        process of the former plan is started again where the former one has stopped, and the new one does not run.
         """
         if self.stopping or self.child is None:
-            return "the run is ending"
+            return Replaced("the run is ending")
+        if beside and (failed := await self._prepare_successor(plan, janitor)):
+            return failed
         self._replacement = replacement = _Replacement(plan, self._plan)
         self._reports.process(self, "stopping")
         self.child.terminate()
@@ -198,7 +250,7 @@ class ActorProcess:
             self._reports.say(f"{self.name} did not stop in time and is killed")
             self.kill()
         await replacement.settled.wait()
-        return replacement.fault
+        return Replaced(replacement.fault, replacement.seconds)
 
     def _replace(self, replacement: _Replacement, child: ActorChild, status: int) -> None:
         """The former process has ended, or the new one before it was ready: the other plan has its turn."""
@@ -207,6 +259,7 @@ class ActorProcess:
         if not replacement.left.is_set():
             self._tell_stopped(child, status)
             self._use(replacement.plan)
+            replacement.left_at = trio.current_time()
             replacement.left.set()
             return
         if replacement.former is None:
@@ -255,14 +308,19 @@ class ActorProcess:
     def _start(self) -> ActorChild:
         self.failure = self._killed_for = ""
         self._ready_at = None
-        self.child = start_child(
-            self._entry_module,
-            [*self._arguments, "--incarnation", str(self.incarnation)],
-            environment=self._plan.environment,
-            stderr=self._stderr,
-        )
-        self.tell(self._reports.lines())
+        if self._successor is None:
+            self.child = self._child(self._plan, self.incarnation)
+            self.tell(self._reports.lines())
+        else:
+            self.child, self._successor = self._successor, None
+            self.tell(self._reports.lines() + GO + b"\n")
         return self.child
+
+    def _child(self, plan: Plan, incarnation: int, *, beside: bool = False) -> ActorChild:
+        arguments = [*self._arguments, "--incarnation", str(incarnation)]
+        return start_child(
+            self._entry_module, arguments, environment=plan.environment, stderr=self._stderr, beside=beside
+        )
 
     def tell(self, lines: bytes) -> None:
         """Send lines about other nodes to the process, which needs them to find and recognise its peers."""

@@ -8,11 +8,18 @@ from typing import TypeAlias
 
 from agent_rl.config import scaling
 from agent_rl.config.joining import joined_hosts, may_have_more
+from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 
 Wanted: TypeAlias = SwapWanted | DrainWanted | ScaleWanted | ReplicasWanted
 """What is asked of a supervisor."""
+GIB = 1 << 30
+RESERVE = GIB // 2
+"""Bytes that stay free when a process starts beside another."""
+SHARE = "gpu_memory_utilization"
+"""vLLM's setting for the share of a device that an engine takes."""
+MOST_OF_DEVICE = 0.95
 ENDING = "the run is ending; start it again, and then ask again"
 
 
@@ -120,6 +127,24 @@ def several(topology: Topology, role: str) -> str:
         return f"{what}, and {', '.join(hosts)} joined with {role}; drain what joined first"
     number = len(topology.homes(role))
     return f"{what}, and {role} has {number} processes; scale it to 1 first" if number > 1 else ""
+
+
+def in_place(former: ActorEntry, entry: ActorEntry, needed: int | None, available: int | None) -> str:
+    """Why the new process of an actor cannot start beside the former one; empty: it can.
+
+    ``needed``: the resident bytes of the former process and its children, as the new one may need as much.
+    ``available``: the bytes that new processes can have. None: not known.
+    """
+    for each in (former, entry):
+        device = str(each.settings.get("device", "cpu"))
+        share = (each.settings.get("engine_settings") or {}).get(SHARE, 1.0)
+        if device.partition(":")[0] != "cpu" and 2 * share > MOST_OF_DEVICE:
+            return f"{device} has no room for two"
+    if needed is None or available is None:
+        return "memory is not known"
+    if needed + RESERVE > available:
+        return f"{needed / GIB:.1f} GiB are needed, and {available / GIB:.1f} are free"
+    return ""
 
 
 @dataclass(frozen=True)

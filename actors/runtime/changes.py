@@ -5,6 +5,7 @@
     agent-rl swap --SwapWanted--> supervisor of the main host --(refused: nothing stops)------------------> Changed
         every supervisor: trial of the new class and settings --(a fault: nothing stops)------------------> Changed
         every supervisor: each process of the role is replaced --(one does not run: the former come back)--> Changed
+                          |  the new one gets ready beside the former, where memory and devices allow
                           `--> the resolved topology file, for processes that start later
 
     agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
@@ -36,6 +37,7 @@ from actors.runtime.change_rules import (
     added_and_removed,
     added_keys,
     changed_keys,
+    in_place,
     named,
     not_now,
     scaled,
@@ -44,6 +46,7 @@ from actors.runtime.change_rules import (
 )
 from actors.runtime.joined_hosts import as_hosts, as_told
 from actors.runtime.lifecycle import drain_order
+from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.replicas import Replicas
 from actors.runtime.trying import faults_of
@@ -351,22 +354,25 @@ class Changes:
         """
         if fault := self._store(topology):
             return [], f"{role} was not swapped: {fault}"
+        assert self._janitor is not None
         former = Plan.of(role, self.topology)
         swapped: list[ActorProcess] = []
         done = []
         for actor in [actor for actor in self._actors.values() if actor.role == role and not actor.ended.is_set()]:
-            began = trio.current_time()
-            fault = await actor.replaced(plan)
+            needed = None if actor.child is None else group_bytes(actor.child.pid)
+            why = in_place(actor.entry, plan.entry, needed, available_bytes())
+            fault, seconds, died = await actor.replaced(plan, self._janitor, beside=not why)
             if fault:
+                swapped += [actor] if died else []  # its next process read the file of the new ones
                 self._say(f"{fault}; the former class and settings of {role} hold again")
                 if fault_of_disk := self._store(self.topology):
                     self._say(f"processes of {role} that start later get the refused ones: {fault_of_disk}")
                 for each in swapped:
-                    await each.replaced(former)
+                    await each.replaced(former, self._janitor, beside=False)
                 return [], f"{fault}; the former class and settings hold again"
             swapped.append(actor)
-            seconds = trio.current_time() - began
-            done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s")
+            way = f"in place: {why}" if why else "beside"
+            done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
         self.topology = topology
         self._record(role)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,8 @@ MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
 """Environment variable with the file descriptor of a file in memory. The actor writes its last message to this file."""
 STACK_BEGINS = "Timeout ("
 """The first words of what faulthandler writes to the message file while the event loop stands."""
+GO = b"go"
+"""The line that lets a prepared process take the place of the former one."""
 PIPE_BYTES = 1 << 15
 """A larger write needs a larger pipe than the default of 64 KiB."""
 LAST_WORDS_BYTES = 16384
@@ -37,9 +40,16 @@ class ActorChild:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], stderr: Path, stderr_start: int, message: BinaryIO, lifeline: BinaryIO
+        self,
+        process: subprocess.Popen[bytes],
+        stderr: Path,
+        stderr_start: int,
+        message: BinaryIO,
+        lifeline: BinaryIO,
+        prepared: BinaryIO | None = None,
     ) -> None:
         self._process = process
+        self._prepared = prepared
         self._lifeline = lifeline
         self.stderr = stderr
         self._stderr_start = stderr_start
@@ -85,6 +95,22 @@ class ActorChild:
             await trio.lowlevel.wait_readable(descriptor)
         finally:
             os.close(descriptor)
+
+    async def prepared(self) -> bool:
+        """Wait until a process that was started ``beside`` another is prepared; False when it ends before."""
+        assert self._prepared is not None
+        with self._prepared as pipe:
+            async with trio.open_nursery() as nursery:
+
+                async def until_ended() -> None:
+                    await self._exited()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(until_ended)
+                await trio.lowlevel.wait_readable(pipe.fileno())
+                nursery.cancel_scope.cancel()
+                return bool(pipe.read(1))
+        return False
 
     def terminate(self) -> None:
         """Ask the process to stop. The process stops its own children."""
@@ -147,8 +173,13 @@ class ActorChild:
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
-def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path) -> ActorChild:
+def start_child(
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path, beside: bool = False
+) -> ActorChild:
     """Start ``python -m module arguments... --lifeline FD`` through ``lifeline.py``, its output to the file ``stderr``.
+
+    ``beside``: another process is to be replaced by it. It gets ``--beside FD`` too, the end of a pipe into which it
+    writes a byte when it is prepared; then it waits for the line `GO`.
 
     The lifeline is the read end of a pipe. It carries the lines of `ActorChild.tell`, and closes when the supervisor
     ends.
@@ -163,7 +194,16 @@ def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[s
     os.set_blocking(writing_end, False)
     command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
     command += [*arguments, "--lifeline", str(lifeline)]
-    with file, os.fdopen(lifeline, "rb"):
+    with ExitStack() as stack:
+        stack.enter_context(file)
+        stack.enter_context(os.fdopen(lifeline, "rb"))
+        passed, prepared = [lifeline, message.fileno()], None
+        if beside:
+            reading, telling = os.pipe()
+            prepared = os.fdopen(reading, "rb", buffering=0)
+            stack.enter_context(os.fdopen(telling, "wb"))
+            command += ["--beside", str(telling)]
+            passed.append(telling)
         start = file.tell()
         process = subprocess.Popen(
             command,
@@ -171,10 +211,10 @@ def start_child(module: str, arguments: Sequence[str], *, environment: Mapping[s
             stdout=file,
             stderr=file,
             start_new_session=True,
-            pass_fds=(lifeline, message.fileno()),
+            pass_fds=passed,
             env={**environment, MESSAGE_VARIABLE: str(message.fileno())},
         )
-    return ActorChild(process, stderr, start, message, os.fdopen(writing_end, "wb", buffering=0))
+    return ActorChild(process, stderr, start, message, os.fdopen(writing_end, "wb", buffering=0), prepared)
 
 
 def _memory_file() -> BinaryIO:

@@ -22,7 +22,7 @@ import trio
 from actors.base import Actor, ActorContext
 from actors.engines.base import EngineRefusedError
 from actors.execution.blocking import Watchdog
-from actors.runtime.children import leave_message, message_file
+from actors.runtime.children import GO, leave_message, message_file
 from actors.runtime.joined_hosts import WORD
 from actors.runtime.links import JoinedTargets, make_links
 from actors.runtime.lost_hosts import WORD as DOUBTED
@@ -222,13 +222,13 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
     with open_log(directory, arguments.actor, limit=limit, **bound) as log:
         status_link = node.announce(STATUS_LINK, [supervisor_node(topology.homes(role)[int(replica)])])
-        stopping = trio.Event()
+        stopping, go = trio.Event(), trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(_obey_signals, stopping)
             nursery.start_soon(Watchdog(entry.silent_seconds, message_file()).run)
             if arguments.lifeline is not None:
                 targets = JoinedTargets(node, network, topology, role, cls)
-                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, log)
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, go, log)
             context = ActorContext(
                 name=arguments.actor,
                 role=role,
@@ -248,7 +248,13 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
                 wall=run_clock(arguments.epoch),
             )
             try:
-                await serve(cls(context), node=node, status_link=status_link, stopping=stopping, nursery=nursery)
+                actor = cls(context)
+                if arguments.beside is not None:
+                    await actor.prepared()
+                    with os.fdopen(arguments.beside, "wb") as pipe:
+                        pipe.write(b"\n")
+                    await go.wait()
+                await serve(actor, node=node, status_link=status_link, stopping=stopping, nursery=nursery)
             except Exception:  # logged here, where the log is open, and raised: `main` decides the exit status
                 log.exception("failed")
                 raise
@@ -269,11 +275,11 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
 
 
 async def _watch_lifeline(
-    descriptor: int, node: Node, targets: JoinedTargets, log: structlog.typing.FilteringBoundLogger
+    descriptor: int, node: Node, targets: JoinedTargets, go: trio.Event, log: structlog.typing.FilteringBoundLogger
 ) -> None:
     """Read from the lifeline which hosts joined, which are lost, and incarnations of nodes.
 
-    The lifeline closes when the supervisor ends.
+    The line `GO` sets ``go``. The lifeline closes when the supervisor ends.
     """
     rest = b""
     while True:
@@ -287,6 +293,8 @@ async def _watch_lifeline(
                 targets.follow(read_joined(line.removeprefix(WORD).decode()))
             elif line.startswith(DOUBTED):
                 node.doubt(read_doubted(line.removeprefix(DOUBTED)))
+            elif line == GO:
+                go.set()
             else:
                 node.expect(*read(line))
     log.error("the supervisor is gone")
@@ -320,6 +328,7 @@ def main() -> None:
     parser.add_argument("--started-at", type=float, required=True)
     parser.add_argument("--epoch", type=float, required=True)
     parser.add_argument("--lifeline", type=int)
+    parser.add_argument("--beside", type=int)
     arguments = parser.parse_args()
     keep_freed_memory()
     raise_descriptor_limit()

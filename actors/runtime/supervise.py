@@ -158,9 +158,9 @@ class Supervisor:
                 nursery.cancel_scope.cancel()
         finally:
             for actor in self._actors.values():
-                if actor.child is not None and not actor.child.ended:
-                    actor.child.reap()
-                    janitor.ended(actor.child.pid)
+                for child in actor.children:
+                    child.reap()
+                    janitor.ended(child.pid)
             janitor.dismiss()
         return self._exit_code or (0 if self._finished else self._stopped_exit_code)
 

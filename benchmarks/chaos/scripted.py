@@ -160,10 +160,10 @@ def hide_torch() -> None:
 
 
 class _Scripted(RolloutGenerator):
-    async def start(self) -> None:
+    async def prepare(self) -> None:
         hide_torch()
         self._answers: dict[str, str] = {}
-        await super().start()
+        await super().prepare()
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         self._answers[request.rollout] = request.problem.answer
@@ -298,6 +298,10 @@ class ScriptedLearner(Learner):
     """The learner's recipe, over a `ScriptedModel`."""
 
     Settings: ClassVar[type[LearnerSettings]] = ScriptedSettings
+
+    @staticmethod
+    def _import() -> None:
+        """Nothing trains."""
 
     def _make_model(self) -> TrainedModel:
         return ScriptedModel(self.context)

@@ -1,6 +1,7 @@
 """An actor's process that announces its status, writes its events to a file, and leaves when it is asked to."""
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -60,6 +61,7 @@ def main():
         parser.add_argument(name, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--beside", type=int)
     options = parser.parse_args()
     topology = load_topology(Path(options.topology))
     entry = topology.actors[options.actor.rsplit(".", 1)[0]]
@@ -71,6 +73,12 @@ def main():
     if entry.settings.get("dies") or (Path(options.base) / "dies").exists():
         sys.stderr.write("no such device\n")
         sys.exit(7)
+    if options.beside is not None:
+        tell("ready")
+        os.write(options.beside, b"\n")
+        rest = b""
+        while not (b"\n" + rest).endswith(b"\ngo\n"):
+            rest += os.read(options.lifeline, 1 << 16)
     trio.run(run, options, topology, entry, tell)
 
 

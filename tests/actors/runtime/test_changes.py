@@ -11,16 +11,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime import trying
-from actors.runtime.change_rules import changed_keys, several, why_not
+from actors.runtime import changes, trying
+from actors.runtime.change_rules import changed_keys, in_place, several, why_not
 from actors.runtime.changes import Changes
 from actors.runtime.control import ask_run
 from actors.runtime.joined_hosts import with_kept
+from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.run import run_topology
 from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
 from agent_rl.config.load import load_topology
+from agent_rl.config.processes import ActorEntry
 from agent_rl.config.scaling import with_replicas
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
@@ -101,9 +103,12 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
             assert [line.split(";")[0] for line in answer.done] == [
                 f"second.{number} is now {OTHER}" for number in range(2)
             ]
+            assert all(line.endswith("s (beside)") for line in answer.done)
             assert events(folder)[len(before) :] == [
+                f"ready second.0 {OTHER} 5",
                 f"left second.0 {PLAIN} 1",
                 f"up second.0 {OTHER} 5",
+                f"ready second.1 {OTHER} 5",
                 f"left second.1 {PLAIN} 1",
                 f"up second.1 {OTHER} 5",
             ]
@@ -125,12 +130,18 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
     assert not list(runtime_directory(load_topology(path)).parent.glob(runtime_directory(load_topology(path)).name))
 
 
-def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(folder):
+def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(folder, monkeypatch):
     path = write(folder, settings="number = 1", replicas=2)
 
     async def main():
         async with running(path, 3):
             before = events(folder)
+            answer = await swap(path, wanted("second", OTHER, "dies=true"))
+            assert not answer.done
+            assert "the new second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
+            assert events(folder) == before  # the former processes never stopped
+            assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
+            monkeypatch.setattr(changes, "available_bytes", lambda: 0)
             answer = await swap(path, wanted("second", OTHER, "dies=true"))
             assert not answer.done
             assert "second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
@@ -227,7 +238,7 @@ def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
             answer = await swap(path, wanted("second", OTHER, "number=2"))
             assert not answer.refused
             assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {OTHER}"]
-            assert events(folder)[2:] == [f"left second.0 {PLAIN} 1", f"up second.0 {OTHER} 2"]
+            assert events(folder)[3:] == [f"left second.0 {PLAIN} 1", f"up second.0 {OTHER} 2"]
             # From the other host's directory too, with the key.
             answer = await ask_run(folder / "run_of_b", wanted("first", "", "number=3"))
             assert not answer.refused
@@ -434,6 +445,36 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "there is exactly one learner" in refusal(ScaleWanted("learner", 2))
     assert "at least one process" in refusal(ScaleWanted("tool_executor", 0))
     assert "has 1 process already" in refusal(ScaleWanted("tool_executor", 1))
+
+
+def test_a_new_process_starts_beside_the_former_one_where_there_is_room_for_both():
+    def reason(needed, available, former=None, entry=None):
+        plain, *entries = (
+            ActorEntry.model_validate({"class": "x:Y", "settings": each or {}}) for each in (None, former, entry)
+        )
+        assert not plain.settings
+        return in_place(*entries, needed, available)
+
+    assert reason(4 << 30, 5 << 30) == ""
+    assert reason(4 << 30, 4 << 30) == "4.0 GiB are needed, and 4.0 are free"
+    assert reason(None, 5 << 30) == reason(1, None) == "memory is not known"
+    assert reason(1, 5 << 30, {"device": "cuda:1"}) == "cuda:1 has no room for two"
+    assert reason(1, 5 << 30, {}, {"device": "cuda"}) == "cuda has no room for two"
+    share = {"device": "cuda", "engine_settings": {"gpu_memory_utilization": 0.4}}
+    assert reason(1, 5 << 30, share, share) == ""
+    assert reason(1, 5 << 30, share, {"device": "cuda"}) == "cuda has no room for two"
+
+
+def test_what_memory_there_is_and_what_a_session_has(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3 kB\n")
+    assert available_bytes(tmp_path / "meminfo") == 3 << 10
+    assert available_bytes(tmp_path / "none") is None
+    for number, session, pages in ((1, 7, 2), (7, 7, 3), (8, 9, 5)):
+        fields = ["S", "1", "1", str(session), *["0"] * 17, str(pages)]
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(f"{number} (a name) {' '.join(fields)}")
+    assert group_bytes(7, tmp_path) == 5 * os.sysconf("SC_PAGE_SIZE")
+    assert group_bytes(6, tmp_path) is None
 
 
 def test_a_class_of_which_there_is_one_does_not_take_the_place_of_several(tmp_path):
