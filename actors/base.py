@@ -172,6 +172,7 @@ class Actor:
     such an actor never awaits a push or a call. The handler records the work, and a separate task does the work.
     """
 
+    _is_prepared = False
     concurrency: ClassVar[int] = 1
     single: ClassVar[bool] = False
     """Whether the role has exactly one replica."""
@@ -235,7 +236,6 @@ class Actor:
     def __init__(self, context: ActorContext) -> None:
         self.context = context
         self.log = context.log
-        self._is_prepared = False
 
     def defer_ack(self) -> Callable[[], None]:
         """Call this in `handle`: the push stays unacknowledged until the returned function is called."""

@@ -28,6 +28,15 @@ class OtherLearner(Learner):
     """Another class."""
 
 
+class NeverReady(CallsTools):
+    """It does not get ready."""
+
+    async def prepare(self) -> None:
+        """Fail, when all is loaded."""
+        await super().prepare()
+        raise RuntimeError("this generator has a fault")
+
+
 class Broken(HalfRight):
     """It does not start."""
 

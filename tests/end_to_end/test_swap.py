@@ -14,7 +14,17 @@ import pytest
 
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
-from tests.end_to_end.processes import SECONDS, Traces, finish, processes_of, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import (
+    SECONDS,
+    Traces,
+    finish,
+    process_of_actor,
+    processes_of,
+    rows,
+    start,
+    steps_trained,
+    wait_for,
+)
 from tests.end_to_end.topologies import write_half_right
 
 SWAPS = {
@@ -74,6 +84,12 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
         assert "the run has no actor 'nobody'" in refused.stderr
         assert sorted(processes_of(path)) == before
 
+        running = process_of_actor(path, "rollout_generator.0")
+        broken = swap(directory, temporary, "rollout_generator", "--class", "tests.end_to_end.swapped:NeverReady")
+        assert broken.returncode == 2
+        assert "before it was ready: RuntimeError: this generator has a fault" in broken.stderr
+        assert process_of_actor(path, "rollout_generator.0") == running
+
         broken = swap(directory, temporary, "roc_filter", "--class", "tests.end_to_end.swapped:Broken")
         assert broken.returncode == 2
         assert "this filter has a fault" in broken.stderr
@@ -85,6 +101,7 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
             swapped = swap(directory, temporary, role, "--class", f"tests.end_to_end.swapped:{name}")
             assert swapped.returncode == 0, swapped.stdout + swapped.stderr
             assert f"{role}.0 is now tests.end_to_end.swapped:{name}; it was away for" in swapped.stdout
+            assert swapped.stdout.strip().endswith("s (beside)")
             assert started(directory, role)[-1] == f"tests.end_to_end.swapped:{name}"
             traces.look(process)
         done = steps_trained(directory)
