@@ -80,7 +80,7 @@ def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
     If the code within raises, the partial file is removed and ``path`` is unchanged. Several processes may write the
     same path at the same time if all pass ``others_write_it``. Raises DiskError for a full or broken disk.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial" if others_write_it else f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial") if others_write_it else partial_of(path)
     remove(partial)
     try:
         with writing(path):
@@ -90,6 +90,11 @@ def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
     except BaseException:
         remove(partial)
         raise
+
+
+def partial_of(path: Path) -> Path:
+    """The name under which `whole` has ``path`` written, unless others write it too."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def remove(path: Path) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from agent_rl.figures import MismatchFigures
-from agent_rl.learning.batching import microbatches
 from agent_rl.learning.policy_model import PolicyModel
+from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.sequences import TrainingSequence
 
 
@@ -56,13 +56,21 @@ def measure(
 ) -> MismatchFigures | None:
     """Figures of an even sample of the rollouts, of about ``max_tokens`` tokens; None when the weights of all are gone.
 
-    Forward passes take packed rows of at most ``microbatch_tokens``.
+    Forward passes take packed rows of at most ``microbatch_tokens``. Several ranks give the same rollouts, and compute
+    a part of the sample each.
     """
-    gaps, moves = [], []
+    gaps, moves = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)]
     every = max(1, math.ceil(sum(len(rollout.tokens) for rollout in rollouts) / max_tokens))
-    for version, sampled in _by_version(rollouts[::every]).items():
-        for batch in microbatches([len(rollout.tokens) for rollout, _ in sampled], max_tokens=microbatch_tokens):
+    ranks, chosen_rollouts = model.ranks, rollouts[::every]
+    _share_proximal(chosen_rollouts, ranks)
+    for version, sampled in _by_version(chosen_rollouts).items():
+        for batch in ranks.microbatches([len(rollout.tokens) for rollout, _ in sampled], max_tokens=microbatch_tokens):
             parts = [sampled[index] for index in batch]
+            if version != older.version and (weights := older.of(version)) is not None and not parts:
+                with torch.no_grad(), model.with_weights(weights):
+                    model.keep_pace()
+            if not parts:
+                continue
             proximal = torch.cat([r.proximal[chosen] for r, chosen in parts if r.proximal is not None])
             behaviour = torch.cat([rollout.behaviour[chosen] for rollout, chosen in parts])
             if version == older.version:
@@ -78,17 +86,31 @@ def measure(
                 continue
             gaps.append((at_version - behaviour).double())
             moves.append((proximal - at_version).double())
-    if not gaps:
-        return None
     gap, move = torch.cat(gaps), torch.cat(moves)
+    own = [len(gap), *(float(each.sum()) for each in (gap.abs(), gap.exp(), move.abs(), move.exp()))]
+    tokens, *sums = ranks.total(own)
+    largest = ranks.greatest(float(gap.abs().max()) if len(gap) else 0.0)
+    if not tokens:
+        return None
+    gap_mean, ratio_mean, move_mean, move_ratio_mean = (total / tokens for total in sums)
     return MismatchFigures(
-        mismatch_gap=float(gap.abs().mean()),
-        mismatch_max=float(gap.abs().max()),
-        mismatch_ratio=float(gap.exp().mean()),
-        staleness_gap=float(move.abs().mean()),
-        staleness_ratio=float(move.exp().mean()),
-        mismatch_tokens=len(gap),
+        mismatch_gap=gap_mean,
+        mismatch_max=largest,
+        mismatch_ratio=ratio_mean,
+        staleness_gap=move_mean,
+        staleness_ratio=move_ratio_mean,
+        mismatch_tokens=int(tokens),
     )
+
+
+def _share_proximal(rollouts: Sequence[TrainingSequence], ranks: Ranks) -> None:
+    """Give every rank the proximal log-probabilities, each of which one rank has computed."""
+    if ranks.size == 1 or not rollouts:
+        return
+    own = [torch.zeros(len(r.mask)) if r.proximal is None else r.proximal for r in rollouts]
+    shared = ranks.summed(torch.cat(own)).split([len(r.mask) for r in rollouts])
+    for rollout, proximal in zip(rollouts, shared, strict=True):
+        rollout.proximal = proximal
 
 
 def _by_version(rollouts: Iterable[TrainingSequence]) -> dict[int, list[tuple[TrainingSequence, Tensor]]]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from agent_rl.learning.finite import NotFiniteError, named, not_finite
+from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.sharding import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,27 +25,50 @@ class Optimizer:
     micro-batches. The model's weight is the rounded copy. Without the copy, an update of a bfloat16 weight by less than
     1/256 would be lost. A parameter then takes 2 + 16 bytes (weight; copy, gradient, two moments), and 16 bytes in
     float32.
+
+    A sharded weight is updated in place, in this rank's part of it, which is float32. It is its own master copy.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        weight_decay: float,
+        ranks: Ranks | None = None,
+        half: bool = False,
+    ) -> None:
+        """``half``: the weights are served in half precision, so that a `state` needs the master copies too."""
         trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        self._masters = {name: p if p.dtype == torch.float32 else _Master(p).weight for name, p in trained}
+        self._ranks = ranks or Ranks()
+        self._masters = {name: self._master(p) for name, p in trained}
+        self._sharded = [(p, self._masters[name]) for name, p in trained if local(p) is not p]
         self._halves = [(p, self._masters[name]) for name, p in trained if p.dtype != torch.float32]
+        self._keeps_masters = half or bool(self._halves)
         self._adam = torch.optim.AdamW(
             self._masters.values(), lr=0.0, betas=BETAS, weight_decay=weight_decay, fused=True
         )
 
+    @staticmethod
+    def _master(parameter: nn.Parameter) -> nn.Parameter:
+        if local(parameter) is not parameter:
+            return nn.Parameter(local(parameter))
+        return parameter if parameter.dtype == torch.float32 else _Master(parameter).weight
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
+        for parameter, _ in self._sharded:
+            parameter.grad = None
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, rate: float, clip: float) -> float:
         """Clip and apply the gradient; return its norm.
 
-        Raises NotFiniteError, with nothing changed, for a norm not finite.
+        The norm is that of all ranks together. Raises NotFiniteError, with nothing changed, for a norm not finite.
         """
+        for parameter, master in self._sharded:
+            master.grad = None if parameter.grad is None else local(parameter.grad)
         gradients = [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
+        norm = self._ranks.norm(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
         if not math.isfinite(norm):
             where = not_finite(gradients)
             self.zero_grad()
@@ -73,7 +98,10 @@ class Optimizer:
         return put_back
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk."""
+        """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk.
+
+        Of sharded weights, the parts of this rank.
+        """
         tensors: dict[str, Tensor] = {}
         steps: dict[str, float] = {}
         for name, weight in self._masters.items():
@@ -82,7 +110,7 @@ class Optimizer:
                     steps[name] = float(value)
                 else:
                     tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
-        if self._halves:
+        if self._keeps_masters:
             tensors |= {f"{name}.master": weight.detach().cpu().contiguous() for name, weight in self._masters.items()}
         return tensors, steps
 
@@ -91,7 +119,7 @@ class Optimizer:
         self._adam.state.clear()
         state: dict[int, dict[str, Any]] = {}
         for index, (name, weight) in enumerate(self._masters.items()):
-            if self._halves:
+            if self._keeps_masters:
                 weight.data.copy_(tensors[f"{name}.master"])
             if name in steps:
                 moments = {key: tensors[f"{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}

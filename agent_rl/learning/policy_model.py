@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from agent_rl.learning import sharding
 from agent_rl.learning.device import usable_device
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
 from agent_rl.learning.packing import ATTENTION, Packed, pack
+from agent_rl.learning.ranks import Ranks
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Lora
@@ -35,6 +39,8 @@ class ModelOptions:
     """Keep only each layer's input for the backward pass and recompute the rest: a third more work, far less memory."""
     compile: bool = False
     """Compile the decoder with torch.compile; the first steps take minutes."""
+    offload: bool = False
+    """Keep the parts of a sharded model in host memory."""
     logits_mib: int = 128
     """Memory for the logits of one piece; the peak is three times as much."""
 
@@ -42,16 +48,32 @@ class ModelOptions:
 class PolicyModel:
     """A decoder-only Hugging Face model whose sequences are packed (see `agent_rl.learning.packing`).
 
-    Raises TrainingStoppedError for models that cannot be trained this way.
+    Of several ``ranks``, each holds a part of it (`agent_rl.learning.sharding`), and all call the methods that compute
+    or gather together. Raises TrainingStoppedError for models that cannot be trained this way.
     """
 
     def __init__(
-        self, path: Path, *, dtype: str, device: str, options: ModelOptions, lora: Lora | None = None, seed: int = 0
+        self,
+        path: Path,
+        *,
+        dtype: str,
+        device: str,
+        options: ModelOptions,
+        lora: Lora | None = None,
+        seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
+        self.dtype = DTYPES[dtype]
+        """The type of what is served and saved."""
+        sharded = self.ranks.size > 1
         try:
             self.device = usable_device(device)
-            loaded = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
-            self.module: Any = loaded.to(self.device)
+            if sharded:
+                self.module: Any = sharding.unloaded(path, ATTENTION)
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(path, dtype=self.dtype, attn_implementation=ATTENTION)
+                self.module = loaded.to(self.device)
         except Exception as error:  # transformers raises exceptions of many types
             raise TrainingStoppedError(
                 f"{path} cannot be loaded for training: {' '.join(str(error).split())[:500]}"
@@ -63,7 +85,7 @@ class PolicyModel:
         self.adapted = lora is not None
         """Whether adapters alone are trained."""
         if lora is not None:
-            _add_adapters(self.module, lora, seed)
+            _add_adapters(self.module, lora, on_meta=sharded)
         if self.device.type == "cpu" and dtype == "float32" and not options.compile:
             use_one_dnn(self.module)
         if options.activation_checkpointing:
@@ -76,6 +98,21 @@ class PolicyModel:
         self._decode = self.module.base_model
         if options.compile:
             self._decode = torch.compile(self._decode, dynamic=True)
+        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module)
+        if sharded:
+            self._shard(path, options)
+        if lora is not None:
+            sharding.initialise_adapters(self.module, seed)
+
+    def _shard(self, path: Path, options: ModelOptions) -> None:
+        self.module.packed_logprobs = MethodType(_packed_logprobs, self.module)
+        dtype, method = self.dtype, "packed_logprobs"
+        sharding.shard(self.module, self.ranks, method=method, dtype=dtype, offload=options.offload)
+        sharding.load(self.module, path, torch.device("cpu") if options.offload else self.device)
+        self.module.config.dtype = dtype
+        self._score = self.module.packed_logprobs
+        with torch.no_grad():
+            self.keep_pace()  # torch settles where its parts lie at the first forward pass
 
     def _refuse_other_kinds(self, path: Path, config: Any) -> None:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -105,45 +142,61 @@ class PolicyModel:
         """Log-probability and entropy of the m wanted tokens of a micro-batch, in order, both [m] float32.
 
         ``sequences`` are tokens [length] int64. ``wanted`` [length] bool marks the wanted tokens, never a sequence's
-        first. Without ``with_entropy`` the entropies are 0.
+        first. Without ``with_entropy`` the entropies are 0. With several ranks each has sequences of its own, perhaps
+        none, and all call this together.
         """
+        if not sequences:
+            sequences, wanted = [torch.zeros(1, dtype=torch.int64)], [torch.zeros(1, dtype=torch.bool)]
         packed = pack(sequences, self.device)
         places = torch.cat(list(wanted)).nonzero().squeeze(-1).to(self.device)
-        hidden = self._hidden(packed)[0, places - 1]
-        head = self.module.get_output_embeddings()
-        targets = packed.tokens[0, places]
-        return chunked_logprobs(
-            hidden,
-            head.weight,
-            head.bias,
-            targets,
-            temperature=temperature,
-            tokens_at_once=self._tokens_at_once,
-            with_entropy=with_entropy,
+        scored = self._score(
+            packed, places, self._decode, temperature, tokens_at_once=self._tokens_at_once, with_entropy=with_entropy
         )
+        if self.ranks.size > 1 and not torch.is_grad_enabled():
+            self.module.reshard()  # the next pass must see weights that were changed in place
+        return scored
 
-    def _hidden(self, packed: Packed) -> Tensor:
-        """Hidden states [1, n, d] after the last normalisation."""
-        output = self._decode(
-            input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed
-        ).last_hidden_state
-        hidden: Tensor = output
-        return hidden
+    def keep_pace(self) -> None:
+        """Compute no sequence, while other ranks compute some: forward, and with gradients backward."""
+        logprobs, _ = self.logprobs([], [], temperature=1.0, with_entropy=False)
+        if torch.is_grad_enabled():
+            logprobs.sum().backward()
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
-        """The model's tensors as engines load them: adapters merged, and only the first of tied tensors."""
+    def served(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors as engines load them, whole, adapters merged, and only the first of tied tensors.
+
+        They come one at a time: with several ranks each is gathered when it is asked for, and all ranks ask together.
+        """
+        adapters = _adapted_layers(self.module) if self.adapted else {}
+        for name, kept in self._kept():
+            plain = name.replace(".base_layer.", ".")
+            tensor = sharding.gathered(kept)
+            if plain in adapters:
+                tensor = tensor + _delta(adapters[plain]).to(tensor.dtype)
+            yield plain, tensor.to(self.dtype) if self.ranks.size > 1 else tensor
+
+    def served_layout(self) -> dict[str, tuple[Sequence[int], torch.dtype]]:
+        """The shapes and types of what `served` gives, by name."""
+        several = self.ranks.size > 1
+        return {
+            name.replace(".base_layer.", "."): (tensor.shape, self.dtype if several else tensor.dtype)
+            for name, tensor in self._kept()
+        }
+
+    def _kept(self) -> Iterator[tuple[str, Tensor]]:
         tied = set(getattr(self.module, "all_tied_weights_keys", {}) or {})
-        state = {name: tensor.detach() for name, tensor in self.module.state_dict().items() if name not in tied}
-        return merged(self.module, state) if self.adapted else state
+        for name, tensor in self.module.state_dict().items():
+            if name not in tied and ".lora_" not in name:
+                yield name, tensor.detach()
 
     def trained(self) -> dict[str, Tensor]:
-        """The tensors that training changes."""
-        return {name: p.detach() for name, p in self.named_parameters()}
+        """The tensors that training changes; of sharded ones, the parts of this rank."""
+        return {name: sharding.local(p.detach()) for name, p in self.named_parameters()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Load `trained` tensors. Raises ValueError when they belong to another model."""
+        """Load `trained` tensors, or parts. Raises ValueError when they belong to another model."""
         own = self.trained()
         wrong = sorted(weights.keys() ^ own.keys()) or [n for n in own if own[n].shape != weights[n].shape]
         if wrong:
@@ -154,6 +207,14 @@ class PolicyModel:
     @contextmanager
     def with_weights(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Compute with other values of the `trained` tensors. Tensors on the same device are not copied."""
+        if self.ranks.size > 1:  # torch gathers from the memory of the parts, so that their values change in place
+            before = {name: tensor.clone() for name, tensor in self.trained().items() if name in weights}
+            try:
+                self._put(weights)
+                yield
+            finally:
+                self._put(before)
+            return
         own = dict(self.named_parameters())
         before = {name: own[name].data for name in weights}
         try:
@@ -164,12 +225,45 @@ class PolicyModel:
             for name, tensor in before.items():
                 own[name].data = tensor
 
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.trained().items():
+                if name in weights:
+                    tensor.copy_(weights[name])
+
     def save(self, directory: Path) -> None:
-        """Write a directory that `from_pretrained` loads, adapters merged; large models in several files."""
-        self.module.save_pretrained(directory, state_dict=self.weights() if self.adapted else None)
+        """Write a directory that `from_pretrained` loads, adapters merged; large models in several files.
+
+        For one rank. See `agent_rl.learning.exporting` for several.
+        """
+        self.module.save_pretrained(directory, state_dict=dict(self.served()) if self.adapted else None)
 
 
-def _add_adapters(module: Any, lora: Lora, seed: int) -> None:
+def _packed_logprobs(
+    module: Any,
+    packed: Packed,
+    places: Tensor,
+    decode: Callable[..., Any],
+    temperature: float,
+    *,
+    tokens_at_once: int,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of the tokens at ``places`` [m] of a packed row, both [m] float32."""
+    states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
+    head = module.get_output_embeddings()
+    return chunked_logprobs(
+        states.last_hidden_state[0, places - 1],
+        head.weight,
+        head.bias,
+        packed.tokens[0, places],
+        temperature=temperature,
+        tokens_at_once=tokens_at_once,
+        with_entropy=with_entropy,
+    )
+
+
+def _add_adapters(module: Any, lora: Lora, *, on_meta: bool) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
@@ -178,14 +272,13 @@ def _add_adapters(module: Any, lora: Lora, seed: int) -> None:
     targets: Any = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, bias="none")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # every learner of a run begins with the same adapters
         config.task_type = "CAUSAL_LM"
         head = module.get_output_embeddings()
         fitting = {
             name: each for name, each in module.named_modules() if isinstance(each, nn.Linear) and each is not head
         }
         try:
-            inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+            inject_adapter_in_model(config, module, adapter_name=ADAPTER, low_cpu_mem_usage=on_meta)
             strange = {n for n, each in module.named_modules() if isinstance(each, LoraLayer)} - fitting.keys()
             fault = f"names {', '.join(sorted(strange))}, which cannot be adapted here" if strange else ""
         except ValueError:
@@ -195,14 +288,16 @@ def _add_adapters(module: Any, lora: Lora, seed: int) -> None:
         raise TrainingStoppedError(f"model.lora.targets: {fault}; choose among {names}")
 
 
-def merged(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state with each adapter added to its weight, under the names of the model without adapters."""
+def _adapted_layers(module: nn.Module) -> dict[str, Any]:
+    """The layers with adapters, by the names of their weights in the model without adapters."""
     from peft.tuners.lora import LoraLayer
 
-    layers: Iterable[tuple[str, Any]] = [(n, m) for n, m in module.named_modules() if isinstance(m, LoraLayer)]
-    plain = {name.replace(".base_layer.", "."): t for name, t in state.items() if ".lora_" not in name}
+    return {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def _delta(layer: Any) -> Tensor:
+    """What a layer's adapters add to its weight: alpha / rank * B A."""
     with torch.no_grad():
-        for name, layer in layers:
-            weight = plain[f"{name}.weight"]
-            plain[f"{name}.weight"] = weight + layer.get_delta_weight(ADAPTER).to(weight.dtype)
-    return plain
+        down, up = (sharding.gathered(adapters[ADAPTER].weight) for adapters in (layer.lora_A, layer.lora_B))
+        delta: Tensor = (up.float() @ down.float()) * layer.scaling[ADAPTER]
+    return delta

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from agent_rl.files.disk import whole
+from agent_rl.learning.exporting import own_parts, write_trained
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.tensor_files import TensorFiles
 from agent_rl.models.model_files import vocabulary_fault
 
 KEY = "algorithm.kl.reference"
@@ -30,18 +32,24 @@ class StageStart:
     def keep(self, path: Path) -> None:
         """Make the present policy the reference, and write its trained tensors to ``path`` for a restart."""
         self._weights = {name: tensor.to("cpu", copy=True) for name, tensor in self._model.trained().items()}
-        with whole(path) as partial:
-            save_file(dict(self._weights), partial)
+        if self._model.ranks.rank == 0:
+            with whole(path) as partial:
+                write_trained(self._model, partial)
+        else:
+            write_trained(self._model, path)  # gathers with rank 0, and writes nothing
 
     def load(self, path: Path) -> None:
         """Take the reference from a file. Raises TrainingStoppedError when it is missing or of another model."""
         remedy = f"start again in another run.directory, or name a model as {KEY}"
         if not path.is_file():
             raise TrainingStoppedError(f"{KEY}: {path}, the policy at the start of the stage, is missing; {remedy}")
-        weights, own = load_file(path), self._model.trained()
-        if {name: each.shape for name, each in weights.items()} != {name: each.shape for name, each in own.items()}:
-            raise TrainingStoppedError(f"{KEY}: {path} holds the weights of another model; {remedy}")
-        self._weights = weights
+        try:
+            with TensorFiles([path]) as files:
+                self._weights = own_parts(self._model, files)
+                if files.names() != self._weights.keys():
+                    raise KeyError(*files.names() - self._weights.keys())  # noqa: TRY301 - one message for all
+        except (KeyError, ValueError) as error:
+            raise TrainingStoppedError(f"{KEY}: {path} holds the weights of another model; {remedy}") from error
 
     @contextmanager
     def model(self) -> Iterator[PolicyModel]:
@@ -54,7 +62,16 @@ class StageStart:
 class OtherModel:
     """A model of its own, beside the trained one on its device."""
 
-    def __init__(self, path: Path, *, dtype: str, device: str, options: ModelOptions, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: str,
+        device: str,
+        options: ModelOptions,
+        tokenizer: Any,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Raises TrainingStoppedError when it cannot be loaded, or has another vocabulary than ``tokenizer``."""
         try:
             vocabulary = AutoTokenizer.from_pretrained(path).get_vocab()
@@ -62,7 +79,7 @@ class OtherModel:
             raise TrainingStoppedError(f"{KEY}: {path} has no tokenizer that can be loaded: {error}") from error
         if fault := vocabulary_fault(vocabulary, tokenizer.get_vocab()):
             raise TrainingStoppedError(f"{KEY}: {path} {fault}")
-        self._model = PolicyModel(path, dtype=dtype, device=device, options=options)
+        self._model = PolicyModel(path, dtype=dtype, device=device, options=options, ranks=ranks)
         self._model.module.eval().requires_grad_(False)
 
     @contextmanager

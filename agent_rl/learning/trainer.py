@@ -24,13 +24,14 @@ from agent_rl.config.topology import Lora, RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import named_advantage
-from agent_rl.learning.batching import microbatches, split_evenly
+from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.sequences import (
     TrainingSequence,
@@ -41,9 +42,16 @@ from agent_rl.learning.sequences import (
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 
+SUMS = ("loss", "entropy", *(field.name for field in fields(LossSums)))
+"""What each rank sums over its tokens."""
+
 
 class Trainer:
-    """A model, its optimizer, and the steps that change them."""
+    """A model, its optimizer, and the steps that change them.
+
+    Several ``ranks`` have a trainer each, whose methods are called with the same arguments in the same order. Results
+    and errors are then the same on all of them.
+    """
 
     def __init__(
         self,
@@ -59,6 +67,7 @@ class Trainer:
         tokenizer: Any = None,
         mismatch_tokens: int = 1024,
         reference: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """``tokenizer`` is saved with the model (default: the model's own). ``reference`` is the model of a KL penalty.
 
@@ -67,8 +76,10 @@ class Trainer:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
+        self.ranks = ranks = ranks or Ranks()
+        options = options or ModelOptions()
         self.model = PolicyModel(
-            model_path, dtype=dtype, device=device, options=options or ModelOptions(), lora=lora, seed=seed
+            model_path, dtype=dtype, device=device, options=options, lora=lora, seed=seed, ranks=ranks
         )
         self.device = self.model.device
         self.max_length = self.model.max_length
@@ -82,11 +93,16 @@ class Trainer:
         if algorithm.kl is not None and reference is None:
             self.reference = StageStart(self.model)
         elif algorithm.kl is not None and reference is not None:
-            model_options = ModelOptions(logits_mib=(options or ModelOptions()).logits_mib)
+            plain = ModelOptions(logits_mib=options.logits_mib, offload=options.offload)
             self.reference = OtherModel(
-                reference, dtype=dtype, device=device, options=model_options, tokenizer=self.tokenizer
+                reference, dtype=dtype, device=device, options=plain, tokenizer=self.tokenizer, ranks=ranks
             )
-        self.optimizer = Optimizer(self.model.named_parameters(), weight_decay=algorithm.weight_decay)
+        self.optimizer = Optimizer(
+            self.model.named_parameters(),
+            weight_decay=algorithm.weight_decay,
+            ranks=ranks,
+            half=dtype != "float32",
+        )
 
     def enter(self, algorithm: Algorithm) -> None:
         """A stage begins: from now on its algorithm is in force."""
@@ -107,9 +123,12 @@ class Trainer:
         sequences = [torch.tensor(tokens) for tokens, _ in batch]
         places = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
         total = max(1, sum(int(each.sum()) for each in places))
-        loss_sum = 0.0
+        loss_sum, fault = 0.0, ""
         lengths = [len(tokens) for tokens in sequences]
-        for indices in microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
+        for indices in self.ranks.microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
+            if not indices:
+                self.model.keep_pace()
+                continue
             logprobs, _ = self.model.logprobs(
                 [sequences[index] for index in indices],
                 [places[index] for index in indices],
@@ -119,8 +138,10 @@ class Trainer:
             loss = -logprobs.sum() / total
             loss.backward()
             loss_sum += float(loss.detach())
-            if not math.isfinite(loss_sum):
-                raise NotFiniteError(f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations")
+            if not math.isfinite(loss_sum) and not fault:
+                fault = f"the loss is {loss_sum} on a micro-batch of {len(indices)} demonstrations"
+        self._refuse(fault)
+        (loss_sum,) = self.ranks.total([loss_sum])
         norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
         return SupervisedFigures(loss=loss_sum, gradient_norm=norm, tokens=total)
 
@@ -141,25 +162,27 @@ class Trainer:
         self.model.module.train()
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
+        updates = [[sequences[index] for index in indices] for indices in batches]
         if self.reference is not None:
             with self.reference.model() as model:
-                self._fill("reference", sequences, model)
+                self._fill("reference", updates, model)
         if len(batches) > 1:  # with one update, its forward pass gives the proximal log-probabilities
-            self._fill("proximal", sequences, self.model)
+            self._fill("proximal", updates, self.model)
         # A single update fails before it changes anything. With several, an earlier update may have been applied.
         put_back = self.optimizer.snapshot() if len(batches) > 1 else None
         try:
-            gradient_norms = [
-                self._update([sequences[index] for index in indices], totals, rate, longest) for indices in batches
-            ]
+            gradient_norms = [self._update(update, totals, rate, longest) for update in updates]
         except NotFiniteError:
             self.optimizer.zero_grad()
             if put_back is not None:
                 put_back()
             raise
-        loss = totals.pop("loss") / len(batches)
+        summed = dict(zip(SUMS, self.ranks.total([totals[name] for name in SUMS]), strict=True))
+        loss = summed.pop("loss") / len(batches)
+        if self.algorithm.kl is None:
+            del summed["kl"]
         trained_tokens = sum(int(s.mask.sum()) for s in sequences)
-        means: dict[str, Any] = {name: total / max(1, trained_tokens) for name, total in totals.items()}
+        means: dict[str, Any] = {name: total / max(1, trained_tokens) for name, total in summed.items()}
         mismatch = None
         if self._mismatch_tokens:
             mismatch = measure(
@@ -181,10 +204,14 @@ class Trainer:
         return replace(figures, **means)
 
     def _fill(
-        self, field: Literal["proximal", "reference"], sequences: Sequence[TrainingSequence], model: PolicyModel
+        self, field: Literal["proximal", "reference"], updates: Sequence[Sequence[TrainingSequence]], model: PolicyModel
     ) -> None:
+        """Compute log-probabilities before the first update, on the ranks that need them in each update."""
         with torch.no_grad():
-            for batch in self._microbatches(sequences):
+            for batch in [batch for sequences in updates for batch in self._microbatches(sequences)]:
+                if not batch:
+                    model.keep_pace()
+                    continue
                 logprobs, _ = self._response_logprobs(batch, model, with_entropy=False)
                 _keep(field, batch, logprobs)
 
@@ -198,8 +225,11 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         tokens = max(1, sum(int(s.mask.sum()) for s in sequences))
-        loss_sum = 0.0
+        loss_sum, fault = 0.0, ""
         for batch in self._microbatches(sequences):
+            if not batch:
+                self.model.keep_pace()
+                continue
             logprobs, entropy = self._response_logprobs(batch, self.model)
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
@@ -225,20 +255,28 @@ class Trainer:
                 loss = loss - self.settings.entropy_coefficient * entropy.sum() / tokens
             loss.backward()
             loss_sum += float(loss.detach())
-            if not math.isfinite(loss_sum):
+            if not math.isfinite(loss_sum) and not fault:
                 place = defined_at(self.loss)
                 name = self.algorithm.loss + (f" ({place})" if place else "")
-                raise NotFiniteError(f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach(), name)}")
+                fault = f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach(), name)}"
             totals["entropy"] += float(entropy.detach().sum())
             for field in fields(LossSums):
                 if (value := getattr(sums, field.name)) is not None:
                     totals[field.name] += float(value)
+        self._refuse(fault)
         totals["loss"] += loss_sum
         return self.optimizer.step(rate, self.algorithm.gradient_clip)
 
+    def _refuse(self, fault: str) -> None:
+        """Raise NotFiniteError on all ranks when one has a fault. Until here all compute: sharded layers need all."""
+        if found := self.ranks.agreed(fault):
+            self.optimizer.zero_grad()
+            raise NotFiniteError(found)
+
     def _microbatches(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
+        """The micro-batches of this rank, some of which may be empty."""
         lengths = [len(sequence.tokens) for sequence in sequences]
-        batches = microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
+        batches = self.ranks.microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
         return [[sequences[index] for index in batch] for batch in batches]
 
     def _response_logprobs(
@@ -262,11 +300,12 @@ class Trainer:
         """Copy the weights of ``version``, under the model's names; training may then continue.
 
         The copy is in host memory or on another ``device``. It is complete when this method returns, so other threads
-        and streams may read it.
+        and streams may read it. Ranks other than 0 get nothing.
         """
-        weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.weights().items()}
+        lead = self.ranks.rank == 0
+        weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.served() if lead}
         trained = self.model.trained()
-        if self.model.adapted:
+        if self.model.adapted or self.ranks.size > 1:
             self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained.items()})
         else:
             self.older.remember(version, {name: weights[name].to("cpu") for name in trained})

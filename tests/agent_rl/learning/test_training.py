@@ -74,7 +74,7 @@ def test_a_step_makes_rewarded_tokens_likelier(model: Path) -> None:
 
     def advantage_weighted() -> float:
         sequences = [s for group in batch for s in training_sequences(group, group_advantages, trained.algorithm, 100)]
-        trained._fill("proximal", sequences, trained.model)
+        trained._fill("proximal", [sequences], trained.model)
         return sum(float((s.proximal * s.mask).sum()) * s.advantage for s in sequences if s.proximal is not None)
 
     before = advantage_weighted()

@@ -1,0 +1,171 @@
+"""The processes that train one model together, as the trainer sees them.
+
+Every rank runs the same methods of the same trainer with the same arguments, in the same order. Each computes its own
+micro-batches and holds its own part of weights, gradients and moments; what concerns all is agreed on here::
+
+    lengths --deterministic--> microbatches of each rank      nothing is sent: every rank knows what the others compute
+    sums, faults ------------> total, agreed                  one small reduction
+
+`Ranks` is one process alone, without a process group. `joined` makes the ranks of a mesh by torch's process groups:
+gloo for tensors in host memory, and NCCL (RCCL on ROCm) for those on GPUs. NCCL and RCCL have not been run.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_rl.config.parallel import MeshSizes
+from agent_rl.learning.batching import rank_microbatches
+
+LOOPBACK = "127.0.0.1"
+"""Where ranks of one host meet."""
+
+
+class Ranks:
+    """One process that trains alone."""
+
+    rank = 0
+    size = 1
+    shard = 0
+    """Which part of the model this rank holds."""
+    shards = 1
+    """How many parts a copy of the model has."""
+    saves = True
+    """Whether this rank writes its part: ranks of other copies hold the same."""
+    mesh: Any = None
+    """torch's mesh of the ranks that share one model; None for one process alone."""
+
+    def microbatches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+        """The micro-batches of this rank, as many as of every other, some perhaps empty. See `rank_microbatches`."""
+        return rank_microbatches(lengths, ranks=self.size, max_tokens=max_tokens)[self.rank]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks, in float64."""
+        return list(values)
+
+    def greatest(self, value: float) -> float:
+        """The greatest value of any rank."""
+        return value
+
+    def agreed(self, fault: str) -> str:
+        """The fault of the first rank that has one; empty when no rank has one. All ranks wait for each other."""
+        return fault
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor in host memory over all ranks, in place."""
+        return tensor
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient from the norm of this rank's part."""
+        return norm
+
+    def told(self, message: bytes) -> bytes:
+        """Rank 0's message; others give an empty one."""
+        return message
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+
+
+class JoinedRanks(Ranks):
+    """One of several processes, after all have met. Every method is a collective: all ranks call it, in one order."""
+
+    def __init__(self, rank: int, sizes: MeshSizes, device: str) -> None:
+        """The process group of torch exists already."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.rank, self.size = rank, sizes.ranks
+        self.shard, self.shards = rank % sizes.shard, sizes.shard
+        self.saves = rank < sizes.shard
+        self._copies = sizes.replicate
+        kind = torch.device(device).type
+        if sizes.replicate > 1:
+            names = ("replicate", "shard")
+            self.mesh = init_device_mesh(kind, (sizes.replicate, sizes.shard), mesh_dim_names=names)
+        else:
+            self.mesh = init_device_mesh(kind, (sizes.shard,), mesh_dim_names=("shard",))
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks, in float64."""
+        sums: list[float] = self.summed(torch.tensor(values, dtype=torch.float64)).tolist()
+        return sums
+
+    def greatest(self, value: float) -> float:
+        """The greatest value of any rank."""
+        found = torch.tensor([value], dtype=torch.float64)
+        _reduce(found, "MAX")
+        return float(found)
+
+    def agreed(self, fault: str) -> str:
+        """The fault of the first rank that has one; empty when no rank has one. All ranks wait for each other."""
+        first = self.size - int(self.greatest(self.size - self.rank if fault else 0))
+        return self._from(first, fault.encode()).decode() if first < self.size else ""
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor in host memory over all ranks, in place."""
+        _reduce(tensor, "SUM")
+        return tensor
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """The norm of the whole gradient from the norm of this rank's part."""
+        (square,) = self.total([float(norm) ** 2])
+        return torch.tensor(math.sqrt(square / self._copies), device=norm.device)
+
+    def told(self, message: bytes) -> bytes:
+        """Rank 0's message; others give an empty one."""
+        return self._from(0, message)
+
+    def _from(self, rank: int, message: bytes) -> bytes:
+        from torch import distributed
+
+        size = torch.tensor([len(message)])
+        distributed.broadcast(size, rank)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        if self.rank == rank:
+            content = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else content
+        if len(content):
+            distributed.broadcast(content, rank)
+        return content.numpy().tobytes()
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+        from torch import distributed
+
+        distributed.destroy_process_group()
+
+
+def meeting_place() -> socket.socket:
+    """A socket of this host at which `joined` lets ranks meet: rank 0 gives it, the others its port."""
+    return socket.create_server((LOOPBACK, 0))
+
+
+def joined(rank: int, sizes: MeshSizes, *, place: socket.socket | int, device: str, seconds: float) -> JoinedRanks:
+    """Meet the other ranks and return what they share. Each operation waits at most so many seconds for the others.
+
+    ``place`` is `meeting_place` for rank 0, and its port for the others. Raises RuntimeError when not all come.
+    """
+    from torch import distributed
+
+    torch_distributed: Any = distributed
+    timeout = timedelta(seconds=seconds)
+    served = {} if isinstance(place, int) else {"master_listen_fd": place.dup().detach()}
+    port = place if isinstance(place, int) else int(place.getsockname()[1])
+    store = torch_distributed.TCPStore(
+        LOOPBACK, port, sizes.ranks, rank == 0, timeout, wait_for_workers=False, **served
+    )
+    backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+    torch_distributed.init_process_group(backend, store=store, rank=rank, world_size=sizes.ranks, timeout=timeout)
+    return JoinedRanks(rank, sizes, device)
+
+
+def _reduce(tensor: Tensor, operation: str) -> None:
+    from torch import distributed
+
+    distributed.all_reduce(tensor, getattr(distributed.ReduceOp, operation))
