@@ -46,7 +46,8 @@ STRANGER = "a stranger"
 """The common name of all senders that are not nodes of the network. They are reported once."""
 
 RENEWAL_TICKS = 10
-"""Heartbeats between two attempts to connect anew to a peer that is not there."""
+"""Heartbeats between two attempts to connect anew to a peer that is not there, or does not answer over the
+connection."""
 
 
 class Node(Links):
@@ -197,6 +198,7 @@ class Node(Links):
     def _tick(self, now: float) -> None:
         for each in self._outbound.values():
             each.send_heartbeat(self.incarnation)
+            each.unanswered += 1
             each.announcements.repeat()
             each.send_announcements()
         for inbound in self._inbound.values():
@@ -209,7 +211,8 @@ class Node(Links):
                 outbound.unavailable()
         self._ticks += 1
         for each in self._outbound.values() if self._ticks % RENEWAL_TICKS == 0 else ():
-            if each.incarnation is None or each.peer in self._liveness.gone:
+            unanswered = each.unanswered * self._limits.heartbeat_interval > self._limits.lost_after
+            if each.incarnation is None or each.peer in self._liveness.gone or unanswered:
                 self._port.renew(each.peer)
         self._lose(lost)
         for link in self._pushes():

@@ -99,6 +99,8 @@ class Outbound:
         self._known = False
         self._memory: int | None = None
         self.silent = False
+        self.unanswered = 0
+        """Heartbeats since something came back over the connection; the peer may be heard over its own all the time."""
         self.draining = False
         """Whether the process says that it is about to leave."""
         self.pushes: dict[str, tuple[PushSender, Pushes]] = {}
@@ -267,6 +269,7 @@ class Outbound:
 
     def receive(self, envelope: Envelope, message: Sequence[Buffer]) -> None:
         """Take a returning envelope and the frames of its message. Raises MalformedFrame."""
+        self.unanswered = 0
         if isinstance(envelope, Progress):
             self._progressed(envelope)
         elif isinstance(envelope, ReplyFrame):

@@ -175,6 +175,7 @@ class ZmqPort:
         self._name = name
         self._identity = make_identity(name, incarnation)
         self._limits = limits
+        self._linger = int(limits.linger * 1000)
         self._given_context = context
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._curve = curve
@@ -247,7 +248,7 @@ class ZmqPort:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, _UNREAD_MAX if kind == zmq.ROUTER else 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes + _ENVELOPE_MAX)
-        socket.setsockopt(zmq.LINGER, int(self._limits.linger * 1000))
+        socket.setsockopt(zmq.LINGER, self._linger)
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._limits.handshake * 1000))
         # A host that lost power closes no connection, and TCP would notice after 15 minutes or never. ZeroMQ's
@@ -327,13 +328,19 @@ class ZmqPort:
                 self._open(peer)
 
     def renew(self, peer: str) -> None:
-        """Connect again. ZeroMQ gives a connection up for good when another program answered at the peer's address."""
+        """Connect again. ZeroMQ gives a connection up for good when another program answered at the peer's address.
+
+        What waits in the former connection is lost. It would linger and connect, too, and whichever of the two the
+        peer's inbox meets last takes the other's place there: the inbox hears nothing over the other any more.
+        """
         channel = self._peers[peer]
         if channel is not None:
+            channel.socket.setsockopt(zmq.LINGER, 0)
             with contextlib.suppress(
                 zmq.ZMQError
             ):  # it has given the connection up, and knows no such address any more
                 channel.socket.disconnect(self._addresses[peer])
+            channel.socket.setsockopt(zmq.LINGER, self._linger)
             channel.socket.connect(self._addresses[peer])
 
     def disconnect(self, peer: str) -> None:

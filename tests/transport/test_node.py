@@ -21,6 +21,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.frames import Heartbeat, PushFrame, pack
+from transport.memory import MemoryPort
 
 
 class InMemory(ContractBase):
@@ -245,6 +246,41 @@ def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
                 await link.drained()
             assert cut.lose == 0
             assert recorder.numbers == list(range(9))
+
+    case.run(main)
+
+
+def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the_peer_is_heard(monkeypatch):
+    """The peer's own connection stands. ZeroMQ knows connections that both ends hold and that carry nothing."""
+    case = InMemory()
+
+    async def main():
+        dead = False
+
+        def copies(source, destination, _frames):
+            return int(not (dead and (source, destination) == ("a", "b")))
+
+        def renew(_port, peer):
+            nonlocal dead
+            dead = dead and peer != "b"
+
+        monkeypatch.setattr(MemoryPort, "renew", renew)
+        async with case.world("a", "b", copies=copies) as world:
+            recorder = Recorder()
+            a, b = await world.start("a"), await world.start("b")
+            link = a.node.push("items", ["b"], window=16)
+            await case.heartbeats(2)
+            dead = True
+            await b.stop()
+            b = await world.start("b", recorder, incarnation=1)
+            b.node.push("items", ["a"], window=1)
+            await link.send(Item(0))
+            await case.heartbeats(case.limits.lost_after / case.limits.heartbeat_interval - 5)
+            assert dead
+            assert not a.node.gone
+            with trio.fail_after(20 * case.limits.heartbeat_interval):
+                await link.drained()
+            assert recorder.numbers == [0]
 
     case.run(main)
 

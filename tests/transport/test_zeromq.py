@@ -8,6 +8,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -304,6 +305,37 @@ def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()
     trio.run(main, clock=clock)
+
+
+def test_a_connection_made_anew_is_the_only_one(directory):
+    """The former one, which lingers, would take its place at the peer's inbox and then end: nothing arrives any more."""
+    address = f"ipc://{directory}/there"
+
+    async def main():
+        network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": address})
+        port = network.attach("here", 0, Limits())
+        port.connect("there")
+        await port.bind(SimpleNamespace(on_back=None))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(port.serve)
+            port.send("there", [b"before"])
+            await trio.sleep(0.15)  # the next attempt to connect is due within the linger
+            port.renew("there")
+            with zmq.Context() as context, context.socket(zmq.ROUTER) as inbox:
+                monitor = inbox.get_monitor_socket(zmq.EVENT_ACCEPTED)
+                inbox.bind(address)
+                await trio.sleep(0.7)
+                accepted = 0
+                while monitor.poll(0):
+                    monitor.recv_multipart()
+                    accepted += 1
+                inbox.disable_monitor()
+                monitor.close()
+            nursery.cancel_scope.cancel()
+        await port.close()
+        assert accepted == 1
+
+    trio.run(main)
 
 
 BUSY = """
