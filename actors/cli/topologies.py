@@ -35,7 +35,7 @@ def check(
 ) -> None:
     """Prove a topology file sound, and describe it."""
     files = (topology_file(str(file)), *overlays)
-    topology = sound_topology(files, overrides)
+    topology = sound_topology(files, overrides, elsewhere=True)
     from agent_rl.checks.describe import describe
     from agent_rl.config.full import full_text
 
@@ -104,10 +104,12 @@ def fetch_models(topology: Topology) -> None:
                 raise Mistake(str(error)) from error
 
 
-def sound_topology(files: Files, overrides: Sequence[str], host: str | None = None) -> Topology:
+def sound_topology(
+    files: Files, overrides: Sequence[str], host: str | None = None, *, elsewhere: bool = False
+) -> Topology:
     """The topology of files. Raises Mistake, which tells every fault, where something is wrong with it.
 
-    Prints the warnings about a sound topology.
+    Prints the warnings about a sound topology. ``elsewhere``: hosts whose GPUs it counts may be other machines.
     """
     from agent_rl.checks.topology import check_topology
     from agent_rl.checks.warnings import warnings
@@ -119,7 +121,7 @@ def sound_topology(files: Files, overrides: Sequence[str], host: str | None = No
     look_beside(file)
     try:
         topology = load_topology(files, overrides)
-        faults = check_topology(topology, files, overrides, host=host)
+        faults = check_topology(topology, files, overrides, host=host, elsewhere=elsewhere)
     except TopologyError as error:
         file, faults = error.path, error.faults
     if topology is None or faults:

@@ -9,6 +9,7 @@ from typing import Any
 from actors.weights import fetch, transfer
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.full import toml_text
+from agent_rl.config.placement import most_gpus
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
@@ -16,8 +17,6 @@ from agent_rl.config.topology import Topology
 
 STOPPED = 75
 """The exit code of ``agent-rl run`` that rendered files give a run that was stopped before it was finished."""
-PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-"""The settings of vLLM that multiply the GPUs of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def _needs(topology: Topology, host: str) -> HostNeeds:
     return HostNeeds(
         name=host,
         actors=tuple(node for node, _ in nodes),
-        gpus=max(map(_gpus, entries), default=0),
+        gpus=most_gpus(topology, host),
         processors=1 + sum(map(_processors, entries)),
         namespaces=any(_setting(entry, "isolation") in {"host", "strong"} for entry in entries),
         base_port=topology.hosts[host].base_port,
@@ -57,18 +56,6 @@ def _setting(entry: ActorEntry, name: str) -> Any:
     """A setting of an actor, or its default; None where the class has no such setting."""
     field = resolve("actor", entry.class_path).Settings.model_fields.get(name)
     return None if field is None else entry.settings.get(name, field.default)
-
-
-def _gpus(entry: ActorEntry) -> int:
-    """The GPUs that a host must have for an actor. ``cuda`` is the first GPU; replicas share it."""
-    kind, _, index = str(_setting(entry, "device")).partition(":")
-    if kind != "cuda":
-        return 0
-    engine = entry.settings.get("engine_settings", {})
-    count = 1
-    for name in PARALLEL:
-        count *= int(engine.get(name, 1))
-    return int(index or 0) + count * entry.ranks
 
 
 def _processors(entry: ActorEntry) -> int:

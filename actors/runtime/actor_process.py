@@ -22,7 +22,8 @@ from typing import NamedTuple, Protocol
 import trio
 
 from actors.runtime.children import GO, ActorChild, start_child
-from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, drain_seconds
+from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, devices_for, drain_seconds
+from agent_rl.config.placement import gpus_of_actor
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
@@ -146,6 +147,7 @@ class ActorProcess:
         self._reports = reports
         self._replacement: _Replacement | None = None
         self._addition: _Replacement | None = None
+        self._gpus = gpus_of_actor(topology, name)
         self._use(Plan.of(role, topology))
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
@@ -318,9 +320,16 @@ class ActorProcess:
 
     def _child(self, plan: Plan, incarnation: int, *, beside: bool = False) -> ActorChild:
         arguments = [*self._arguments, "--incarnation", str(incarnation)]
-        return start_child(
-            self._entry_module, arguments, environment=plan.environment, stderr=self._stderr, beside=beside
+        environment, cores = devices_for(self._gpus)
+        child = start_child(
+            self._entry_module,
+            arguments,
+            environment={**plan.environment, **environment},
+            stderr=self._stderr,
+            beside=beside,
         )
+        child.stay_on(cores)
+        return child
 
     def tell(self, lines: bytes) -> None:
         """Send lines about other nodes to the process, which needs them to find and recognise its peers."""

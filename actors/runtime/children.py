@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -68,6 +68,13 @@ class ActorChild:
     def ended(self) -> bool:
         """Whether ``wait`` or ``reap`` has collected the process."""
         return self._process.returncode is not None
+
+    def stay_on(self, cores: Collection[int]) -> None:
+        """Let the process, and what it starts from now on, run on those of these cores that are allowed here."""
+        allowed = os.sched_getaffinity(0) & set(cores)
+        if allowed and not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self.pid, allowed)
 
     def seen(self) -> ProcessSeen | None:
         """State and processor time of the process; None when the process has ended, or on a system without /proc."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from agent_rl.config.addresses import is_loopback
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
+from agent_rl.models.devices import Machine, cores_near, gpus_here, visible_devices
 from agent_rl.records.run_directory import RunRefused
 
 
@@ -124,6 +126,14 @@ def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
         else:
             environment.setdefault(variable, "1")
     return environment
+
+
+def devices_for(gpus: Sequence[int] | None) -> tuple[dict[str, str], frozenset[int]]:
+    """The variables that show a process these GPUs alone, and the cores near them. None: the process sees all."""
+    if not gpus:
+        return {}, frozenset()
+    machine = Machine.here()
+    return visible_devices(gpus, machine), cores_near(gpus, machine, gpus_here())
 
 
 def describe_exit(status: int) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_rl.checks.placement import placement_rows
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
 from agent_rl.config.algorithm import STAGE_START, Algorithm
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import RlStage, Topology
+from agent_rl.models.devices import gpus_here
 from agent_rl.models.hub import is_hub_name
 from agent_rl.models.model_files import weight_count
 
@@ -25,7 +27,8 @@ JOURNAL_BYTES = 8
 
 def describe(topology: Topology) -> list[str]:
     """The lines ``agent-rl check`` prints of a topology without faults."""
-    parts = [_actors(topology), _hosts(topology), _links(topology), _addresses(topology), needs(topology)]
+    gpus = _columns(placement_rows(topology, gpus_here()))
+    parts = [_actors(topology), _hosts(topology), gpus, _links(topology), _addresses(topology), needs(topology)]
     return [line for part in parts if part for line in ("", *part)][1:]
 
 
@@ -59,6 +62,8 @@ def _hosts(topology: Topology) -> list[str]:
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as lines, whose columns are as wide as the widest cell."""
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

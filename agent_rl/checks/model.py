@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_rl.config.addresses import is_loopback
+from agent_rl.checks.placement import is_here
 from agent_rl.config.algorithm import STAGE_START
+from agent_rl.config.placement import KIND
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.models.devices import Machine, device_fault
@@ -81,17 +82,21 @@ def reference_faults(topology: Topology, source: Source) -> list[Fault]:
         return [source.fault(place, str(error), "save the model again, or copy it whole")]
 
 
-def device_faults(topology: Topology, source: Source, host: str | None) -> Iterator[Fault]:
+def device_faults(topology: Topology, source: Source, host: str | None, *, elsewhere: bool = False) -> Iterator[Fault]:
     """Devices that actors of this machine name and cannot have.
 
-    ``host`` is the one that is started here, if one is named.
+    ``host`` is the one that is started here, if one is named. ``elsewhere``: hosts whose GPUs the file counts may be
+    other machines.
     """
     machine = Machine.here()
-    alone = all(is_loopback(topology.hosts[name].address) for name in topology.hosts_in_use)
     for role, entry in topology.actors.items():
-        device = entry.settings.get("device")
-        here = host in topology.homes(role).values() if host is not None else alone
-        if here and isinstance(device, str) and (fault := device_fault(device, machine)):
+        device, homes = entry.settings.get("device"), set(topology.homes(role).values())
+        here = [name for name in homes if is_here(topology, name, host)]
+        counted = elsewhere and all(topology.hosts[name].gpus is not None for name in homes)
+        kind = str(device).partition(":")[0]
+        if not here or not isinstance(device, str) or (counted and kind == KIND):
+            continue
+        if fault := device_fault(device, machine):
             yield source.fault(("actors", role, "settings", "device"), fault)
 
 

@@ -10,13 +10,12 @@ from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
-from agent_rl.models.devices import Machine, gpu_count
 
 
-def rank_faults(topology: Topology, source: Source, machine: Machine | None = None) -> Iterator[Fault]:
-    """Ranks that no class computes with, that make no mesh, or that are more than the GPUs of this ``machine``.
+def rank_faults(topology: Topology, source: Source) -> Iterator[Fault]:
+    """Ranks that no class computes with, that make no mesh, or that name one GPU for all of them.
 
-    Whether the actor's device exists at all is checked elsewhere.
+    Whether there are enough GPUs is checked with the placement.
     """
     for role, entry in topology.actors.items():
         place = ("actors", role, "ranks")
@@ -34,10 +33,10 @@ def rank_faults(topology: Topology, source: Source, machine: Machine | None = No
             yield source.fault(place, str(error))
             continue
         if entry.ranks > 1:
-            yield from _device_faults(entry, role, source, machine or Machine.here())
+            yield from _device_faults(entry, role, source)
 
 
-def _device_faults(entry: ActorEntry, role: str, source: Source, machine: Machine) -> Iterator[Fault]:
+def _device_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fault]:
     device = str(entry.settings.get("device", "cpu"))
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -46,7 +45,3 @@ def _device_faults(entry: ActorEntry, role: str, source: Source, machine: Machin
         message = f"{device} is one GPU, and each of {entry.ranks} ranks has its own"
         yield source.fault(("actors", role, "settings", "device"), message, 'write "cuda": rank 0 has cuda:0')
         return
-    count = gpu_count(machine)
-    if count is not None and entry.ranks > count:
-        message = f"{entry.ranks} ranks need a GPU each, and this machine has {count}"
-        yield source.fault(("actors", role, "ranks"), message, f"write at most {count}")

@@ -18,6 +18,7 @@ from agent_rl.checks.environments import class_faults, environment_faults
 from agent_rl.checks.files import file_faults
 from agent_rl.checks.hosts import host_faults
 from agent_rl.checks.model import device_faults, model_faults, reference_faults
+from agent_rl.checks.placement import placement_faults
 from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
@@ -64,11 +65,13 @@ def check_topology(
     *,
     host: str | None = None,
     beside: Path | None = None,
+    elsewhere: bool = False,
 ) -> list[Fault]:
     """All that is wrong with a topology that could be loaded from ``files``; an empty list means it is sound.
 
     Ports are looked at for the ``host`` that is to be started here, or for all. Relative paths start from the folder of
-    the file ``beside`` (default: the first file).
+    the file ``beside`` (default: the first file). ``elsewhere``: hosts whose GPUs the file counts may be other
+    machines.
     """
     source, path = Source(files, overrides), beside or first_of(files)
     faults: list[Fault] = []
@@ -101,8 +104,9 @@ def check_topology(
         _resolved("tracker", tracker, ("run", "trackers", index), source, faults)
     faults += file_faults(topology, path, source, host)
     faults += model_faults(topology, path, source) + reference_faults(topology, source)
-    faults += device_faults(topology, source, host)
+    faults += device_faults(topology, source, host, elsewhere=elsewhere)
     faults += rank_faults(topology, source)
+    faults += placement_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
         faults += environment_faults(topology, path, source)
     faults += host_faults(topology, path, source, host)

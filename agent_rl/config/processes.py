@@ -84,6 +84,9 @@ class Host(Part):
     """The name or address under which other hosts reach it."""
     base_port: int = Field(default=5700, ge=1024, le=60000)
     """The first of its TCP ports: the supervisor has this one, and each actor one of the next."""
+    gpus: NonNegativeInt | None = None
+    """How many GPUs the machine has. None: as many as are found there. ``agent-rl check`` believes this number on a
+    machine without GPUs."""
     joined: dict[str, tuple[NonNegativeInt, ...]] = {}
     """Of a host that joined the run: the numbers of its replicas, by role. The run writes this key; leave it
     out."""
@@ -120,6 +123,12 @@ class ActorEntry(Part):
     so that another host at the end of ``hosts`` changes no name."""
     ranks: PositiveInt = 1
     """Processes that train one model together (see ``model.parallel``), of a class that can have several."""
+    gpus_per_replica: NonNegativeInt | None = None
+    """The GPUs of each process. None: with ``device = "cuda"`` as many as the engine's parallel sizes make, else none.
+    The process sees these alone, as ``cuda:0`` and so on, and runs on cores near them."""
+    share: Literal["none", "time"] = "none"
+    """``time``: the role may have GPUs of other roles that say so, as on a machine with one GPU. They take turns where
+    ``run.mode`` is "synchronous". Neither frees its memory meanwhile, so both must fit."""
     settings: dict[str, Any] = {}
     """The settings of the class; those of the standard classes are listed below."""
     links: dict[str, str | tuple[str, ...]] = {}

@@ -63,6 +63,84 @@ def gpu_count(machine: Machine) -> int | None:
     return len([gpu for gpu in machine.gpus if re.fullmatch(r"nvidia\d+", gpu)]) or None
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine, in the order of PCI buses, by which CUDA and HIP are made to number them."""
+
+    number: int
+    name: str
+    bus: str
+    cores: frozenset[int]
+    """The processor's cores near it; empty when the machine does not say."""
+
+
+def gpus_here(root: Path = Path("/")) -> list[Gpu]:
+    """The GPUs of this machine, by the files of NVIDIA's and AMD's drivers, in PCI order."""
+    found = [*_nvidia(root / "proc/driver/nvidia/gpus"), *_amd(root / "sys/class/kfd/kfd/topology/nodes")]
+    return [
+        Gpu(number, name, bus, _cores(root / "sys/bus/pci/devices" / bus / "local_cpulist"))
+        for number, (bus, name) in enumerate(sorted(found))
+    ]
+
+
+def _nvidia(folder: Path) -> list[tuple[str, str]]:
+    found = []
+    for file in folder.glob("*/information"):
+        fields = dict(re.findall(r"^([^:\n]+):\s*(.*)$", _text(file), re.MULTILINE))
+        found.append((file.parent.name.lower(), fields.get("Model", "NVIDIA").strip()))
+    return found
+
+
+def _amd(folder: Path) -> list[tuple[str, str]]:
+    found = []
+    for file in folder.glob("*/properties"):
+        fields = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
+        if int(fields.get("simd_count", 0)):  # the others are processors
+            place, version = int(fields.get("location_id", 0)), int(fields.get("gfx_target_version", 0))
+            bus = f"{int(fields.get('domain', 0)):04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
+            name = f"AMD gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+            found.append((bus, name))
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _cores(file: Path) -> frozenset[int]:
+    """The numbers of a list such as ``0-15,32-47``."""
+    cores: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", _text(file)):
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def visible_devices(gpus: Sequence[int], machine: Machine) -> dict[str, str]:
+    """The environment of a process that is to see only these GPUs of those that this process sees.
+
+    Raises ValueError when this process does not see so many.
+    """
+    name = "HIP_VISIBLE_DEVICES" if machine.built_for == "hip" else "CUDA_VISIBLE_DEVICES"
+    seen = None if machine.visible is None else [each.strip() for each in machine.visible.split(",") if each.strip()]
+    if seen is not None and gpus and max(gpus) >= len(seen):
+        raise ValueError(f"GPU {max(gpus)} is wanted, and {name} shows {len(seen)}: {machine.visible}")
+    numbers = [str(gpu) if seen is None else seen[gpu] for gpu in gpus]
+    return {name: ",".join(numbers), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def cores_near(gpus: Sequence[int], machine: Machine, found: Sequence[Gpu]) -> frozenset[int]:
+    """The cores near all of these GPUs, of those that this process sees; empty when that cannot be told."""
+    seen = None if machine.visible is None else [each.strip() for each in machine.visible.split(",")]
+    if seen is not None and not all(each.isdecimal() for each in seen):  # identifiers rather than numbers
+        return frozenset()
+    numbers = [gpu if seen is None else int(seen[gpu]) for gpu in gpus if seen is None or gpu < len(seen)]
+    near = [found[number].cores for number in numbers if number < len(found)]
+    return frozenset().union(*near) if len(near) == len(gpus) and all(near) else frozenset()
+
+
 def _built_for() -> str:
     """By the text of torch's version file: importing torch takes seconds."""
     spec = find_spec("torch")

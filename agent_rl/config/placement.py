@@ -1,0 +1,120 @@
+"""Which GPUs of its host each actor has. Pure: a function of the topology, on every host the same.
+
+::
+
+    an actor that names its GPU ("cuda:2")     has it, and the next ones where it needs several
+    every other actor with device = "cuda"     has the next free ones of its host, in the order of the file
+    roles with share = "time"                  use GPUs that other such roles use, from the first on
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.topology import Topology
+
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""The settings of vLLM that multiply the GPUs of an engine."""
+KIND = "cuda"
+"""How torch names GPUs, also AMD's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An actor, its host, and its GPUs by the numbers that the host gives them."""
+
+    actor: str
+    role: str
+    host: str
+    gpus: tuple[int, ...]
+    named: bool
+    """Whether the file names the first of them; such a process sees all GPUs of its host."""
+    shares: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two actors that have one GPU, and do not both take turns."""
+
+    host: str
+    gpu: int
+    first: Placed
+    second: Placed
+
+
+def gpus_of(entry: ActorEntry) -> int:
+    """The GPUs of one replica, all of its ranks included."""
+    if entry.gpus_per_replica is not None:
+        return entry.gpus_per_replica * entry.ranks
+    if _device(entry)[0] != KIND:
+        return 0
+    return engine_gpus(entry) * entry.ranks
+
+
+def engine_gpus(entry: ActorEntry) -> int:
+    """The GPUs over which the engine's settings spread a model; 1 where they say nothing."""
+    engine = entry.settings.get("engine_settings", {})
+    sizes = [engine.get(name, 1) for name in PARALLEL] if isinstance(engine, dict) else []
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def _device(entry: ActorEntry) -> tuple[str, int | None]:
+    kind, _, number = str(entry.settings.get("device", "cpu")).partition(":")
+    return kind, int(number) if number.isdecimal() else None
+
+
+def placement(topology: Topology) -> list[Placed]:
+    """The GPUs of every actor that has any, host by host."""
+    return [placed for host in topology.hosts_in_use for placed in _on(topology, host)]
+
+
+def gpus_of_actor(topology: Topology, actor: str) -> tuple[int, ...] | None:
+    """The GPUs that an actor's process is to see alone; None: it sees what its host has."""
+    found = next((each for each in placement(topology) if each.actor == actor), None)
+    return None if found is None or found.named else found.gpus
+
+
+def _on(topology: Topology, host: str) -> Iterator[Placed]:
+    wanting = [(node, role, topology.actors[role]) for node, role in actor_nodes(topology, host)]
+    wanting = [(node, role, entry) for node, role, entry in wanting if gpus_of(entry)]
+    named: set[int] = set()
+    for _, _, entry in wanting:
+        first = _device(entry)[1]
+        if first is not None:
+            named.update(range(first, first + gpus_of(entry)))
+    alone, in_turns = set(named), set[int]()
+    next_of: dict[str, int] = {}
+    """By role: where its next replica begins. Replicas of one role do not take turns with each other."""
+    for node, role, entry in wanting:
+        count, first, shares = gpus_of(entry), _device(entry)[1], entry.share == "time"
+        if first is not None:
+            yield Placed(node, role, host, tuple(range(first, first + count)), True, shares)
+            continue
+        taken = alone if shares else alone | in_turns
+        free = (number for number in itertools.count(next_of.get(role, 0) if shares else 0) if number not in taken)
+        gpus = tuple(itertools.islice(free, count))
+        next_of[role] = gpus[-1] + 1
+        (in_turns if shares else alone).update(gpus)
+        yield Placed(node, role, host, gpus, False, shares)
+
+
+def conflicts(placed: list[Placed]) -> list[Conflict]:
+    """The GPUs that two actors have, though not both of their roles take turns."""
+    found = []
+    users: dict[tuple[str, int], Placed] = {}
+    for each in placed:
+        for gpu in each.gpus:
+            first = users.setdefault((each.host, gpu), each)
+            if first is not each and not (first.shares and each.shares and first.role != each.role):
+                found.append(Conflict(each.host, gpu, first, each))
+    return found
+
+
+def most_gpus(topology: Topology, host: str) -> int:
+    """How many GPUs a host must have."""
+    return max((max(each.gpus) + 1 for each in placement(topology) if each.host == host), default=0)

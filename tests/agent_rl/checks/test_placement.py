@@ -1,0 +1,185 @@
+"""Which actor has which GPU: the rule, the table, and what is refused. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from actors.runtime.lifecycle import devices_for
+from agent_rl.checks.model import device_faults
+from agent_rl.checks.placement import placement_faults, placement_rows, ranges
+from agent_rl.config.load import load_topology
+from agent_rl.config.placement import gpus_of_actor, most_gpus, placement
+from agent_rl.config.source import Source
+from agent_rl.config.topology import Topology
+from agent_rl.models.devices import Gpu, Machine, cores_near, gpus_here, visible_devices
+
+QUICKSTART = Path("examples/quickstart.toml")
+CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']
+EIGHT = "hosts.local.gpus=8"
+NO_GPU = Machine("", [], None)
+
+
+def load(*overrides: str) -> Topology:
+    return load_topology(QUICKSTART, overrides)
+
+
+def gpus(*overrides: str) -> dict[str, tuple[int, ...]]:
+    return {placed.actor: placed.gpus for placed in placement(load(*overrides))}
+
+
+def faults(*overrides: str, machine: Machine = NO_GPU) -> list[str]:
+    found = placement_faults(load(*overrides), Source(QUICKSTART, overrides), machine=machine)
+    return [fault.render("file") for fault in found]
+
+
+def test_a_run_without_gpus_has_no_table_and_no_fault() -> None:
+    assert gpus() == {}
+    assert placement_rows(load()) == []
+    assert faults() == []
+
+
+def test_every_process_has_gpus_of_its_own() -> None:
+    found = gpus(*CUDA, "actors.rollout_generator.replicas=3", "actors.learner.ranks=2")
+    assert sorted(gpu for each in found.values() for gpu in each) == list(range(5))
+    assert len(found["learner.0"]) == 2
+    assert most_gpus(load(*CUDA, "actors.rollout_generator.replicas=3"), "local") == 4
+
+
+def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
+    spread = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
+    found = gpus(*CUDA, spread, "actors.rollout_generator.replicas=2")
+    assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
+    assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
+    wrong = faults(*CUDA, spread, "actors.rollout_generator.gpus_per_replica=2", "hosts.local.gpus=16")
+    assert "is 2, and the engine's parallel sizes make 4" in wrong[0]
+
+
+def test_a_gpu_that_the_file_names_is_given_to_nobody_else() -> None:
+    found = gpus(CUDA[0], 'actors.learner.settings.device="cuda:0"', "actors.rollout_generator.replicas=2")
+    assert found == {"learner.0": (0,), "rollout_generator.0": (1,), "rollout_generator.1": (2,)}
+    assert gpus_of_actor(load(CUDA[0], 'actors.learner.settings.device="cuda:0"'), "learner.0") is None
+
+
+def test_one_gpu_twice_is_refused_unless_both_take_turns() -> None:
+    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
+    (fault,) = faults(*named)
+    assert "GPU 0 of host local is that of " in fault
+    assert 'share = "time" in both tables' in fault
+    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
+    assert faults(*named, *turns, "hosts.local.gpus=1") == []
+    assert "GPU 0" in faults(*named, turns[0])[0]
+    assert gpus(*CUDA, *turns) == {"learner.0": (0,), "rollout_generator.0": (0,)}
+
+
+def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
+    turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
+    found = gpus(*CUDA, *turns, "actors.rollout_generator.replicas=2")
+    assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
+
+
+def test_too_few_gpus_are_told_where_their_number_is_known() -> None:
+    wanted = [*CUDA, "actors.rollout_generator.replicas=8"]
+    (fault,) = faults(*wanted, EIGHT)
+    assert "has GPU 8 of host local, and it has 8, counted from 0; its actors need 9" in fault
+    assert faults(*wanted, machine=Machine("hip", ["kfd"], None)) == []  # nobody knows how many
+    assert "it has 2" in faults(*wanted, machine=Machine("cuda", ["nvidia0", "nvidia1"], None))[0]
+
+
+def test_gpus_for_a_role_on_the_processor_are_a_contradiction() -> None:
+    settings = "actors.learner.settings.device=cpu"
+    assert "the role's device is cpu" in faults(settings, "actors.learner.gpus_per_replica=1", EIGHT)[0]
+
+
+def test_the_check_believes_the_file_about_gpus_and_the_run_does_not() -> None:
+    overrides = [*CUDA, EIGHT]
+    source = Source(QUICKSTART, overrides)
+    assert list(device_faults(load(*overrides), source, None, elsewhere=True)) == []
+    if not Machine.here().gpus:
+        assert list(device_faults(load(*overrides), source, None)) != []
+
+
+def test_the_table_names_hosts_gpus_actors_and_cores() -> None:
+    found = [Gpu(0, "NVIDIA H200", "0000:1b:00.0", frozenset(range(16)))]
+    rows = placement_rows(load(*CUDA), found)
+    assert [row[:2] for row in rows] == [("GPUs:", ""), ("  local", "cuda:0"), ("  local", "cuda:1")]
+    assert rows[1][3] == "NVIDIA H200, cores 0-15"
+    assert {row[2] for row in rows[1:]} == {"learner.0", "rollout_generator.0"}
+    assert ranges(frozenset({0, 1, 2, 5, 7, 8})) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (Machine("cuda", [], None), {"CUDA_VISIBLE_DEVICES": "1,2"}),
+        (Machine("cuda", [], "4, 5,6"), {"CUDA_VISIBLE_DEVICES": "5,6"}),
+        (Machine("hip", ["kfd"], None), {"HIP_VISIBLE_DEVICES": "1,2"}),
+        (Machine("cuda", [], "GPU-a,GPU-b,GPU-c"), {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-c"}),
+    ],
+)
+def test_a_process_is_shown_its_gpus_of_those_that_are_seen(machine: Machine, expected: dict[str, str]) -> None:
+    assert expected.items() <= visible_devices([1, 2], machine).items()
+
+
+def test_more_gpus_than_are_seen_are_refused() -> None:
+    with pytest.raises(ValueError, match="GPU 2 is wanted, and CUDA_VISIBLE_DEVICES shows 2: 4,5"):
+        visible_devices([1, 2], Machine("cuda", [], "4,5"))
+    assert devices_for(None) == devices_for(()) == ({}, frozenset())
+
+
+def make(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_gpus_of_nvidia_are_found_in_the_order_of_their_buses(tmp_path: Path) -> None:
+    card = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 300\nDevice Minor: \t {}\n"
+    root = make(
+        tmp_path,
+        {
+            "proc/driver/nvidia/gpus/0000:9B:00.0/information": card.format(0),
+            "proc/driver/nvidia/gpus/0000:1b:00.0/information": card.format(1),
+            "sys/bus/pci/devices/0000:1b:00.0/local_cpulist": "0-3,8-11\n",
+        },
+    )
+    near, far = gpus_here(root)
+    assert near == Gpu(0, "NVIDIA H200", "0000:1b:00.0", frozenset([*range(4), *range(8, 12)]))
+    assert (far.number, far.bus, far.cores) == (1, "0000:9b:00.0", frozenset())
+    assert cores_near([0], Machine("cuda", [], None), [near, far]) == near.cores
+    assert cores_near([0], Machine("cuda", [], "1"), [near, far]) == frozenset()
+    assert cores_near([0, 1], Machine("cuda", [], None), [near, far]) == frozenset()
+
+
+def test_gpus_of_amd_are_found_among_the_nodes_of_their_driver(tmp_path: Path) -> None:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    root = make(
+        tmp_path,
+        {
+            f"{nodes}/0/properties": "cpu_cores_count 96\nsimd_count 0\n",
+            f"{nodes}/2/properties": "simd_count 1216\nlocation_id 1280\ndomain 0\ngfx_target_version 90402\n",
+            "sys/bus/pci/devices/0000:05:00.0/local_cpulist": "0-47",
+        },
+    )
+    (gpu,) = gpus_here(root)
+    assert (gpu.name, gpu.bus, len(gpu.cores)) == ("AMD gfx942", "0000:05:00.0", 48)
+    assert gpus_here(tmp_path / "nothing") == []
+
+
+def test_a_process_stays_on_the_cores_near_its_gpus() -> None:
+    """Of cores that this machine does not have, and cores that it has, the latter are taken."""
+    from actors.runtime.children import ActorChild
+
+    before = os.sched_getaffinity(0)
+    child = ActorChild.__new__(ActorChild)
+    child._process = type("Process", (), {"pid": 0, "returncode": None})()
+    try:
+        child.stay_on({4096, min(before)})
+        assert os.sched_getaffinity(0) == {min(before)}
+        child.stay_on({4096})
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
