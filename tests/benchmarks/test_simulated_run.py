@@ -16,11 +16,11 @@ STEPS = 12
 FIRST, SECOND = "rollout_generator.0", "rollout_generator.1"
 
 
-def finishes(folder: Path, disturb: Any, **options: Any) -> float:
+def finishes(folder: Path, disturb: Any, steps: int = STEPS, **options: Any) -> float:
     """The run's virtual seconds; it must finish, with its books balanced."""
 
     async def main() -> float:
-        async with simulated(folder, steps=STEPS, **options) as run:
+        async with simulated(folder, steps=steps, **options) as run:
             await disturb(run)
             await run.learner.finished.wait()
             return trio.current_time()
@@ -28,7 +28,7 @@ def finishes(folder: Path, disturb: Any, **options: Any) -> float:
     seconds: float = in_virtual_time(main)
     balance = audit(folder)
     assert balance.balanced, balance.lines()
-    assert balance.steps == STEPS
+    assert balance.steps == steps
     return seconds
 
 
@@ -99,12 +99,12 @@ def test_a_generator_that_cannot_finish_in_time_leaves_its_rollouts_to_others(tm
         await run.steps(4)
         assert run["kv_scheduler.0"].status()[1].scheduler.rollouts_moved >= 1
 
-    finishes(tmp_path, stop, turns=12)
+    finishes(tmp_path, stop, steps=6, turns=12)
 
 
 def test_a_host_that_returns_abandons_what_moved(tmp_path: Path) -> None:
     async def vanish(run: SimulatedRun) -> None:
-        await run.steps(2)
+        await run.steps(1)
         run.host_vanishes()
         await trio.sleep(10)  # lost after 7 s, and its rollouts take longer
         assert run["kv_scheduler.0"].status()[1].scheduler.engines == 1
@@ -116,7 +116,7 @@ def test_a_host_that_returns_abandons_what_moved(tmp_path: Path) -> None:
         twice = run[FIRST]._running._running.keys() & run[SECOND]._running._running.keys()
         assert not twice
 
-    finishes(tmp_path, vanish, turns=20)
+    finishes(tmp_path, vanish, steps=4, turns=20)
 
 
 def test_lost_executors_are_not_tried_over_and_over(tmp_path: Path) -> None:
