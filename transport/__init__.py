@@ -6,6 +6,7 @@ reply with a deadline) and *announce* (the newest value wins). See ``docs/archit
 
 from transport.allocator import keep_freed_memory
 from transport.codec import Registry, decode, encode
+from transport.conduct import Permit, Permits
 from transport.curve import CurveKeys
 from transport.dispatch import Handler
 from transport.errors import (
@@ -23,6 +24,7 @@ from transport.errors import (
     MalformedFrames,
     MessageRejected,
     PeerBack,
+    PeerCutOff,
     PeerDraining,
     PeerGone,
     PeerLeft,
@@ -67,12 +69,15 @@ __all__ = [
     "Network",
     "Node",
     "PeerBack",
+    "PeerCutOff",
     "PeerDraining",
     "PeerGone",
     "PeerLeft",
     "PeerLost",
     "PeerReplaced",
     "PeerSilent",
+    "Permit",
+    "Permits",
     "Port",
     "PushLink",
     "Registry",

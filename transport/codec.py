@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 
 from transport.compiler import compile_dataclass
-from transport.errors import DecodeError, EncodeError
+from transport.errors import DecodeError, EncodeError, UnexpectedTypeError
 from transport.limits import DEFAULT_LIMITS, MAX_ITEMS, Limits
 from transport.schema import Buffer, Cursor, Invalid, Plan
 
@@ -149,7 +149,7 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     _, name, sent_fingerprint, values = header
     known = registry.plan(name)
     if known is None:
-        raise DecodeError("header", f"message type {name!r:.80} is unknown here or not expected")
+        raise UnexpectedTypeError("header", f"message type {name!r:.80} is unknown here or not expected")
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
         raise DecodeError(name, "the sender defines this type differently: use one version of agent_rl everywhere")

@@ -28,6 +28,10 @@ class DecodeError(_FieldError):
     """Bytes that are not a message of the registry (the expected types)."""
 
 
+class UnexpectedTypeError(DecodeError):
+    """A message of a type that is not in the registry."""
+
+
 class BindError(TransportError):
     """A node cannot listen at its address; the message names the address and the remedy."""
 
@@ -160,6 +164,19 @@ class IncarnationRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerCutOff:
+    """A process of ``peer`` broke a rule (`transport.conduct`): nothing of this incarnation is taken from now on.
+
+    ``rule`` names the rule, ``evidence`` says what the process did.
+    """
+
+    peer: str
+    incarnation: int
+    rule: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unauthenticated:
     """A client without the cluster's key was refused. Reported once per address."""
 
@@ -188,6 +205,7 @@ LinkEvent: TypeAlias = (
     | MalformedFrames
     | MessageRejected
     | IncarnationRefused
+    | PeerCutOff
     | Unauthenticated
     | KeyRefused
 )

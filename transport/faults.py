@@ -11,6 +11,7 @@ _COUNTED = (
     "decode_errors",
     "duplicates_dropped",
     "frames_for_another_incarnation",
+    "frames_of_processes_cut_off",
     "frames_of_replaced_processes",
     "incarnations_refused",
     "unauthenticated",

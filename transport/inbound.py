@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import trio
 
+from transport.conduct import Conduct
 from transport.frames import HeartbeatBack, Progress
 from transport.link import PushReceiver
 
@@ -20,9 +21,16 @@ class Inbound:
     """One process that is connected to this node's inbox: its streams, calls and announcements."""
 
     def __init__(
-        self, identity: bytes, peer: str, incarnation: int, memory: int, on_change: Callable[[Inbound], None]
+        self,
+        identity: bytes,
+        peer: str,
+        incarnation: int,
+        memory: int,
+        conduct: Conduct,
+        on_change: Callable[[Inbound], None],
     ) -> None:
         """``memory``: no other `Inbound` of this node has the same, before or later."""
+        self.conduct = conduct
         self.identity = identity
         self.peer = peer
         self.incarnation = incarnation
@@ -40,10 +48,12 @@ class Inbound:
         self._new_announced: dict[tuple[str, str], int] = {}
 
     def stream(self, link: str) -> PushReceiver:
-        """The stream of a link."""
+        """The stream of a link. Raises BreachError when the process may not push over it."""
         stream = self.streams.get(link)
         if stream is None:
+            permit = self.conduct.permit("push", link)
             stream = self.streams[link] = PushReceiver(link)
+            stream.permit = permit
         return stream
 
     def changed(self, stream: PushReceiver) -> None:
@@ -156,11 +166,18 @@ def current_delivery() -> Delivery:
     return CURRENT.get()
 
 
+_PURGE_FROM = 1024
+
+
 class Queue:
-    """Deliveries in order of arrival. A newer announcement replaces a waiting one of the same (sender, link, type)."""
+    """Deliveries in order of arrival. A newer announcement replaces a waiting one of the same (sender, link, type).
+
+    Withdrawn calls are taken out when they may be half of the queue, so that who calls and withdraws fills no memory.
+    """
 
     def __init__(self) -> None:
         self._items: deque[Delivery] = deque()
+        self._purge_at = _PURGE_FROM
         self._announcements: dict[tuple[str, str, type], Delivery] = {}
         self._empty = trio.lowlevel.ParkingLot()
 
@@ -178,6 +195,9 @@ class Queue:
                 return
             self._announcements[key] = delivery
         self._items.append(delivery)
+        if len(self._items) >= self._purge_at:
+            self._items = deque(each for each in self._items if each.kind != "call" or not each.withdrawn)
+            self._purge_at = 2 * len(self._items) + _PURGE_FROM
         if self._empty:
             self._empty.unpark()
 

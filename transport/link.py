@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from transport.conduct import Permit
 from transport.frames import StreamProgress, StreamState
 from transport.schema import Buffer
 
@@ -164,6 +165,10 @@ class PushReceiver:
 
     def __init__(self, link: str) -> None:
         self.link = link
+        self.permit: Permit | None = None
+        """What the sender may push; None: anything that the node receives."""
+        self.settled_through = 0
+        """The sender says that it has settled all messages up to this number."""
         self._received = 0
         self._taken = 0
         self._acknowledged = SequenceSet()
@@ -180,6 +185,11 @@ class PushReceiver:
             return False
         self._received = sequence
         return True
+
+    @property
+    def waiting(self) -> int:
+        """The messages that have come and are not yet taken: an honest sender never exceeds its window."""
+        return self._received - self._taken
 
     def take(self) -> None:
         """The oldest waiting message left the queue."""
@@ -201,6 +211,7 @@ class PushReceiver:
 
     def settled(self, through: int) -> None:
         """The sender has settled all messages up to ``through``."""
+        self.settled_through = max(self.settled_through, through)
         for sequence in [each for each in self._rejected if each <= through]:
             del self._rejected[sequence]
 

@@ -13,44 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import count
 
 import trio
 
+from transport.arrivals import Arrivals
 from transport.codec import Registry
-from transport.dispatch import Dispatcher, Handler
-from transport.errors import DecodeError, LinkEvent, PeerBack, PeerGone, PeerLeft, PeerSilent, log_event
-from transport.faults import Faults
+from transport.conduct import Permits
+from transport.dispatch import Handler
+from transport.errors import LinkEvent, PeerSilent, log_event
 from transport.frames import (
-    AnnounceFrame,
-    CallFrame,
-    Cancel,
     Envelope,
     Goodbye,
-    Heartbeat,
+    HeartbeatBack,
     MalformedFrame,
-    PushFrame,
-    Refused,
-    Withdrawn,
     pack,
     unpack,
 )
 from transport.handles import AnnounceLink
-from transport.inbound import Delivery, DeliveryKind, Inbound
+from transport.inbound import DeliveryKind
 from transport.limits import Limits
-from transport.links import Links
-from transport.network import Network, read_identity
+from transport.network import Network
 from transport.schema import Buffer
-
-STRANGER = "a stranger"
-"""The common name of all senders that are not nodes of the network. They are reported once."""
 
 RENEWAL_TICKS = 10
 """Heartbeats between two attempts to connect anew to a peer that is not there, or does not answer over the
 connection."""
 
 
-class Node(Links):
+class Node(Arrivals):
     """Binds one inbox, and connects to the inboxes of its links' targets.
 
     Every later process of the same name must have a higher ``incarnation``: by it peers notice a restart. Links may be
@@ -68,25 +58,25 @@ class Node(Links):
         on_event: Callable[[LinkEvent], None] = log_event,
         only_expected: bool = False,
         guests: str = "",
+        permits: Callable[[str], Permits | None] = lambda _: None,
     ) -> None:
         """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called.
 
-        ``guests``: take processes whose names begin so, which the network need not know.
+        ``guests``: take processes whose names begin so, which the network need not know. ``permits``: what a peer may
+        send; a process that sends something else, or floods, is cut off (`transport.conduct`). None: not judged.
         """
-        limits = limits or Limits()
-        super().__init__(name, network.attach(name, incarnation, limits), registry, incarnation, limits, on_event)
-        self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
-        self._draining = False
+        super().__init__(
+            name,
+            network,
+            registry,
+            incarnation=incarnation,
+            limits=limits,
+            on_event=on_event,
+            only_expected=only_expected,
+            guests=guests,
+            permits=permits,
+        )
         self._ticks = 0
-        self._inbound: dict[bytes, Inbound] = {}
-        self._inbound_by_name: dict[str, Inbound] = {}
-        self._only_expected = only_expected
-        self._guests = guests
-        self.faults = Faults(self._report)
-        """Of other processes, also those that the port finds."""
-        self._changed: dict[Inbound, None] = {}
-        self._memories = count()
-        self._dispatcher = Dispatcher(self._send_back, self._limits)
 
     def _disconnect(self, peer: str) -> None:
         super()._disconnect(peer)
@@ -115,6 +105,8 @@ class Node(Links):
         this incarnation is heard.
         """
         self._expected[peer] = incarnation
+        if peer in self.cut_off and self.cut_off[peer].incarnation < incarnation:
+            del self.cut_off[peer]
         inbound = self._inbound_by_name.get(peer)
         outbound = self._outbound.get(peer)
         known = [each.incarnation for each in (inbound, outbound) if each is not None and each.incarnation is not None]
@@ -219,173 +211,14 @@ class Node(Links):
             for event in link.overdue(now, self._limits.credit_report_after):
                 self._report(event)
 
-    def _lose(self, lost: Iterable[tuple[str, float]]) -> None:
-        for peer, seconds in lost:
-            self._forget_announcements(peer)
-            if peer in self._outbound:
-                self._outbound[peer].unavailable()
-            self._report(PeerGone(peer, seconds))
-
-    def _mark(self, inbound: Inbound) -> None:
-        if not self._changed:
-            self._flush_wanted.unpark()
-        self._changed[inbound] = None
-
-    def _send_back(self, inbound: Inbound, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
-        self._port.send_back(inbound.identity, [pack(envelope, message[:1]), *message[1:]])
-
-    def _send_heartbeat(self, inbound: Inbound) -> None:
-        self._send_back(inbound, inbound.heartbeat(self.incarnation, draining=self._draining))
-
-    # Arrivals at the inbox
-
-    def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        """A process sent something to this node's inbox."""
-        inbound = self._inbound.get(identity) or self._admit(identity)
-        if inbound is None:
-            return
-        try:
-            envelope, bodies = unpack(frames[0] if frames else b"")
-        except MalformedFrame as error:
-            self.faults.malformed(inbound.peer, str(error))
-            return
-        if isinstance(envelope, Goodbye):
-            self._forget(inbound)
-            outbound = self._outbound.get(inbound.peer)
-            # A process that answered over our connection says goodbye there too, after its acknowledgements.
-            if outbound is None or outbound.incarnation != inbound.incarnation:
-                self._leaves(inbound.peer, inbound.incarnation)
-            return
-        self._heard(inbound.peer, inbound.incarnation)
-        if isinstance(envelope, (PushFrame, CallFrame, AnnounceFrame, Cancel)):
-            if envelope.incarnation != self.incarnation:
-                self.faults.counts["frames_for_another_incarnation"] += 1
-            elif isinstance(envelope, PushFrame):
-                self._push(inbound, envelope, bodies, frames[1:])
-            elif isinstance(envelope, CallFrame):
-                self._call(inbound, envelope, [*bodies, *frames[1:]])
-            elif isinstance(envelope, AnnounceFrame):
-                self._announced(inbound, envelope, [*bodies, *frames[1:]])
-            elif envelope.request in inbound.calls:
-                inbound.calls.pop(envelope.request).withdraw()
-        elif isinstance(envelope, Withdrawn):
-            self._withdrawn(inbound, envelope)
-        elif isinstance(envelope, Heartbeat):
-            for link, through in envelope.settled:
-                if link in inbound.streams:
-                    inbound.streams[link].settled(through)
-        else:
-            self.faults.malformed(inbound.peer, f"{type(envelope).__name__} sent to an inbox")
-
-    def _admit(self, identity: bytes) -> Inbound | None:
-        who = read_identity(identity)
-        guest = who is not None and bool(self._guests) and who[0].startswith(self._guests)
-        if who is None or not (guest or self._port.knows(who[0])):
-            # All strangers are counted under one name, so that they cannot fill the node's memory.
-            self.faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
-            return None
-        peer, incarnation = who
-        expected = self._expected.get(peer)
-        if self._only_expected if expected is None else incarnation > expected:
-            self.faults.refused(peer, incarnation, expected)
-            return None
-        before = self._inbound_by_name.get(peer)
-        if before is not None:
-            if before.incarnation > incarnation:
-                self.faults.counts["frames_of_replaced_processes"] += 1
-                return None
-            self._forget(before)
-        inbound = self._inbound[identity] = self._inbound_by_name[peer] = Inbound(
-            identity, peer, incarnation, next(self._memories), self._mark
-        )
-        self._liveness.expect(peer, trio.current_time())
-        self._send_heartbeat(inbound)
-        return inbound
-
-    def _leaves(self, peer: str, incarnation: int) -> None:
-        if not self._liveness.leaves(peer, incarnation, trio.current_time()):
-            return
-        self._forget_announcements(peer)
-        if peer in self._outbound:
-            self._outbound[peer].unavailable()
-        self._report(PeerLeft(peer))
-
-    def _forget_announcements(self, peer: str) -> None:
-        """Actors drop what a peer announced when it is gone: it says all of it again if it is heard again."""
-        self._dispatcher.forget_announcements(peer)
-        if peer in self._inbound_by_name:
-            self._inbound_by_name[peer].forget_announcements(next(self._memories))
-
-    def _forget(self, inbound: Inbound) -> None:
-        """The process left or was replaced: withdraw its calls; its pushes are still handled."""
-        inbound.gone = True
-        del self._inbound[inbound.identity], self._inbound_by_name[inbound.peer]
-        self._changed.pop(inbound, None)
-        for delivery in list(inbound.calls.values()):
-            delivery.withdraw()
-
-    def _push(self, inbound: Inbound, push: PushFrame, bodies: Sequence[Buffer], frames: Sequence[Buffer]) -> None:
-        stream = inbound.stream(push.link)
-        last = push.sequence + len(bodies) - 1
-        for sequence, body in enumerate(bodies, push.sequence):
-            if not stream.accept(sequence):
-                self.faults.counts["duplicates_dropped"] += 1
-                inbound.changed(stream)
-                continue
-            try:
-                message = self._decode([body, *frames] if sequence == last else [body], self._receives["push"])
-            except DecodeError as error:
-                stream.take()
-                stream.reject(sequence, str(error))
-                inbound.changed(stream)
-                self.faults.malformed(inbound.peer, str(error))
-            else:
-                self._dispatcher.put(Delivery(message, "push", push.link, inbound, sequence, stream))
-
-    def _withdrawn(self, inbound: Inbound, withdrawn: Withdrawn) -> None:
-        stream = inbound.stream(withdrawn.link)
-        if stream.accept(withdrawn.sequence):
-            stream.take()
-            stream.acknowledge(withdrawn.sequence)
-        inbound.changed(stream)
-
-    def _call(self, inbound: Inbound, call: CallFrame, frames: Sequence[Buffer]) -> None:
-        if call.request <= inbound.last_request:
-            self.faults.counts["duplicates_dropped"] += 1
-            return
-        inbound.last_request = call.request
-        try:
-            message = self._decode(frames, self._receives["call"])
-        except DecodeError as error:
-            self._send_back(inbound, Refused(call.request, f"undecodable request: {error}"))
-            self.faults.malformed(inbound.peer, str(error))
-            return
-        delivery = Delivery(message, "call", call.link, inbound, call.request)
-        delivery.deadline = trio.current_time() + call.timeout
-        inbound.calls[call.request] = delivery
-        self._dispatcher.put(delivery)
-
-    def _announced(self, inbound: Inbound, announce: AnnounceFrame, frames: Sequence[Buffer]) -> None:
-        if not inbound.announce(announce.link, announce.type, announce.version):
-            return
-        if self._liveness.has_left(inbound.peer, inbound.incarnation):  # the peer's state, which has ended since
-            return
-        try:
-            message = self._decode(frames, self._receives["announce"])
-        except DecodeError as error:
-            inbound.announcement_handled(announce.link, announce.type, announce.version)
-            self.faults.malformed(inbound.peer, str(error))
-            return
-        self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))
-
-    # Arrivals from peers this node is connected to
-
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Frames came back over the connection to ``peer``."""
         try:
             envelope, bodies = unpack(frames[0] if frames else b"")
             outbound = self._outbound.get(peer)
             if outbound is None:  # the connection is closed, and this had arrived
+                return
+            if peer in self._cut_off and not self._of_next_process(peer, envelope):
                 return
             if isinstance(envelope, Goodbye):
                 self._leaves(peer, -1 if outbound.incarnation is None else outbound.incarnation)
@@ -396,18 +229,10 @@ class Node(Links):
             return
         self._heard(peer, -1 if outbound.incarnation is None else outbound.incarnation)
 
-    def _heard(self, peer: str, incarnation: int) -> None:
-        """Something arrived from this process of the peer."""
-        if self._liveness.has_left(peer, incarnation):
-            return
-        self._liveness.heard(peer)
-        if peer not in self._liveness.silent:
-            return
-        seconds = self._liveness.back(peer, trio.current_time())
-        outbound = self._outbound.get(peer)
-        if outbound is not None and outbound.incarnation == incarnation:  # a new process is not identified yet
-            outbound.back()
-        self._report(PeerBack(peer, seconds))
+    def _of_next_process(self, peer: str, envelope: Envelope) -> bool:
+        """Whether what came back is of a later process than the one that was cut off."""
+        incarnation = envelope.incarnation if isinstance(envelope, HeartbeatBack) else self._outbound[peer].incarnation
+        return incarnation is not None and incarnation > self._cut_off[peer]
 
     @property
     def figures(self) -> dict[str, float]:

@@ -49,6 +49,7 @@ from actors.runtime.lifecycle import drain_order
 from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.replicas import Replicas
+from actors.runtime.roster import swapped
 from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
 from agent_rl.config.joining import changed_hosts, with_changed
@@ -125,6 +126,7 @@ class Changes:
         self._busy = ""
         self.keys: list[str] = []
         """The swaps that were carried out, as ``KEY=VALUE`` of the topology."""
+        self.swapped: set[str] = set()  # roles that may have got another class
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
 
@@ -251,6 +253,9 @@ class Changes:
         keys = changed_keys(wanted)
         refused = await self._trial(keys)
         if not refused:
+            self.swapped.add(wanted.role)
+            for actor in self._actors.values():  # on all hosts before the first process of the new class
+                actor.tell(swapped([wanted.role]))
             refused, _ = await self._ask_others(replace(wanted, only_check=True))
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())

@@ -75,6 +75,11 @@ class OtherHosts:
         if peer in self._ended:
             self._ended[peer].set()
 
+    def replace(self, processes: dict[str, int]) -> None:
+        """Have the supervisors of other hosts replace these processes of their actors, by node and incarnation."""
+        if self.is_main:
+            self._announce(RunState(ending=False, exit_code=0, finished=False, cut_off=dict(processes)))
+
     def ending(self, exit_code: int, reason: str, *, finished: bool) -> None:
         """Tell the others that this host ends."""
         if self.is_main:

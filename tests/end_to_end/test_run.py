@@ -40,6 +40,7 @@ def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp
     trackers = ("--set", 'run.trackers=["tensorboard", "my_tracker:Failing"]')
     code, out, err = finish(start(path, *trackers))
     assert code == 0, out + err
+    assert "misbehaved" not in out + err
     check_finished(path, directory, out, steps=3)
     assert out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
     check_tracked(directory)

@@ -2,7 +2,7 @@
 
 Nodes in an in-memory network and virtual time. One node sends over two push links and calls. The other is restarted,
 answers, refuses, and acknowledges some pushes only later. Afterwards the network is sound and everything must be
-settled.
+settled. The receiver judges the sender's conduct all the time, and never cuts the sender off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.transport.contract.base import ContractBase, Item, Question
-from transport import CallFailed, CallRefused, CallTimeout, MemoryNetwork, PeerLost
+from transport import CallFailed, CallRefused, CallTimeout, MemoryNetwork, PeerCutOff, PeerLost, Permit, Registry
 
 LINKS = ("items", "others")
 WINDOW = 3
@@ -27,6 +27,10 @@ SECONDS = st.sampled_from([0.0, 0.1, 0.5, 1.5, 4.0])
 FATES = st.lists(SECONDS, max_size=2)
 LONGEST = 40 * 9.0 + 60.0
 """Seconds of virtual time: as many of the longest cuts as a history may have, and time to recover."""
+SUSPENDED = 200.0
+PERMITS = {("push", link): Permit(Registry(Item), WINDOW) for link in LINKS} | {
+    ("call", "questions"): Permit(Registry(Question), OUTSTANDING)
+}
 EVENTS = st.one_of(
     st.tuples(st.just("send"), st.sampled_from(LINKS)),
     st.tuples(st.just("call"), st.integers(0, 4)),
@@ -46,15 +50,26 @@ class Disturbed:
         self.memory = MemoryNetwork()
         self.fates = {"forth": [], "back": []}
         self.cut = False
+        self.suspended = {"forth": None, "back": None}
         self.nursery = nursery
 
     def attach(self, name, incarnation, limits):
         port = self.memory.attach(name, incarnation, limits)
-        port.send = self._disturbing(port.send, self.fates["forth"])
-        port.send_back = self._disturbing(port.send_back, self.fates["back"])
+        port.send = self._disturbing(port.send, "forth")
+        port.send_back = self._disturbing(port.send_back, "back")
         return port
 
-    def _disturbing(self, send, fates):
+    async def suspend(self, way, seconds):
+        """What is sent this way piles up, and arrives all at once afterwards."""
+        self.suspended[way] = []
+        await trio.sleep(seconds)
+        piled, self.suspended[way] = self.suspended[way], None
+        for send, whom, frames in piled:
+            send(whom, frames)
+
+    def _disturbing(self, send, way):
+        fates = self.fates[way]
+
         async def later(seconds, whom, frames):
             await trio.sleep(seconds)
             if not self.cut:
@@ -62,6 +77,9 @@ class Disturbed:
 
         def disturbed(whom, frames):
             if self.cut:
+                return
+            if self.suspended[way] is not None:
+                self.suspended[way].append((send, whom, frames))
                 return
             for seconds in fates.pop(0) if fates else [0.0]:
                 if seconds:
@@ -101,7 +119,12 @@ class History(ContractBase):
             await self.receiver.stop()
         self.incarnation += 1
         self.before[self.incarnation] = set(self.acknowledged)
-        self.receiver = await world.start("b", self.handler(self.incarnation), incarnation=self.incarnation)
+        self.receiver = await world.start(
+            "b",
+            self.handler(self.incarnation),
+            incarnation=self.incarnation,
+            permits={"a": PERMITS}.get,
+        )
 
     def handler(self, incarnation):
         async def handle(delivery):
@@ -153,7 +176,8 @@ class History(ContractBase):
             self.call_ends[number, "answered"] += 1
 
     async def run_events(self, events):
-        async with self.world("a", "b", seconds=LONGEST) as world:
+        longest = LONGEST + SUSPENDED * sum(kind == "suspend" for kind, _ in events)
+        async with self.world("a", "b", seconds=longest) as world:
             await self.restart(world)
             node = (await world.start("a")).node
             links = {name: node.push(name, ["b"], window=WINDOW) for name in LINKS}
@@ -178,12 +202,15 @@ class History(ContractBase):
                 elif kind == "restart":
                     await self.restart(world)
                     await trio.sleep(argument)
+                elif kind == "suspend":
+                    await self.disturbed.suspend(argument, SUSPENDED)
                 elif kind == "release":
                     self.release(argument)
                 else:
                     await trio.sleep(argument)
                 await trio.testing.wait_all_tasks_blocked()
                 self.check_credit()
+                assert not self.receiver.reported(PeerCutOff), "an honest sender was cut off"
             await self.settle(links)
             self.check(node)
 
@@ -223,6 +250,15 @@ class History(ContractBase):
         answered = {number for number, end in self.call_ends if end in ("answered", "refused")}
         assert answered <= set(self.calls_handled)
         assert node.figures["unacknowledged"] == node.figures["outstanding_calls"] == 0
+
+
+SUSPENSIONS = st.tuples(st.just("suspend"), st.sampled_from(["forth", "back"]))
+
+
+@given(st.lists(EVENTS | SUSPENSIONS, max_size=12))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+def test_suspensions_of_minutes_break_no_promise_and_cut_nobody_off(events):
+    test_whatever_happens_every_promise_is_kept.hypothesis.inner_test(events)
 
 
 @given(st.lists(EVENTS, max_size=40))

@@ -21,6 +21,7 @@ from transport.node import Node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from transport.conduct import Permits
     from transport.dispatch import Handler
     from transport.errors import LinkEvent
     from transport.network import Network, Port, Receiver
@@ -199,10 +200,19 @@ class World:
         incarnation: int = 0,
         concurrency: int = 1,
         registry: Registry = REGISTRY,
+        permits: Callable[[str], Permits | None] = lambda _: None,
     ) -> Running:
         """Start a node; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
-        node = Node(name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=events.append)
+        node = Node(
+            name,
+            self.network,
+            registry,
+            incarnation=incarnation,
+            limits=self.limits,
+            on_event=events.append,
+            permits=permits,
+        )
         running = Running(node, events)
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:

@@ -1,0 +1,67 @@
+"""Who may send what follows from the topology's links; who is accused is named once and replaced by its supervisor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from actors.kv_scheduler import KVScheduler
+from actors.roc_filter import RoCFilter
+from actors.runtime.accusations import Accusations
+from actors.runtime.links import SenderPermits
+from agent_rl.messages import Accusation, GroupOpened, StepTrained, Trajectory
+from tests.actors.topologies import micro
+
+
+def names(permits: Any) -> dict[tuple[str, str], list[str]]:
+    return {key: sorted(cls.__name__ for cls in permit.receives) for key, permit in permits.items()}
+
+
+def test_a_peer_may_send_what_the_links_of_its_role_lead_here(tmp_path: Path) -> None:
+    permits = SenderPermits(micro(tmp_path), "roc_filter", RoCFilter)
+    assert permits("tool_executor.0") == {}
+    assert names(permits("rollout_generator.7")) == {("push", "trajectories"): [Trajectory.__name__]}
+    assert permits("rollout_generator.0")["push", "trajectories"].bound == 256
+    assert names(permits("kv_scheduler.0"))["push", "groups"] == [GroupOpened.__name__]
+    assert StepTrained.__name__ in names(permits("learner.0"))["call", "steps"]
+    assert permits("supervisor.local") is None
+
+
+def test_a_role_that_was_swapped_may_send_all_that_the_receiver_takes_over_its_links(tmp_path: Path) -> None:
+    permits = SenderPermits(micro(tmp_path), "kv_scheduler", KVScheduler)
+    before = names(permits("roc_filter.0"))
+    permits.swapped("roc_filter")
+    after = names(permits("roc_filter.0"))
+    assert set(before) < set(after)
+    assert {link for _, link in after} == {link for _, link in before}
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+        self.said: list[str] = []
+        self.others: list[dict[str, int]] = []
+        self.actor = SimpleNamespace(incarnation=5, stopping=False, kill=self.killed.append)
+        actors: Any = {"tool_executor.0": self.actor}
+        self.accusations = Accusations(actors, self.said.append, lambda who: self.others.append(dict(who)))
+
+
+def test_the_supervisor_of_the_accused_kills_that_process_once_and_says_what_it_did() -> None:
+    heard = Heard()
+    accused = [Accusation("tool_executor.0", 5, "replay: much")]
+    for accuser in ("roc_filter.0", "roc_filter.0", "kv_scheduler.0"):
+        heard.accusations.heard(accuser, accused)
+    assert heard.killed == ["tool_executor.0 misbehaved and is cut off by roc_filter.0 (replay: much)"]
+    heard.actor.incarnation = 6
+    heard.accusations.replace({"tool_executor.0": 5}, "again")
+    assert len(heard.killed) == 1, "its next process did nothing"
+
+
+def test_an_actor_of_another_host_is_named_here_and_its_supervisor_is_told() -> None:
+    heard = Heard()
+    for node in ("tool_executor.1", "tool_executor.2"):
+        heard.accusations.heard("roc_filter.0", [Accusation(node, 9, "flood: much")])
+    assert [text.partition(" ")[0] for text in heard.said] == ["tool_executor.1", "tool_executor.2"]
+    assert heard.others[-1] == {"tool_executor.1": 9, "tool_executor.2": 9}
+    assert heard.killed == []
