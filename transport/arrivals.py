@@ -8,7 +8,7 @@ from itertools import count
 import trio
 
 from transport.codec import Registry
-from transport.conduct import BreachError, Conduct, Permits
+from transport.conduct import CLAIM_SECONDS, BreachError, Conduct, Permits, Rule
 from transport.dispatch import Dispatcher
 from transport.errors import DecodeError, LinkEvent, PeerBack, PeerCutOff, PeerGone, PeerLeft, UnexpectedTypeError
 from transport.faults import Faults
@@ -64,8 +64,10 @@ class Arrivals(Links):
         self._conducts: dict[str, tuple[int, Conduct]] = {}
         """By peer, of its newest process: a goodbye makes nothing undone."""
         self._strangers = Conduct({})
-        self.cut_off: dict[str, PeerCutOff] = {}
-        """The newest process of each peer that broke a rule, until the peer's next process is expected."""
+        self.cut_off: dict[tuple[str, str], PeerCutOff] = {}
+        """By peer and rule, the newest process that broke a rule, until the peer's next process is expected."""
+        self._claims: dict[str, tuple[int, float, str]] = {}
+        """By peer, a higher incarnation than its supervisor gave out, since when it is claimed, and by whom."""
         self._cut_off: dict[str, int] = {}
         """By peer, the highest incarnation of which nothing is taken."""
         self.faults = Faults(self._report)
@@ -85,12 +87,15 @@ class Arrivals(Links):
     def _send_heartbeat(self, inbound: Inbound) -> None:
         self._send_back(inbound, inbound.heartbeat(self.incarnation, draining=self._draining))
 
-    def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+    def on_inbox(self, identity: bytes, frames: Sequence[Buffer], connection: int = 0) -> None:
         """A process sent something to this node's inbox."""
         inbound = self._inbound.get(identity) or self._admit(identity)
         if inbound is None:
             return
         try:
+            if inbound.connection != connection:
+                inbound.connection = connection
+                inbound.conduct.connected(self._port.source(), trio.current_time())
             self._arrived(inbound, frames)
         except BreachError as breach:
             self._cut(inbound.peer, inbound.incarnation, breach)
@@ -149,6 +154,8 @@ class Arrivals(Links):
         expected = self._expected.get(peer)
         if self._only_expected if expected is None else incarnation > expected:
             self.faults.refused(peer, incarnation, expected)
+            if expected is not None and peer not in self._claims:
+                self._claims[peer] = (incarnation, trio.current_time(), self._port.source())
             return None
         before = self._inbound_by_name.get(peer)
         if before is not None:
@@ -172,21 +179,38 @@ class Arrivals(Links):
     def _stranger(self, identity: bytes) -> None:
         """All strangers are counted under one name, so that they cannot fill the node's memory."""
         self.faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
-        if STRANGER not in self.cut_off:
-            try:
-                self._strangers.small(trio.current_time())
-            except BreachError as breach:
-                self.cut_off[STRANGER] = PeerCutOff(STRANGER, 0, breach.rule, f"{breach.evidence}; {identity[:40]!r}")
-                self._report(self.cut_off[STRANGER])
+        try:
+            self._strangers.small(trio.current_time())
+        except BreachError as breach:
+            if (STRANGER, breach.rule) not in self.cut_off:
+                self._name(STRANGER, 0, breach.rule, f"{breach.evidence}; {self._port.source()}, {identity[:40]!r}")
+
+    def _name(self, peer: str, incarnation: int, rule: Rule, evidence: str) -> None:
+        event = self.cut_off[peer, rule] = PeerCutOff(peer, incarnation, rule, evidence)
+        self._report(event)
+
+    def _forget_claims(self, peer: str, expected: int) -> None:
+        """The peer's process has this incarnation: what its former processes did is settled."""
+        for key in [key for key in self.cut_off if key[0] == peer and _settled(self.cut_off[key], expected)]:
+            del self.cut_off[key]
+        if peer in self._claims and self._claims[peer][0] <= expected:
+            del self._claims[peer]
+
+    def _judge_claims(self, now: float) -> None:
+        """Name who claims an incarnation that no supervisor has given out meanwhile. Its frames are refused anyway."""
+        for peer in [peer for peer, (_, since, _) in self._claims.items() if now - since >= CLAIM_SECONDS]:
+            claimed, _, source = self._claims.pop(peer)
+            if (peer, "forged incarnation") not in self.cut_off:
+                evidence = f"{source or 'a process'} claims incarnation {claimed}, the peer has {self._expected[peer]}"
+                self._name(peer, claimed, "forged incarnation", evidence)
 
     def _cut(self, peer: str, incarnation: int, breach: BreachError) -> None:
         """Take nothing more of this process. Who counts on the peer waits for its next process."""
         self._cut_off[peer] = incarnation
-        event = self.cut_off[peer] = PeerCutOff(peer, incarnation, breach.rule, breach.evidence)
         inbound = self._inbound_by_name.get(peer)
         if inbound is not None:
             self._forget(inbound)
-        self._report(event)
+        self._name(peer, incarnation, breach.rule, breach.evidence)
         if self._liveness.leaves(peer, incarnation, trio.current_time()):
             self._lose([(peer, 0.0)])
 
@@ -316,3 +340,8 @@ class Arrivals(Links):
             self._undecodable(inbound, "announce", announce.link, error)
             return
         self._dispatcher.put(Delivery(message, "announce", announce.link, inbound, announce.version))
+
+
+def _settled(event: PeerCutOff, expected: int) -> bool:
+    """Whether the process that is expected now is another one than that of the event."""
+    return event.incarnation < expected or (event.rule == "forged incarnation" and event.incarnation <= expected)

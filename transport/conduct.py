@@ -8,6 +8,8 @@
     messages that their sender knows to be settled, calls that were sent before -----> replay
     repetitions beyond what the redelivery of honest senders can cause --------------> replay
     frames and messages that cannot be read -----------------------------------------> rubbish
+    the name and incarnation of a process, over the connection of another process ---> forged name
+    an incarnation that is not given out within CLAIM_SECONDS of being claimed ------> forged incarnation
 
 Honest processes repeat messages after stalls, reconnections and restarts, and deliver all at once what piled up while
 they or this process were suspended. So the first two rules are exact, and each other rule has a `Bucket` that is far
@@ -22,7 +24,7 @@ from typing import Literal, TypeAlias
 
 from transport.codec import Registry
 
-Rule: TypeAlias = Literal["other role", "flood", "replay", "rubbish"]
+Rule: TypeAlias = Literal["other role", "flood", "replay", "rubbish", "forged name", "forged incarnation"]
 
 SMALL_PER_SECOND, SMALL_AT_ONCE = 2_000.0, 20_000
 """Small frames. An honest node sends few a second, and what piles up during a suspension is a few seconds of them."""
@@ -35,6 +37,12 @@ waits twice as long before each further repetition. A sender that was suspended 
 of that hour at once, repeats some 30 windows."""
 REPLAYED, REPLAYED_PER_SECOND = 64, 1.0
 """Messages that an honest sender never sends. They are allowed for networks that double or reorder frames."""
+
+CONNECTIONS, CONNECTIONS_PER_SECOND = 20, 1.0
+"""New connections of one process. Two processes with one name take the connection from each other several times a
+second; an honest one connects anew when a connection broke."""
+CLAIM_SECONDS = 8.0
+"""A process may be heard before the news that its supervisor started it. Longer than it takes to miss a supervisor."""
 
 
 class BreachError(Exception):
@@ -90,6 +98,8 @@ class Conduct:
         self._repeated = Bucket(REPEATED_AT_LEAST, REPEATED_AT_LEAST / WINDOWS)
         self._replayed = Bucket(REPLAYED, REPLAYED_PER_SECOND)
         self._rubbish = Bucket(REPLAYED, REPLAYED_PER_SECOND)
+        self._connections = Bucket(CONNECTIONS, CONNECTIONS_PER_SECOND)
+        self._source: str | None = None
         if permits:
             windows = sum(permit.bound for (kind, _), permit in permits.items() if kind == "push")
             if windows * WINDOWS > REPEATED_AT_LEAST:
@@ -114,6 +124,13 @@ class Conduct:
         permit = self.permit(kind, link)
         if permit is not None and permit.receives.plan(name) is None:
             raise BreachError("other role", f"a {kind} of {name!r:.80} over link {link!r:.80}, which carries none")
+
+    def connected(self, source: str, now: float) -> None:
+        """The process sends over a new connection; ``source`` is what the kernel says of it (`Port.source`)."""
+        first, self._source = self._source or source, self._source or source
+        another = source != first and source.startswith("process ")  # hosts may have several addresses
+        if self._permits is not None and (self._connections.overflows(1, now) or another):
+            raise BreachError("forged name", f"two processes claim this name and incarnation: {first}, {source}")
 
     def pushed(self, link: str, waiting: int, bound: int) -> None:
         """So many pushes of the link wait in the queue: an honest sender never exceeds its window."""

@@ -31,6 +31,8 @@ class Inbound:
     ) -> None:
         """``memory``: no other `Inbound` of this node has the same, before or later."""
         self.conduct = conduct
+        self.connection: int | None = None
+        """The number of the connection over which the process sent last."""
         self.identity = identity
         self.peer = peer
         self.incarnation = incarnation

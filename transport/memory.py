@@ -133,6 +133,10 @@ class MemoryPort:
         """Send back to a connected process."""
         self._network.back(self, identity, frames)
 
+    def source(self) -> str:
+        """All nodes are in one process."""
+        return ""
+
     async def close(self) -> None:
         """Leave the network; all frames sent have arrived."""
         self._network.unbind(self)

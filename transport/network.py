@@ -16,8 +16,11 @@ class Receiver(Protocol):
     faults: Faults
     """Where the port reports clients without the cluster's key, and peers that refuse this node's key."""
 
-    def on_inbox(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        """Frames of the process ``identity`` (see ``make_identity``) arrived at the inbox."""
+    def on_inbox(self, identity: bytes, frames: Sequence[Buffer], connection: int = 0) -> None:
+        """Frames of the process ``identity`` (see ``make_identity``) arrived at the inbox.
+
+        ``connection`` is another number than before when they came over another connection.
+        """
 
     def on_back(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Frames came back over the connection to ``peer``."""
@@ -49,6 +52,12 @@ class Port(Protocol):
 
     def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Send back to a process that is connected to this inbox. Frames that cannot be delivered are lost."""
+
+    def source(self) -> str:
+        """Which process sent the frames that `Receiver.on_inbox` is called for: what the kernel says, in words.
+
+        "process 17" is one of this machine; "a process at 10.0.0.2" may be any there. Empty where nothing is known.
+        """
 
     async def close(self) -> None:
         """Close everything, waiting at most ``Limits.linger`` for the last frames to leave."""

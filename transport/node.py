@@ -105,8 +105,7 @@ class Node(Arrivals):
         this incarnation is heard.
         """
         self._expected[peer] = incarnation
-        if peer in self.cut_off and self.cut_off[peer].incarnation < incarnation:
-            del self.cut_off[peer]
+        self._forget_claims(peer, incarnation)
         inbound = self._inbound_by_name.get(peer)
         outbound = self._outbound.get(peer)
         known = [each.incarnation for each in (inbound, outbound) if each is not None and each.incarnation is not None]
@@ -207,6 +206,7 @@ class Node(Arrivals):
             if each.incarnation is None or each.peer in self._liveness.gone or unanswered:
                 self._port.renew(each.peer)
         self._lose(lost)
+        self._judge_claims(now)
         for link in self._pushes():
             for event in link.overdue(now, self._limits.credit_report_after):
                 self._report(event)

@@ -15,6 +15,14 @@ _RESOLVE_SECONDS = 10.0
 """The most that the look-up of a host's name may take."""
 
 
+def process_at(peer_address: str) -> str:
+    """What ZeroMQ's property Peer-Address says: an address, or on a Unix socket ``localhost:user:group:process``."""
+    parts = peer_address.split(":")
+    if parts[0] == "localhost" and len(parts) == 4:
+        return f"process {parts[3]}"
+    return f"a process at {peer_address.removeprefix('::ffff:')}"
+
+
 def tcp_hosts(addresses: Collection[str]) -> set[str]:
     """The hosts of the addresses on TCP."""
     parts = (address.partition("://") for address in addresses)

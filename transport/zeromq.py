@@ -1,9 +1,7 @@
 """A network of ZeroMQ sockets: one ROUTER per node as its inbox, one DEALER per peer it sends to.
 
-Three properties of ZeroMQ shape this file:
+Two properties of ZeroMQ shape this file, and a third one `transport.channel`:
 
-- A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads
-  each socket until it is empty before it waits, and a send that leaves something to read wakes that task.
 - High-water marks on sending would make a ROUTER drop and a DEALER block. They are off, and credit bounds the frames in
   flight. The high-water mark on receiving makes a sender wait, and loses nothing.
 - Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
@@ -13,35 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import trio
 import zmq
 
+from transport.channel import Channel
 from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys
 from transport.errors import BindError, InsecureLink, UnknownPeer
 from transport.gate import Gate, watches
 from transport.handshakes import Handshakes
 from transport.limits import Limits
 from transport.network import Port, Receiver, make_identity
-from transport.resolving import numeric, numeric_hosts, tcp_hosts
+from transport.resolving import numeric, numeric_hosts, process_at, tcp_hosts
 from transport.schema import Buffer
 from transport.socket_files import make_way, remove
 
-_READ_BETWEEN_CHECKPOINTS = 128
-# A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
-_COPY_BELOW = 64 << 10
 _SOCKETS_BESIDE = 1024
 # The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
 _ENVELOPE_MAX = 64 << 10
-# plain integers: pyzmq's enumerations cost more than the call itself
-_LAST = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-_POLLIN = int(zmq.POLLIN)
+_SOURCE = int(zmq.SRCFD)  # a plain integer: pyzmq's enumerations cost more than the call itself
 
 
 class ZmqNetwork:
@@ -90,72 +83,6 @@ class ZmqNetwork:
         port.watched = self._watched
         self._ports.append(port)
         return port
-
-
-class Channel:
-    """A socket and the task that reads it."""
-
-    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None]) -> None:
-        self.socket = socket
-        self._deliver = deliver
-        self._waiting: trio.CancelScope | None = None
-        self._closed = False
-
-    def stop(self) -> None:
-        """Read no more, before the socket is closed."""
-        self._closed = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-
-    async def read(self) -> None:
-        """Deliver what arrives, until cancelled or closed."""
-        descriptor = self.socket.fileno()
-        while not self._closed:
-            if self._drain():  # no other task ran since, so the socket is still empty: wait
-                with trio.CancelScope() as self._waiting:
-                    await trio.lowlevel.wait_readable(descriptor)
-                self._waiting = None
-            else:
-                await trio.lowlevel.checkpoint()
-
-    def _readable(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
-
-    def _drain(self) -> bool:
-        """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
-        for _ in range(_READ_BETWEEN_CHECKPOINTS):
-            if self._closed:
-                return False
-            try:
-                frames = _receive(self.socket)
-            except zmq.Again:
-                return True
-            self._deliver(frames)
-        return False
-
-    def send(self, frames: Sequence[Buffer]) -> None:
-        """Send without waiting; frames to a vanished peer are lost. Wakes the reader if the send consumed its edge."""
-        last = len(frames) - 1
-        try:
-            for index, frame in enumerate(frames):
-                self.socket.send(frame, _LAST if index == last else _MORE, len(frame) < _COPY_BELOW)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-        if self._waiting is not None and self._readable():
-            self._waiting.cancel()
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
-    """One multipart message. Small frames are copied out, large ones stay in ZeroMQ's memory."""
-    frames: list[Buffer] = []
-    more = True
-    while more:
-        # frame.more is cheaper than the socket's RCVMORE
-        frame = socket.recv(_LAST, copy=False)
-        frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
-        more = frame.more
-    return frames
 
 
 class ZmqPort:
@@ -376,7 +303,15 @@ class ZmqPort:
 
     def _on_inbox(self, frames: list[Buffer]) -> None:
         assert self._receiver is not None
-        self._receiver.on_inbox(bytes(frames[0]), frames[1:])
+        assert self._inbox is not None
+        assert self._inbox.first is not None
+        self._receiver.on_inbox(bytes(frames[0]), frames[1:], self._inbox.first.get(_SOURCE))  # type: ignore[arg-type]
+
+    def source(self) -> str:
+        """Which process sent what is being delivered."""
+        if self._inbox is None or self._inbox.first is None:
+            return ""
+        return process_at(str(self._inbox.first.get("Peer-Address")))
 
     async def close(self) -> None:
         """Close the sockets; the last frames may take ``Limits.linger`` seconds to leave."""

@@ -11,6 +11,7 @@ actor's budget: an actor that misbehaves again and again ends the run with the r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,17 @@ class Accusations:
     """Those that one supervisor has heard. ``others`` gets the processes of other hosts that must be replaced."""
 
     def __init__(
-        self, actors: Mapping[str, ActorProcess], say: Callable[[str], None], others: Callable[[dict[str, int]], None]
+        self,
+        actors: Mapping[str, ActorProcess],
+        say: Callable[[str], None],
+        others: Callable[[dict[str, int]], None],
+        unsettled: Callable[[Accusation], bool],
     ) -> None:
+        """``unsettled``: whether a claimed incarnation may be one that its supervisor gave out."""
         self._actors = actors
         self._say = say
         self._others = others
+        self._unsettled = unsettled
         self._said: set[tuple[str, int]] = set()
         self._replace: dict[str, int] = {}
 
@@ -49,18 +56,29 @@ class Accusations:
             process = (each.node, each.incarnation)
             if process in self._said or len(self._said) >= MOST_SAID:
                 continue
+            posed = each.what.startswith("forged")
+            if posed and self._unsettled(each):
+                continue
             self._said.add(process)
-            text = f"{each.node} misbehaved and is cut off by {accuser} ({each.what})"
-            if each.node in self._actors:
-                self.replace({each.node: each.incarnation}, text)
-            else:
-                self._say(text)
+            what = f"somebody poses as {each.node}: noticed" if posed else f"{each.node} misbehaved and is cut off"
+            text = f"{what} by {accuser} ({each.what})"
+            posers = [actor for actor in self._named(each.what) if actor.name != each.node]
+            if posers:
+                text = f"{text}: that is {', '.join(actor.name for actor in posers)}"
+            self._say(text)
+            self.replace({each.node: each.incarnation} | {actor.name: actor.incarnation for actor in posers})
+            if each.node not in self._actors:
                 self._replace[each.node] = each.incarnation
                 self._others(self._replace)
 
-    def replace(self, processes: Mapping[str, int], reason: str) -> None:
+    def _named(self, what: str) -> list[ActorProcess]:
+        """The actors of this host whose processes a text names by number."""
+        numbers = {int(number) for number in re.findall(r"\bprocess (\d+)", what)}
+        return [each for each in self._actors.values() if each.child is not None and each.child.pid in numbers]
+
+    def replace(self, processes: Mapping[str, int]) -> None:
         """Kill those of these processes that run here; they are started again within their budget."""
         for name, incarnation in processes.items():
             actor = self._actors.get(name)
             if actor is not None and actor.incarnation == incarnation and not actor.stopping:
-                actor.kill(reason)
+                actor.kill(f"{name} was killed, since its peers take nothing of this process any more")

@@ -118,7 +118,7 @@ class Peers:
             ending=ending,
             leave=supervision.end,
         )
-        self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace)
+        self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace, self._unsettled)
         self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
         self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
 
@@ -146,6 +146,13 @@ class Peers:
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
             nursery.start_soon(self._greetings.run, node)
         nursery.start_soon(self._reports.run)
+
+    def _unsettled(self, claim: Accusation) -> bool:
+        """Whether the claimed incarnation was given out meanwhile, or by a supervisor that is not heard."""
+        live = self._roster.incarnations.get(claim.node, -1)
+        return claim.what.startswith("forged incarnation") and (
+            claim.incarnation <= live or claim.node in self._lost.doubted
+        )
 
     def _permits(self, peer: str) -> Permits | None:
         """Actors announce their status and nothing else. Supervisors and commands are not judged."""
@@ -178,7 +185,7 @@ class Peers:
             case RunState() if sender == self._main and message.ending:
                 self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
             case RunState() if sender == self._main:
-                self._accusations.replace(message.cut_off, "it misbehaved, and the main host says how")
+                self._accusations.replace(message.cut_off)
             case ActorStatus() if message.actor == sender:  # an actor reports for itself only
                 if is_supervisor(sender):
                     self._hear_supervisor(message)

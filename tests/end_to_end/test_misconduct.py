@@ -10,22 +10,24 @@ from agent_rl.records.audit import audit
 from tests.end_to_end.processes import finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_micro
 
+SPEAKS_FOR_ANOTHER = "tool_executor.0 misbehaved and is cut off by roc_filter.0 (other role: a call over link 'steps'"
+POSES = "somebody poses as learner.0: noticed by roc_filter.0 (forged name: two processes claim"
+
 
 @pytest.mark.slow
-def test_an_executor_that_speaks_for_the_learner_is_named_and_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("who", "named"), [("Forger", SPEAKS_FOR_ANOTHER), ("Poser", POSES)])
+def test_an_executor_that_misbehaves_is_named_and_replaced(tmp_path: Path, who: str, named: str) -> None:
     path, directory = write_micro(tmp_path, steps=2)
     text = path.read_text()
-    path.write_text(text.replace("actors.tool_executor:ToolExecutor", "tests.end_to_end.misbehaving:Forger"))
+    path.write_text(text.replace("actors.tool_executor:ToolExecutor", f"tests.end_to_end.misbehaving:{who}"))
     process = start(path)
     code, out, err = finish(process)
     assert code == 0, out + err
-    named = "tool_executor.0 misbehaved and is cut off by roc_filter.0 (other role: a call over link 'steps'"
-    assert (out + err).count(named) == 1, out + err
+    (line,) = [line for line in (out + err).splitlines() if named in line]
+    assert who == "Forger" or line.endswith("that is tool_executor.0")
     assert "tool_executor.0 runs again" in out + err
     logged = rows(directory / "logs" / "supervisor.local.jsonl")
     assert sum(named in row.get("text", "") for row in logged) == 1
-    cut = [row for row in rows(directory / "logs" / "roc_filter.0.jsonl") if "PeerCutOff" in str(row)]
-    assert len(cut) == 1
     balance = audit(directory)
     assert balance.balanced, balance.lines()
     assert processes_of(path) == []

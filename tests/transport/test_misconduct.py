@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+
 import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, Block, ContractBase, Item, Question, Recorder
-from transport import MemoryNetwork, Node, PeerCutOff, PeerGone, Permit, Registry, encode
+from transport import MemoryNetwork, Node, PeerCutOff, PeerGone, Permit, Registry, ZmqNetwork, encode
 from transport.arrivals import STRANGER
-from transport.conduct import CALLS, REPLAYED, SMALL_AT_ONCE
+from transport.conduct import CALLS, CLAIM_SECONDS, REPLAYED, SMALL_AT_ONCE
 from transport.frames import AnnounceFrame, CallFrame, Cancel, Goodbye, Heartbeat, PushFrame, pack
 
 WINDOW, OUTSTANDING = 4, 2
@@ -118,7 +123,7 @@ def test_who_misbehaves_is_cut_off_once_and_nothing_more_of_him_is_taken(what):
         await stage.settle()
         assert stage.rules == [rule]
         assert [event.peer for event in stage.events if isinstance(event, PeerGone)] == ["a"]
-        assert stage.node.cut_off["a"].incarnation == 1
+        assert stage.node.cut_off["a", rule].incarnation == 1
         stage.recorder.gate.set()
         await stage.settle()
         before = len(stage.recorder.deliveries)
@@ -201,3 +206,119 @@ def test_the_others_are_not_disturbed_and_strangers_are_named_once():
         ]
 
     play(act)
+
+
+def test_two_processes_of_one_name_and_incarnation_are_named_and_neither_is_heard():
+    async def act(stage):
+        port = stage.port()
+        source = "process 17"
+        stage.node._port.source = lambda: source
+        stage.node.on_inbox(port.identity, push(1), 1)
+        stage.node.on_inbox(port.identity, push(2), 2)  # the same process connects anew
+        source = "process 18"
+        stage.node.on_inbox(port.identity, push(3), 3)
+        await stage.settle()
+        assert stage.recorder.numbers == [1, 2]
+        (event,) = [event for event in stage.events if isinstance(event, PeerCutOff)]
+        assert event.rule == "forged name"
+        assert "process 17, process 18" in event.evidence
+
+    play(act)
+
+
+def test_connections_that_two_processes_take_from_each_other_are_told_from_an_honest_ones():
+    async def act(stage):
+        port = stage.port()
+        stage.node._port.source = lambda: "a process at 10.0.0.2"
+        for number in range(100):
+            await trio.sleep(1.5)
+            stage.node.on_inbox(port.identity, [pack(Heartbeat(1, []))], number)
+        assert stage.rules == []
+        for number in range(100, 150):
+            await trio.sleep(0.1)
+            stage.node.on_inbox(port.identity, [pack(Heartbeat(1, []))], number)
+        assert stage.rules == ["forged name"]
+
+    play(act)
+
+
+def test_an_incarnation_that_nobody_gave_out_is_named_within_ten_seconds_and_the_true_process_goes_on():
+    async def act(stage):
+        stage.node.expect("a", 1)
+        stage.port(incarnation=2).send("b", push(1))
+        await trio.sleep(5)
+        stage.port().send("b", push(1))
+        assert stage.rules == []
+        await trio.sleep(5)
+        assert stage.rules == ["forged incarnation"]
+        stage.port().send("b", push(2))
+        stage.port(incarnation=2).send("b", push(2))
+        await trio.sleep(20)
+        assert stage.recorder.numbers == [1, 2]
+        assert stage.rules == ["forged incarnation"]
+        stage.node.expect("a", 2)
+        assert not stage.node.cut_off
+
+    play(act)
+
+
+def test_news_of_a_new_process_that_come_late_are_no_misconduct():
+    async def act(stage):
+        stage.node.expect("a", 1)
+        stage.port(incarnation=2).send("b", push(1))
+        await trio.sleep(CLAIM_SECONDS - 1)
+        stage.node.expect("a", 2)
+        stage.port(incarnation=2).send("b", push(1))
+        await trio.sleep(20)
+        assert stage.recorder.numbers == [1]
+        assert stage.rules == []
+
+    play(act)
+
+
+POSER = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.DEALER)
+socket.setsockopt(zmq.ROUTING_ID, b"a#1")
+socket.connect(sys.argv[1])
+socket.send(b"")
+sys.stdin.read()
+"""
+
+
+def test_over_unix_sockets_the_kernel_says_which_processes_have_one_name():
+    async def main():
+        events = []
+        cut = trio.Event()
+
+        def note(event):
+            events.append(event)
+            if isinstance(event, PeerCutOff):
+                cut.set()
+
+        with tempfile.TemporaryDirectory(prefix="link") as directory:
+            network = ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"})
+            recorder = Recorder()
+            a = Node("a", network, REGISTRY, incarnation=1)
+            b = Node("b", network, REGISTRY, incarnation=1, on_event=note, permits=lambda _: PERMITS)
+
+            async def run(node, handler, *, task_status):
+                await node.run(handler, task_status=task_status)
+
+            async with trio.open_nursery() as nursery:
+                await nursery.start(run, b, recorder)
+                await nursery.start(run, a, Recorder())
+                link = a.push("items", ["b"], window=WINDOW)
+                await link.send(Item(1))
+                await recorder.count(1)
+                command = [sys.executable, "-c", POSER, f"ipc://{directory}/b"]
+                poser = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: ASYNC220
+                with trio.fail_after(60):
+                    await cut.wait()
+                (event,) = [event for event in events if isinstance(event, PeerCutOff)]
+                assert event.rule == "forged name"
+                assert f"process {os.getpid()}, process {poser.pid}" in event.evidence
+                poser.communicate()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)

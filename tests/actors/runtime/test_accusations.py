@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,9 +43,19 @@ class Heard:
         self.killed: list[str] = []
         self.said: list[str] = []
         self.others: list[dict[str, int]] = []
-        self.actor = SimpleNamespace(incarnation=5, stopping=False, kill=self.killed.append)
-        actors: Any = {"tool_executor.0": self.actor}
-        self.accusations = Accusations(actors, self.said.append, lambda who: self.others.append(dict(who)))
+        self.actor = self.process("tool_executor.0", 17)
+        self.unsettled = False
+        actors: Any = {"tool_executor.0": self.actor, "learner.0": self.process("learner.0", 18)}
+        self.accusations = Accusations(
+            actors, self.said.append, lambda who: self.others.append(dict(who)), lambda _: self.unsettled
+        )
+
+    def process(self, name: str, pid: int) -> SimpleNamespace:
+        kill = partial(self.kill, name)
+        return SimpleNamespace(name=name, incarnation=5, stopping=False, kill=kill, child=SimpleNamespace(pid=pid))
+
+    def kill(self, name: str, reason: str) -> None:
+        self.killed.append(f"{name}: {reason}")
 
 
 def test_the_supervisor_of_the_accused_kills_that_process_once_and_says_what_it_did() -> None:
@@ -52,9 +63,11 @@ def test_the_supervisor_of_the_accused_kills_that_process_once_and_says_what_it_
     accused = [Accusation("tool_executor.0", 5, "replay: much")]
     for accuser in ("roc_filter.0", "roc_filter.0", "kv_scheduler.0"):
         heard.accusations.heard(accuser, accused)
-    assert heard.killed == ["tool_executor.0 misbehaved and is cut off by roc_filter.0 (replay: much)"]
+    text = "tool_executor.0 misbehaved and is cut off by roc_filter.0 (replay: much)"
+    assert heard.said == [text]
+    assert [text.partition(":")[0] for text in heard.killed] == ["tool_executor.0"]
     heard.actor.incarnation = 6
-    heard.accusations.replace({"tool_executor.0": 5}, "again")
+    heard.accusations.replace({"tool_executor.0": 5})
     assert len(heard.killed) == 1, "its next process did nothing"
 
 
@@ -65,3 +78,16 @@ def test_an_actor_of_another_host_is_named_here_and_its_supervisor_is_told() -> 
     assert [text.partition(" ")[0] for text in heard.said] == ["tool_executor.1", "tool_executor.2"]
     assert heard.others[-1] == {"tool_executor.1": 9, "tool_executor.2": 9}
     assert heard.killed == []
+
+
+def test_who_poses_as_another_is_named_by_its_process_and_replaced() -> None:
+    heard = Heard()
+    claim = Accusation("learner.0", 9, "forged incarnation: process 17 claims incarnation 9, the peer has 5")
+    heard.unsettled = True
+    heard.accusations.heard("roc_filter.0", [claim])
+    assert heard.said == heard.killed == [], "its supervisor may have given it out"
+    heard.unsettled = False
+    heard.accusations.heard("roc_filter.0", [claim])
+    assert [text.startswith("somebody poses as learner.0: noticed by roc_filter.0") for text in heard.said] == [True]
+    assert heard.said[0].endswith("that is tool_executor.0")
+    assert [text.partition(":")[0] for text in heard.killed] == ["tool_executor.0"]

@@ -143,6 +143,9 @@ class _FaultyPort:
     def renew(self, peer: str) -> None:
         self._port.renew(peer)
 
+    def source(self) -> str:
+        return self._port.source()
+
     def knows(self, peer: str) -> bool:
         """As the port it stands before."""
         return self._port.knows(peer)
