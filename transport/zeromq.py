@@ -305,7 +305,7 @@ class ZmqPort:
         assert self._receiver is not None
         assert self._inbox is not None
         assert self._inbox.first is not None
-        self._receiver.on_inbox(bytes(frames[0]), frames[1:], self._inbox.first.get(_SOURCE))  # type: ignore[arg-type]
+        self._receiver.on_inbox(bytes(frames[0]), frames[1:], self._inbox.first.get(_SOURCE))
 
     def source(self) -> str:
         """Which process sent what is being delivered."""
