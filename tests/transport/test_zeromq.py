@@ -349,7 +349,7 @@ class Receiver:
     class faults:
         unauthenticated = None
 
-    def on_inbox(identity, frames):
+    def on_inbox(identity, frames, connection=0):
         sys.stdin.readline()
         time.sleep(6)
         sys.exit()
