@@ -49,7 +49,6 @@ COMMANDS = {
     "Runs": (
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
-        Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("join", "join:join", "Take part in a run under way, on a host that its file does not name."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
@@ -58,6 +57,8 @@ COMMANDS = {
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
+        Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
+        Command("calibrate", "simulate:calibrate", "Fit the models that simulate uses to a run."),
         Command("analyze", "analysis:analyze", "Study the entropy of tokens at the start, middle and end of a run."),
     ),
     "Models and data": (

@@ -9,7 +9,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from actors.cli.output import Mistake, showing
-from actors.cli.parameters import Overlays, Overrides, Positive, TopologyFile
+from actors.cli.parameters import Overlays, Overrides, Positive, RunDirectory, TopologyFile
+
+PROFILE, TRACES = "profile.toml", "traces"
 
 
 def simulate(
@@ -57,3 +59,34 @@ def simulate(
         raise Mistake(str(error)) from error
     with showing(schedule or Path()):
         print("\n".join(lines(made, speeds)))
+
+
+def calibrate(
+    directory: RunDirectory,
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(metavar="DIR", help="where profile.toml and traces/recorded.jsonl go; left out: RUN")
+    ] = None,
+) -> None:
+    """Fit a profile to a run, for ``agent-rl simulate --profile``, and write its rollouts' lengths as a trace."""
+    from actors.cli.records import decode_stored
+    from agent_rl.config.full import toml_text
+    from agent_rl.files.disk import DiskError, whole
+    from agent_rl.records.journal import JournalError
+    from agent_rl.simulation.calibration import CalibrationError, fit, read_run, trace_of
+    from agent_rl.simulation.trace import write
+
+    folder = out or directory
+    try:
+        run = read_run(directory, decode_stored)
+        made = fit(run)
+        (folder / TRACES).mkdir(parents=True, exist_ok=True)
+        with whole(folder / PROFILE) as partial:
+            partial.write_text(toml_text(made.model_dump()), encoding="utf-8")
+        with whole(folder / TRACES / "recorded.jsonl") as partial:
+            write(trace_of(run, made), partial)
+    except (CalibrationError, JournalError, DiskError) as error:
+        raise Mistake(str(error)) from error
+    with showing(folder / PROFILE):
+        print(f"{folder / PROFILE} and {folder / TRACES}: of {len(run.groups)} groups and {len(run.timeline)} rows")

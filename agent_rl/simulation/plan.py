@@ -149,9 +149,11 @@ def _engine_model(
     rows = int(settings.get("max_rollouts", DEFAULT_ROLLOUTS))
     kv_tokens = settings.get("kv_tokens")
     if profile.engine is not None:
+        kv_tokens = kv_tokens or profile.engine.kv_tokens
         if kv_tokens is None:
-            raise TraceError(f"{where}, actors.{GENERATOR}.settings.kv_tokens: is missing; a measured profile needs it")
-        return EngineModel(int(kv_tokens), rows, **profile.engine.model_dump())
+            missing = "is missing, and the profile's [engine] has no kv_tokens; add one"
+            raise TraceError(f"{where}, actors.{GENERATOR}.settings.kv_tokens: {missing}")
+        return EngineModel(int(kv_tokens), rows, **profile.engine.model_dump(exclude={"kv_tokens"}))
     device = profile.device
     assert device is not None
     assert sizes is not None, "a profile of a device needs a model's sizes"
@@ -194,7 +196,7 @@ def _learner(
     engine = settings.get("engine", "torch")
     keeps = settings.get("engine_settings", {}).get("kv_on_update", "keep" if engine == "torch" else "recompute")
     kept = min(algorithm.keep, algorithm.samples) / algorithm.samples
-    return LearnerModel(speed, kept, of.publish_s, of.pause_s, keeps == "keep")
+    return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep")
 
 
 def _groups(

@@ -63,13 +63,14 @@ class ModelSizes(Table):
 
 
 class Engine(Table):
-    """Seconds of an engine, as `agent_rl.simulation.trace.EngineModel` has them."""
+    """Seconds of an engine, as `agent_rl.simulation.trace.EngineModel` has them, and its KV cache if it is known."""
 
     step_s: PositiveFloat
     row_s: NonNegativeFloat
     context_s: NonNegativeFloat
     prefill_s: NonNegativeFloat
     prefill_context_s: NonNegativeFloat = 0.0
+    kv_tokens: PositiveInt | None = None
 
 
 class Learner(Table):
@@ -98,7 +99,8 @@ class Tools(Table):
 class Rollouts(Table):
     """Tokens that rollouts write: log-normal, cut at the stage's limit. The logarithm varies between and within groups.
 
-    ``calls`` is the mean, of a binomial distribution up to ``most_calls``. ``prompt_tokens``: least and most.
+    ``calls`` is the mean, of a binomial distribution up to ``most_calls``. ``prompt_tokens``: least and most. The share
+    ``signal`` of the groups has unlike rewards; the others count towards a step, and nothing of them is trained.
     """
 
     mean_tokens: PositiveFloat
@@ -107,6 +109,7 @@ class Rollouts(Table):
     prompt_tokens: tuple[PositiveInt, PositiveInt]
     calls: NonNegativeFloat
     most_calls: PositiveInt
+    signal: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     @model_validator(mode="after")
     def _sorted(self) -> Rollouts:

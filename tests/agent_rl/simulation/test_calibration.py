@@ -1,0 +1,101 @@
+"""A profile fitted to a run's records gives the run's engine, learner, tools and lengths back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.cli.main import main
+from agent_rl.messages import ToolCallRecord, Transcript
+from agent_rl.simulation.calibration import CalibrationError, RecordedRun, fit, not_negative, shape_of, trace_of
+from agent_rl.simulation.profile import Profile, read_profile
+from agent_rl.simulation.trace import Shape, check
+from agent_rl.simulation.workload import draw_groups
+from tests import builders
+
+STEP_S, ROW_S, CONTEXT_S = 0.004, 2e-4, 3e-7
+
+
+def timeline(rows: int) -> list[dict[str, Any]]:
+    """Rows of an engine that was busy as long as its seconds say, under loads that vary."""
+    random = np.random.default_rng(1)
+    made: list[dict[str, Any]] = []
+    figures = {"generated_tokens": 0.0, "running": 8.0, "kv_used": 500.0, "rollouts": 0.0, "kv_total": 9000.0}
+    for _ in range(rows):
+        after = {
+            **figures,
+            "running": float(random.integers(1, 64)),
+            "kv_used": float(random.integers(100, 9000)),
+        }
+        steps = int(random.integers(5, 90))
+        running, used = (figures["running"] + after["running"]) / 2, (figures["kv_used"] + after["kv_used"]) / 2
+        after["generated_tokens"] += steps * running
+        seconds = steps * (STEP_S + ROW_S * running + CONTEXT_S * used)
+        actors = {"rollout_generator.0": {"busy": 1.0, "figures": after}, "learner.0": {"busy": 0.1, "figures": {}}}
+        made.append({"seconds": seconds, "actors": actors})
+        figures = after
+    return made
+
+
+def recorded(rows: int = 60) -> RecordedRun:
+    profile = read_profile("mi300x")
+    groups = draw_groups(profile, seed=4, groups=30, samples=16, max_response=30_000, max_turns=11)
+    steps = [{"groups_decided": 16, "groups_trained": 12, "train_seconds": 2.0, "update_seconds": 0.5}] * 3
+    return RecordedRun("runs/a", groups, tuple(timeline(rows)), tuple(steps), 0.5)
+
+
+def test_a_profile_gives_back_what_the_records_were_made_of() -> None:
+    run, known = recorded(), read_profile("mi300x")
+    made = fit(run)
+    assert made.engine is not None
+    assert (made.engine.step_s, made.engine.row_s) == pytest.approx((STEP_S, ROW_S), rel=0.02)
+    assert made.engine.context_s == pytest.approx(CONTEXT_S, rel=0.05)
+    assert made.engine.kv_tokens == 9000
+    assert made.rollouts.mean_tokens == pytest.approx(known.rollouts.mean_tokens, rel=0.1)
+    assert made.rollouts.spread_within == pytest.approx(known.rollouts.spread_within, rel=0.1)
+    assert made.rollouts.spread_between == pytest.approx(known.rollouts.spread_between, rel=0.3)
+    assert made.rollouts.calls == pytest.approx(known.rollouts.calls, rel=0.05)
+    assert made.rollouts.signal == 0.75
+    assert made.tools.median_s == pytest.approx(known.tools.median_s, rel=0.1)
+    assert made.learner.publish_s == 0.5
+    mean = sum(shape.context for shape in run.shapes) / len(run.groups)
+    assert made.learner.tokens_per_s == pytest.approx(12 * mean * 0.5 / 2.0)
+    assert made.measured
+    assert Profile.model_validate(made.model_dump()) == made
+    assert check(trace_of(run, made)).groups == run.groups
+
+
+def test_coefficients_that_would_be_negative_are_0() -> None:
+    rows = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0], [4.0, 2.0]])
+    assert not_negative(rows, rows @ np.array([2.0, -0.2])) == pytest.approx([1.8, 0.0], rel=0.2)
+    assert not_negative(rows, rows @ np.array([2.0, 0.5])) == pytest.approx([2.0, 0.5])
+
+
+def test_a_trajectory_becomes_turns_answers_and_the_seconds_of_the_slowest_call_of_each_turn() -> None:
+    mask = [1, 1, 1, 0, 0, 1, 0, 1, 1]
+    calls = [ToolCallRecord(turn, "t", "success", 0.1, total) for turn, total in ((1, 0.25), (1, 1.5), (2, 0.75))]
+    trajectory = replace(
+        builders.trajectory(builders.opened()),
+        tokens=np.arange(9, dtype=np.int32),
+        loss_mask=np.array(mask, np.uint8),
+        transcript=Transcript(("a", "b", "c"), tuple(calls)),
+    )
+    prompt = len(trajectory.prompt_tokens)
+    assert shape_of(trajectory) == Shape(prompt, (3, 1, 2), (1.5, 0.75), (2, 1))
+
+
+def test_a_run_that_says_too_little_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run, said in (
+        (replace(recorded(), groups=()), "no complete training group"),
+        (recorded(rows=5), r"timeline\.jsonl: engines were busy in 4 rows"),
+        (replace(recorded(), steps=()), r"metrics\.jsonl: no step was trained"),
+    ):
+        with pytest.raises(CalibrationError, match=rf"runs/a.*{said}"):
+            fit(run)
+    assert main(["calibrate", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "timeline.jsonl: there is none" in line
