@@ -159,13 +159,17 @@ def hide_torch() -> None:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
-class _Scripted(RolloutGenerator):
+class Scripted(RolloutGenerator):
+    """Turns of no model."""
+
     async def prepare(self) -> None:
+        """Load no torch."""
         hide_torch()
         self._answers: dict[str, str] = {}
         await super().prepare()
 
     def make_episode(self, request: RolloutRequest) -> Episode:
+        """Remember the right answer."""
         self._answers[request.rollout] = request.problem.answer
         return super().make_episode(request)
 
@@ -173,7 +177,7 @@ class _Scripted(RolloutGenerator):
         return ScriptedTurns(directory, self._answers, settings.max_rollouts)
 
 
-class ScriptedGenerator(RecordingGenerator, _Scripted):
+class ScriptedGenerator(RecordingGenerator, Scripted):
     """Records the turns of its engine, which are scripted."""
 
 
