@@ -4,7 +4,8 @@
     agent-rl bench swap --swaps 20 --seeds 5 --scripted   # without a model, with scripted turns
 
 A seed decides the plan: random swaps of scheduler, filter, learner, generators and executors for another class and
-back, and random numbers of generators and executors. The next change comes once the run has trained another step.
+back, and random numbers of generators and executors. The next change comes once the run has trained another step. After
+the last one the run is stopped in order, and then finished; the twin has as many steps.
 benchmarks/README.md explains the figures.
 """
 
@@ -63,9 +64,9 @@ WITHOUT_MODEL = CLASSES | {
     "learner": ("benchmarks.chaos.scripted:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
     "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
 }
-STEPS_PER_CHANGE = 8
-SCRIPTED_STEPS_PER_CHANGE = 16
-"""Of half a second each, until all changes are done."""
+UNTIL_STOPPED = 1_000_000
+"""Steps of a run that is stopped in order once all changes are made, and then has `LAST_STEPS` more."""
+LAST_STEPS = 2
 LOOK_SECONDS = 0.1
 STEP_SECONDS = 600.0
 """A run that trains no step for so long stands still."""
@@ -115,6 +116,7 @@ class Ended:
     made: Sequence[Made]
     times: Sequence[float]
     """When turns were written."""
+    steps: int
     accounts: Accounts
     left: Sequence[str]
     summary: Mapping[str, Any]
@@ -125,8 +127,7 @@ class Ended:
 def settings_of(options: Options, folder: Path, seed: int) -> list[str]:
     """The settings of one run."""
     classes = WITHOUT_MODEL if options.scripted else CLASSES
-    steps = (SCRIPTED_STEPS_PER_CHANGE if options.scripted else STEPS_PER_CHANGE) * options.swaps
-    settings = [*(SCRIPTED if options.scripted else SHORTENED), f"stages.2.steps={steps}", f"run.seed={seed}"]
+    settings = [*(SCRIPTED if options.scripted else SHORTENED), f"run.seed={seed}"]
     settings += [f"actors.{role}.class={names[0]}" for role, names in classes.items()]
     settings.append(f"actors.rollout_generator.settings.record={folder / 'record'}")
     if options.scripted:
@@ -141,23 +142,24 @@ class Steps:
     def __init__(self, cluster: Cluster) -> None:
         self._host = next(iter(cluster.hosts.values()))
         self._rows = Lines(cluster.directory / "metrics.jsonl")
-        self._count = 0
+        self.count = 0
 
     async def another(self) -> None:
         """Wait until another step is trained. Raises RunFailed when the run ends before, or stands still."""
-        self._look()
-        before = self._count
+        self.look()
+        before = self.count
         with trio.move_on_after(STEP_SECONDS):
-            while self._count == before:
+            while self.count == before:
                 if self._host.exit_code is not None:
                     raise RunFailed(f"the run ended before all changes were made\n{self._host.output[-3000:]}")
                 await trio.sleep(LOOK_SECONDS)
-                self._look()
+                self.look()
             return
         raise RunFailed(f"no step in {STEP_SECONDS:.0f} s\n{self._host.output[-3000:]}")
 
-    def _look(self) -> None:
-        self._count += sum(row["kind"] == "step" for row in self._rows.new())
+    def look(self) -> None:
+        """Count the steps since the last time."""
+        self.count += sum(row["kind"] == "step" for row in self._rows.new())
 
 
 async def make(change: Change, cluster: Cluster, temporary: Path) -> Made:
@@ -183,21 +185,30 @@ async def make(change: Change, cluster: Cluster, temporary: Path) -> Made:
     return Made(change, began, ended, way, tuple(float(seconds) for seconds, _ in found))
 
 
-async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Change]) -> Ended:
-    """One run with these changes."""
+async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Change], steps: int = 0) -> Ended:
+    """One run with these changes; or, with ``steps``, one that is left alone for so many steps."""
     began = time.monotonic()
     settings = settings_of(options, folder, seed)
     topology = load_topology(EXAMPLE, settings)
     made = []
     with one_host(EXAMPLE, "local", folder, settings, small=False) as cluster:
-        host, steps = next(iter(cluster.hosts.values())), Steps(cluster)
+        host, trained = next(iter(cluster.hosts.values())), Steps(cluster)
         try:
-            await host.start()
+            if plan:
+                await host.start(f"stages.2.steps={UNTIL_STOPPED}")
             for change in plan:
-                await steps.another()
+                await trained.another()
                 made.append(await make(change, cluster, folder / "t"))
                 print(f"{change}: {made[-1].ended - made[-1].began:.1f} s, {made[-1].way}", flush=True)
-            (folder / "hurry").touch()
+            if plan:
+                await trained.another()
+                host.stop()
+                await host.ended()
+                trained.look()
+                steps = trained.count + LAST_STEPS
+            await (trio.Path(folder) / "hurry").touch()
+            await host.start(f"stages.2.steps={steps}")
+            await trained.another()
             host.everyone()
             if code := await host.ended(RUN_SECONDS):
                 raise RunFailed(f"the run ended with {code}\n{host.output[-3000:]}")
@@ -213,7 +224,7 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
         accounts = replace(accounts, lost=(*accounts.lost, *wrong, *lost), repeated=(*accounts.repeated, *again))
         summary = json.loads((cluster.directory / "summary.json").read_text())
         times = written((folder / "record").read_text().splitlines())
-        return Ended(made, times, accounts, host.left_behind(), summary, time.monotonic() - began)
+        return Ended(made, times, steps, accounts, host.left_behind(), summary, time.monotonic() - began)
 
 
 async def measure(options: Options, plans: Sequence[Sequence[Change]]) -> list[Ended]:
@@ -224,7 +235,7 @@ async def measure(options: Options, plans: Sequence[Sequence[Change]]) -> list[E
             run = await run_once(options, Path(one), seed, plan)
         if options.twin:
             with tempfile.TemporaryDirectory(prefix="swap-", dir="/tmp") as other:
-                run = replace(run, twin=(await run_once(options, Path(other), seed, ())).summary)
+                run = replace(run, twin=(await run_once(options, Path(other), seed, (), run.steps)).summary)
         ended.append(run)
     return ended
 
@@ -246,6 +257,7 @@ def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
     agree = within_noise([(run.summary, run.twin) for run in runs if run.twin is not None])
     figures: dict[str, float | None] = {
         "swap.runs": len(runs),
+        "swap.steps": sum(run.steps for run in runs),
         "swap.changes": sum(len(run.made) for run in runs),
         "swap.lost": sum(len(run.accounts.lost) for run in runs),
         "swap.repeated": sum(len(run.accounts.repeated) for run in runs),
@@ -275,9 +287,9 @@ def rows_of(runs: Sequence[Ended]) -> list[tuple[str, int, float, float, float]]
             found.setdefault(f"{made.change.role}, {made.way}", []).append((made, seconds))
     rows = []
     for name, each in sorted(found.items()):
-        seconds = [s for _, s in each if not math.isnan(s)] or [math.nan]
-        away = [s for made, _ in each for s in made.away] or [math.nan]
-        rows.append((name, len(each), statistics.median(seconds), max(seconds), statistics.median(away)))
+        paused = [seconds for _, seconds in each if not math.isnan(seconds)] or [math.nan]
+        away = [seconds for made, _ in each for seconds in made.away] or [math.nan]
+        rows.append((name, len(each), statistics.median(paused), max(paused), statistics.median(away)))
     return rows
 
 

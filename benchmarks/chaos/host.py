@@ -63,8 +63,8 @@ class Host:
         assert self._process is not None
         return self._process.returncode
 
-    async def start(self) -> None:
-        """Start the run, or continue it."""
+    async def start(self, *further: str) -> None:
+        """Start the run, or continue it. ``further``: settings of this start."""
         environment = os.environ | {
             "TMPDIR": str(self._temporary),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH")))),
@@ -72,7 +72,7 @@ class Host:
         }
         with (self._folder / "output").open("ab") as output:
             self._process = await trio.lowlevel.open_process(
-                self._command,
+                [*self._command, *(part for setting in further for part in ("--set", setting))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -103,6 +103,11 @@ class Host:
         for pid in self.everyone():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask the run to stop in order."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
         """Kill what still runs of it."""
