@@ -5,10 +5,10 @@ from functools import partial
 
 from actors.cli import topologies
 from actors.cli.main import main
-from actors.runtime import changes
+from actors.runtime import trying
 from agent_rl.checks import topology
 
-changes.TRIAL = "tests.actors.runtime.swap_trial"
+trying.TRIAL = "tests.actors.runtime.swap_trial"
 topology.check_topology = lambda *_, **__: []  # these classes keep no role's contract
 topologies.fetch_models = lambda _: None
 topologies.supervise = partial(topologies.supervise, entry_module="tests.actors.runtime.swap_entry")
