@@ -115,7 +115,7 @@ class Ended:
 
     made: Sequence[Made]
     times: Sequence[float]
-    """When turns were written."""
+    """When turns were written, until the run was stopped."""
     steps: int
     accounts: Accounts
     left: Sequence[str]
@@ -200,8 +200,11 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
                 await trained.another()
                 made.append(await make(change, cluster, folder / "t"))
                 print(f"{change}: {made[-1].ended - made[-1].began:.1f} s, {made[-1].way}", flush=True)
+            stopped = math.inf
             if plan:
+                await trio.sleep(AFTER_SECONDS)
                 await trained.another()
+                stopped = time.monotonic()
                 host.stop()
                 await host.ended()
                 trained.look()
@@ -223,7 +226,7 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
             journal.close()
         accounts = replace(accounts, lost=(*accounts.lost, *wrong, *lost), repeated=(*accounts.repeated, *again))
         summary = json.loads((cluster.directory / "summary.json").read_text())
-        times = written((folder / "record").read_text().splitlines())
+        times = [at for at in written((folder / "record").read_text().splitlines()) if at <= stopped]
         return Ended(made, times, steps, accounts, host.left_behind(), summary, time.monotonic() - began)
 
 
