@@ -147,7 +147,8 @@ class ActorProcess:
         self._reports = reports
         self._replacement: _Replacement | None = None
         self._addition: _Replacement | None = None
-        self._gpus = gpus_of_actor(topology, name)
+        self.gpus = gpus_of_actor(topology, name)
+        """The GPUs that its processes see alone, until the run ends; None: all that the host has."""
         self._use(Plan.of(role, topology))
         self._entry_module = entry_module
         self._stderr = log_directory(topology.run.directory) / f"{name}.stderr"
@@ -320,7 +321,7 @@ class ActorProcess:
 
     def _child(self, plan: Plan, incarnation: int, *, beside: bool = False) -> ActorChild:
         arguments = [*self._arguments, "--incarnation", str(incarnation)]
-        environment, cores = devices_for(self._gpus)
+        environment, cores = devices_for(self.gpus)
         child = start_child(
             self._entry_module,
             arguments,

@@ -4,8 +4,7 @@
 
     agent-rl swap --SwapWanted--> supervisor of the main host --(refused: nothing stops)------------------> Changed
         every supervisor: trial of the new class and settings --(a fault: nothing stops)------------------> Changed
-        every supervisor: each process of the role is replaced --(one does not run: the former come back)--> Changed
-                          |  the new one gets ready beside the former, where memory and devices allow
+        every supervisor: each process is replaced (`in_place`) --(one does not run: the former come back)---> Changed
                           `--> the resolved topology file, for processes that start later
 
     agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
@@ -284,7 +283,7 @@ class Changes:
         asks = ReplicasWanted(role, as_told(scaling.during), (*scaling.starts,), (*scaling.stops,), only_check=False)
         if scaling.starts:
             refused = [fault] if (fault := port_fault(scaling.during)) else []
-            refused = refused or await self._trial(added_keys(scaling.during, self._hosts))
+            refused = refused or await self._may_start(scaling.during)
             if not refused and there:
                 refused, _ = await self._ask_others(replace(asks, only_check=True), there)
             refused = refused or self._replicas_are(scaling.during, role)
@@ -308,12 +307,17 @@ class Changes:
         """The main host asks for replicas of this host."""
         topology = with_changed(self.topology, as_hosts(wanted.hosts))
         if wanted.only_check:
-            return Changed(tuple(await self._trial(added_keys(topology, self._hosts))), ())
+            return Changed(tuple(await self._may_start(topology)), ())
         self.replicas_are(topology, wanted.role)  # the main host's announcement may come later
         here = {name for host in self._hosts for name, _ in actor_nodes(topology, host)}
         starts, stops = ([name for name in names if name in here] for names in (wanted.starts, wanted.stops))
         faults, done = await self._replicas.carry_out(starts, stops, topology)
         return Changed(tuple(faults), tuple(done))
+
+    async def _may_start(self, topology: Topology) -> list[str]:
+        """Why the replicas that a topology adds here cannot start, as lines."""
+        taken = self._replicas.taken_gpus(topology)
+        return [taken] if taken else await self._trial(added_keys(topology, self._hosts))
 
     def _replicas_are(self, topology: Topology, role: str) -> list[str]:
         """Tell all hosts. Returns why it cannot be kept for the next start of this supervisor, as lines."""

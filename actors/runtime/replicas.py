@@ -10,6 +10,7 @@ import trio
 from actors.runtime.actor_process import ActorProcess, Reports, stop_in_order
 from actors.runtime.lifecycle import drain_order
 from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.placement import gpus_of_actor
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
 
@@ -65,6 +66,24 @@ class Replicas:
         gone = [actor for name, actor in self.actors.items() if name not in named and not actor.stopping]
         if gone and self._stop is not None:
             self._stop(drain_order(topology), gone)
+
+    def taken_gpus(self, topology: Topology) -> str:
+        """Why replicas that this topology adds here would get GPUs of processes that run; empty: they would not.
+
+        A process keeps its GPUs, and the topology deals them anew.
+        """
+        running = {
+            gpu: actor.name
+            for actor in self.actors.values()
+            if not actor.ended.is_set() and actor.entry.share == "none"
+            for gpu in actor.gpus or ()
+        }
+        for name in self._named(topology).keys() - self.actors.keys():
+            if taken := set(gpus_of_actor(topology, name) or ()) & running.keys():
+                gpu = min(taken)
+                remedy = "stop the run, write the number of processes into the file, and run it again"
+                return f"{name} would get GPU {gpu}, which {running[gpu]} has; {remedy}"
+        return ""
 
     async def carry_out(
         self, starts: Sequence[str], stops: Sequence[str], topology: Topology
