@@ -11,7 +11,8 @@ L(v) the seconds of the training of step v, at least those of the g groups with 
 
 Every written token is in exactly one step, so its engine spends at least w_e(x) = (b + a (1 - s) / R) + (c + a s / K) x
 seconds on it, for a fixed s; with it, prefills and idle time only add. Each rollout's prompt and tool results are
-prefilled once at least, except that a group's prompt may be shared: that costs p_e a token. (The largest total over
+prefilled once at least, except that a group's prompt may be shared: that costs p_e + q_e x for a token at depth x. (The
+largest total over
 s = 0 and s = 1 is taken, as the total is linear in s.) Weight the engines by y_e >= 0, sum 1, and let A_e(t) be the
 seconds until t in which e is there. By t, the engines have done no more weighted work than sum_e y_e A_e(t), and a
 token costs at least min_e y_e w_e(x). So t is at least the smallest t with::
@@ -48,19 +49,26 @@ from agent_rl.simulation.trace import EngineLife, EngineModel, Shape, Trace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What rollouts ask of engines: tokens written, the sum of their depths, and tokens prefilled once at least."""
+    """What rollouts ask of engines: tokens written and tokens prefilled once at least, each with the sum of depths."""
 
     written: int = 0
-    depth: int = 0
+    depth: float = 0
     prefilled: int = 0
+    prefill_depth: float = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.written + other.written, self.depth + other.depth, self.prefilled + other.prefilled)
+        return Work(
+            self.written + other.written,
+            self.depth + other.depth,
+            self.prefilled + other.prefilled,
+            self.prefill_depth + other.prefill_depth,
+        )
 
 
 def work_of(group: Sequence[Shape]) -> Work:
     """The work of a group; its prompt is prefilled once."""
     written = depth = prefilled = 0
+    prefill_depth = group[0].prompt ** 2 / 2
     for shape in group:
         context = shape.prompt
         for turn, tokens in enumerate(shape.written):
@@ -68,9 +76,11 @@ def work_of(group: Sequence[Shape]) -> Work:
             depth += tokens * context + tokens * (tokens - 1) // 2
             context += tokens
             if turn < len(shape.tool_tokens):
-                context += shape.tool_tokens[turn]
-                prefilled += shape.tool_tokens[turn]
-    return Work(written, depth, prefilled + group[0].prompt)
+                read = shape.tool_tokens[turn]
+                prefilled += read
+                prefill_depth += read * (context + read / 2)
+                context += read
+    return Work(written, depth, prefilled + group[0].prompt, prefill_depth)
 
 
 def lower_bound(trace: Trace) -> float:
@@ -112,6 +122,8 @@ def _path(shape: Shape, engines: Sequence[EngineLife]) -> float:
     each = min(model.step_s for model in models) + min(model.row_s for model in models)
     tools = sum(shape.tool_s)
     prefill = min(model.prefill_s for model in models) * (work.prefilled - shape.prompt)
+    attention = work.prefill_depth - shape.prompt**2 / 2
+    prefill += min(model.prefill_context_s for model in models) * attention
     return work.written * each + work.depth * min(model.context_s for model in models) + prefill + tools
 
 
@@ -122,26 +134,28 @@ class _Fleet:
         self._engines = engines
         self._choices = [self._prices(share) for share in (0.0, 1.0)]
 
-    def _prices(self, share: float) -> tuple[list[float], float, float, float]:
-        """The weights y, and the least price of a token, of its depth, and of a token's prefill."""
+    def _prices(self, share: float) -> tuple[list[float], float, float, float, float]:
+        """The weights y, and the least price of a token, of its depth, of a token's prefill, and of its depth."""
         each = [self._costs(engine.model, share) for engine in self._engines]
         typical = 5000.0
-        speeds = [1 / max(1e-30, token + depth * typical) for token, depth, _ in each]
+        speeds = [1 / max(1e-30, token + depth * typical) for token, depth, *_ in each]
         y = [speed / sum(speeds) for speed in speeds]
-        token, depth, prefill = (min(w * cost[i] for w, cost in zip(y, each, strict=True)) for i in range(3))
-        return y, token, depth, prefill
+        least = [min(w * cost[i] for w, cost in zip(y, each, strict=True)) for i in range(4)]
+        return y, least[0], least[1], least[2], least[3]
 
-    def _costs(self, model: EngineModel, share: float) -> tuple[float, float, float]:
+    def _costs(self, model: EngineModel, share: float) -> tuple[float, float, float, float]:
         token = model.row_s + model.step_s * (1 - share) / model.max_rollouts
-        return token, model.context_s + model.step_s * share / model.kv_total, model.prefill_s
+        depth = model.context_s + model.step_s * share / model.kv_total
+        return token, depth, model.prefill_s, model.prefill_context_s
 
     def weighted(self, work: Work) -> float:
         """The weighted price of the work, by the choice that fits it best: an order of groups from cheap to dear."""
         return max(self._price(work, choice) for choice in range(2))
 
     def _price(self, work: Work, choice: int) -> float:
-        _, token, depth, prefill = self._choices[choice]
-        return work.written * token + work.depth * depth + work.prefilled * prefill
+        _, token, depth, prefill, attention = self._choices[choice]
+        prefills = work.prefilled * prefill + work.prefill_depth * attention
+        return work.written * token + work.depth * depth + prefills
 
     def time(self, work: Work, start: float = 0.0) -> float:
         """The earliest time at which work that begins at ``start`` can be done."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from agent_rl.simulation.trace import EngineLife, Shape, Trace
 from benchmarks.traces.devices import learner, mi300x
+from benchmarks.traces.maths import sized
 
 SOURCE = "TraceLab (University of Washington), coding agents; medians of 43 turns and 142K input tokens"
 STEPS = 10
@@ -26,7 +27,7 @@ INPUT = 142_000
 def agentic(seed: int, scale: float = 1.0) -> Trace:
     """16 problems x 16 rollouts a step on 8 engines of four devices each."""
     random = np.random.default_rng([seed, 43])
-    count, per_step, samples = max(2, round(8 * scale)), max(2, round(16 * scale)), 16
+    (count, per_step), samples = sized(8, 16, scale, least=2), 16
     groups = []
     for _ in range(STEPS * per_step):
         turns_of, tokens_of = math.log(TURNS) + 0.3 * random.standard_normal(), 0.3 * random.standard_normal()

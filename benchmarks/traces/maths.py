@@ -88,60 +88,69 @@ def fleet(count: int, model: EngineModel) -> tuple[EngineLife, ...]:
 
 def paper(seed: int, scale: float = 1.0) -> Trace:
     """The paper's step: 512 problems x 32 on 64 engines of one device each."""
-    return trace("paper", seed, fleet(_scaled(64, scale), mi300x()), _scaled(512, scale), 32)
+    engines, groups = sized(64, 512, scale)
+    return trace("paper", seed, fleet(engines, mi300x()), groups, 32)
 
 
 def paper_tp4(seed: int, scale: float = 1.0) -> Trace:
     """The paper's step on 16 engines of four devices each."""
-    return trace("paper_tp4", seed, fleet(_scaled(16, scale), mi300x(4)), _scaled(512, scale), 32)
+    engines, groups = sized(16, 512, scale)
+    return trace("paper_tp4", seed, fleet(engines, mi300x(4)), groups, 32)
 
 
 def mild(seed: int, scale: float = 1.0) -> Trace:
     """Easy for every policy: rollouts of 4,000 tokens that differ little, and much KV cache."""
-    return trace("mild", seed, fleet(_scaled(16, scale), mi300x()), _scaled(128, scale), 16, mean=4000, spread=0.4)
+    engines, groups = sized(16, 128, scale)
+    return trace("mild", seed, fleet(engines, mi300x()), groups, 16, mean=4000, spread=0.4)
 
 
 def brutal(seed: int, scale: float = 1.0) -> Trace:
     """One rollout of a hundred is 30 times as long as the mean of the others, which write 1,000 tokens."""
-    groups, samples = _scaled(128, scale), 16
+    (engines, groups), samples = sized(16, 128, scale), 16
     random = np.random.default_rng([seed, 30])
     written = np.maximum(32, random.lognormal(math.log(1000) - 0.08, 0.4, (STEPS * groups, samples)))
     written[random.random(written.shape) < 0.01] = 30_000
     written = np.minimum(written, LIMIT).astype(int)
-    return trace("brutal", seed, fleet(_scaled(16, scale), mi300x(memory=0.3)), groups, samples, written=written)
+    return trace("brutal", seed, fleet(engines, mi300x(memory=0.3)), groups, samples, written=written)
 
 
 def mixed_engines(seed: int, scale: float = 1.0) -> Trace:
     """A quarter of the engines have four devices, a quarter half the speed, a quarter half the memory."""
     models = (mi300x(4), mi300x(speed=0.5), mi300x(memory=0.5), mi300x())
-    count = _scaled(16, scale)
+    count, groups = sized(16, 256, scale, least=4)
     engines = tuple(EngineLife(f"engine.{number}", models[number % 4]) for number in range(count))
-    return trace("mixed_engines", seed, engines, _scaled(256, scale), 16)
+    return trace("mixed_engines", seed, engines, groups, 16)
 
 
 def engine_lost(seed: int, scale: float = 1.0) -> Trace:
-    """An eighth of the engines are lost midway, and as many join much later."""
+    """An eighth of the engines, or one, are lost midway, and as many join much later."""
     return _leaving("engine_lost", seed, scale, lost=True)
 
 
 def drain(seed: int, scale: float = 1.0) -> Trace:
-    """An eighth of the engines drain midway, and as many join much later."""
+    """An eighth of the engines, or one, drain midway, and as many join much later."""
     return _leaving("drain", seed, scale, lost=False)
 
 
 MIDWAY_S, BACK_S = 4500.0, 7000.0
+"""The same at every scale, since the load of an engine is."""
 
 
 def _leaving(name: str, seed: int, scale: float, *, lost: bool) -> Trace:
-    count = _scaled(16, scale)
+    count, groups = sized(16, 128, scale, least=4)
     leaving = max(1, count // 8)
     engines = list(fleet(count, mi300x()))
     for number in range(leaving):
         life = engines[number]
         engines[number] = replace(life, lost=MIDWAY_S) if lost else replace(life, drains=MIDWAY_S)
         engines.append(EngineLife(f"engine.{count + number}", mi300x(), joins=BACK_S))
-    return trace(name, seed, tuple(engines), _scaled(128, scale), 16)
+    return trace(name, seed, tuple(engines), groups, 16)
 
 
-def _scaled(count: int, scale: float) -> int:
-    return max(4, round(count * scale))
+def sized(engines: int, groups: int, scale: float, least: int = 1) -> tuple[int, int]:
+    """Engines and groups of a step times ``scale``, at least ``least`` engines. An engine's share of groups stays.
+
+    So a smaller trace has the makespan of the full one, and its engines come and go at the same point of the run.
+    """
+    count = max(least, round(engines * scale))
+    return count, max(1, round(groups * count / engines))

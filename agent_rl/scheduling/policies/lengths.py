@@ -1,10 +1,14 @@
-"""Learns how long rollouts become, from those that have ended: quantiles that hold by construction.
+"""Learns how long rollouts become, online, from those that have ended and from those that have not ended yet.
 
-A rollout's final context, in tokens, is predicted from three things: what all recent rollouts did, what the ended
-rollouts of its problem did, and how long it is already. The logarithm of the length is the problem's center plus a
-residual. The center shrinks the mean of the problem's ended rollouts towards the mean of all, as a normal prior with
-the learnt variances between and within problems does. The newest ``KEPT`` residuals are kept as they are, so no shape
-of the tail is assumed: the q-quantile of a rollout of x tokens is that of the residuals that exceed x.
+Symbols. y: the tokens of a rollout beyond its prompt. h(y): the hazard, the chance a token that a rollout of y tokens
+ends. H(y): the integral of h from 0 to y. A rollout of y tokens is longer than y + d with the probability
+exp(-f (H(y + d) - H(y))), where f is the *frailty* of its problem.
+
+h is constant in each of some bins, and is the rollouts that ended there over the tokens that all rollouts spent there.
+So a rollout under way counts with the tokens it has: what ends first, which is short, does not make the others look
+short. No shape of the tail is assumed. The frailty has a gamma prior of mean 1: f = (A + ended samples of the problem)
+/ (A + the sum of H over its samples). Before much has ended, the hazard is that of a Rayleigh distribution whose mean
+is ``PRIOR_SHARE`` of the limit.
 
 Coverage (the share of ended rollouts below the quantile that was predicted at their start) is counted, so that the
 calibration can be read: `Lengths.coverage`.
@@ -13,93 +17,161 @@ calibration can be read: `Lengths.coverage`.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
-from collections import deque
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
-KEPT = 1024
-"""Residuals that are remembered."""
 PRIOR_SHARE = 0.3
 """Before anything has ended, rollouts are expected to take this share of their limit."""
+PRIOR_ROLLOUTS = 16.0
+"""The prior counts as much as so many rollouts."""
+PRIOR_FRAILTY = 4.0
+"""A above: how alike problems are; the larger, the more alike."""
+FIRST, RATIO, BINS = 16.0, 1.05, 235
+"""Bins begin at 0, FIRST, FIRST RATIO, FIRST RATIO^2 ...: the last ones at 1.5 million tokens."""
+LEARNT_EVERY = 32
+"""Rollouts that end until the hazard is computed anew."""
+FADES_AFTER = 8192
+"""Once so many rollouts have ended, all counts are halved, so that a policy that changes is followed."""
+
+_STEP = math.log(RATIO)
+_EDGES = [0.0, *(FIRST * RATIO**number for number in range(BINS - 1))]
+_WIDTHS = [after - before for before, after in pairwise(_EDGES)] + [math.inf]
 
 
 @dataclass(slots=True)
 class _Problem:
-    count: int = 0
-    total: float = 0.0
+    ended: int = 0
+    hazard: float = 0.0
+    """H over its samples, as far as they are."""
+
+
+@dataclass(slots=True)
+class _Open:
+    problem: str
+    prompt: int
+    grown: float = 0.0
+    quantile: float = math.nan
+
+
+def _bin(grown: float) -> int:
+    return 0 if grown < FIRST else min(BINS - 1, 1 + int(math.log(grown / FIRST) / _STEP))
 
 
 class Lengths:
-    """Quantiles of final contexts. Each prediction is O(log KEPT)."""
+    """Survival and quantiles of the lengths of rollouts, in tokens of context."""
 
-    def __init__(self, quantile: float) -> None:
+    def __init__(self, quantile: float = 0.5) -> None:
         self.quantile = quantile
         self._problems: dict[str, _Problem] = {}
-        self._recent: deque[float] = deque()
-        self._residuals: list[float] = []
-        self._mean = 0.0
+        self._open: dict[str, _Open] = {}
+        self._ended = [0.0] * BINS
+        self._spent = [0.0] * BINS
+        self._hazards = [0.0] * BINS
+        self._sums = [0.0] * BINS
+        """H at the beginning of each bin."""
+        self._prior_mean = 0.0
         self._seen = 0
-        self._within = 0.16
-        self._between = 0.2
-        self._predicted: dict[str, float] = {}
         self._covered = 0
         self._checked = 0
 
-    def ended(self, rollout: str, problem: str, context: int) -> None:
-        """A rollout ended with so many tokens."""
-        value = math.log(max(1, context))
-        before = self._predicted.pop(rollout, None)
-        if before is not None:
-            self._checked += 1
-            self._covered += context <= before
-        known = self._problems.setdefault(problem, _Problem())
-        residual = value - self._center(known)
-        self._seen += 1
-        rate = max(1 / self._seen, 0.002)
-        if known.count:
-            deviation = value - known.total / known.count
-            scale = known.count / (known.count + 1)
-            self._within += rate * (scale * deviation * deviation - self._within)
-        spread = (value - self._mean) ** 2
-        self._mean += rate * (value - self._mean)
-        self._between += rate * (max(0.01, spread - self._within) - self._between)
-        known.count += 1
-        known.total += value
-        self._recent.append(residual)
-        insort(self._residuals, residual)
-        if len(self._recent) > KEPT:
-            del self._residuals[bisect_right(self._residuals, self._recent.popleft()) - 1]
+    # Rollouts
 
-    def started(self, rollout: str, problem: str, context: int, limit: int) -> None:
-        """Remember the prediction at a rollout's start, to count whether it holds."""
-        if self._seen >= KEPT // 8:
-            self._predicted[rollout] = self.final(problem, context, limit)
+    def started(self, rollout: str, problem: str, prompt: int, limit: int) -> None:
+        """A rollout begins. The quantile of its length is remembered, to count whether it holds."""
+        if PRIOR_SHARE * limit > self._prior_mean:
+            self._prior_mean = PRIOR_SHARE * limit
+            self._learn()
+        known = self._open[rollout] = _Open(problem, prompt)
+        self._problems.setdefault(problem, _Problem())
+        if self._seen >= 4 * LEARNT_EVERY:
+            known.quantile = self.final(rollout, prompt, limit)
+
+    def grew(self, rollout: str, context: int) -> None:
+        """The rollout has so many tokens now, known or estimated, and has not ended."""
+        known = self._open.get(rollout)
+        if known is None or context - known.prompt <= known.grown:
+            return
+        before, after = known.grown, float(context - known.prompt)
+        first, last = _bin(before), _bin(after)
+        for number in range(first, last + 1):
+            end = after if number == last else _EDGES[number + 1]
+            self._spent[number] += end - max(before, _EDGES[number])
+        self._problems[known.problem].hazard += self._hazard(after) - self._hazard(before)
+        known.grown = after
+
+    def ended(self, rollout: str, context: int) -> None:
+        """The rollout ended with so many tokens."""
+        self.grew(rollout, context)
+        known = self._open.pop(rollout, None)
+        if known is None:
+            return
+        if not math.isnan(known.quantile):
+            self._checked += 1
+            self._covered += context <= known.quantile
+        self._problems[known.problem].ended += 1
+        self._ended[_bin(max(0, context - known.prompt))] += 1
+        self._seen += 1
+        if self._seen % LEARNT_EVERY == 0:
+            self._learn()
 
     def forgotten(self, rollout: str) -> None:
-        """The rollout will not be judged."""
-        self._predicted.pop(rollout, None)
+        """The rollout was dropped: it is known only that it was longer than it is."""
+        self._open.pop(rollout, None)
 
-    def final(self, problem: str, context: int, limit: int) -> float:
+    # Predictions
+
+    def survival(self, rollout: str, context: float, more: float) -> float:
+        """The probability that a rollout of ``context`` tokens has more than ``more`` further ones. Limits aside."""
+        known = self._open[rollout]
+        grown = max(0.0, context - known.prompt)
+        return math.exp(self._frailty(known) * (self._hazard(grown) - self._hazard(grown + more)))
+
+    def survivals(self, rollout: str, context: float, more: tuple[float, ...]) -> list[float]:
+        """`survival` for each of ``more``."""
+        known = self._open[rollout]
+        grown, frailty, exp, hazard = max(0.0, context - known.prompt), self._frailty(known), math.exp, self._hazard
+        here = hazard(grown)
+        return [exp(frailty * (here - hazard(grown + each))) for each in more]
+
+    def final(self, rollout: str, context: float, limit: int) -> float:
         """The quantile of the final context of a rollout that has ``context`` tokens, at most ``limit``."""
-        residuals = self._residuals
-        if len(residuals) < KEPT // 64:
-            return min(float(limit), max(PRIOR_SHARE * limit, 1.5 * context))
-        known = self._problems.get(problem)
-        center = self._mean if known is None else self._center(known)
-        first = bisect_right(residuals, math.log(max(1, context)) - center)
-        left = len(residuals) - first
-        if not left:
-            return min(float(limit), 1.2 * context)
-        index = first + min(left - 1, int(self.quantile * left))
-        return min(float(limit), max(float(context), math.exp(center + residuals[index])))
-
-    def _center(self, known: _Problem) -> float:
-        if not known.count:
-            return self._mean
-        weight = known.count / (known.count + self._within / max(1e-6, self._between))
-        return self._mean + weight * (known.total / known.count - self._mean)
+        known = self._open[rollout]
+        grown = max(0.0, context - known.prompt)
+        wanted = self._hazard(grown) - math.log(max(1e-9, 1 - self.quantile)) / self._frailty(known)
+        number = bisect_left(self._sums, wanted) - 1
+        rate = self._hazards[number]
+        if rate <= 0:
+            return float(limit)
+        return min(float(limit), known.prompt + _EDGES[number] + (wanted - self._sums[number]) / rate)
 
     @property
     def coverage(self) -> float:
         """Share of ended rollouts whose final context the quantile at their start covered; NaN when none has ended."""
         return self._covered / self._checked if self._checked else math.nan
+
+    # Hazards
+
+    def _frailty(self, known: _Open) -> float:
+        problem = self._problems[known.problem]
+        return (PRIOR_FRAILTY + problem.ended) / (PRIOR_FRAILTY + problem.hazard)
+
+    def _hazard(self, grown: float) -> float:
+        number = 0 if grown < FIRST else min(BINS - 1, 1 + int(math.log(grown / FIRST) / _STEP))
+        return self._sums[number] + self._hazards[number] * (grown - _EDGES[number])
+
+    def _learn(self) -> None:
+        """The hazard of each bin, from what ended there, what was spent there, and the prior."""
+        if sum(self._ended) > FADES_AFTER:
+            self._ended = [count / 2 for count in self._ended]
+            self._spent = [tokens / 2 for tokens in self._spent]
+        total, mean = 0.0, max(1.0, self._prior_mean)
+        for number, edge in enumerate(_EDGES):
+            width = min(_WIDTHS[number], max(edge, FIRST))
+            middle = edge + width / 2
+            alive = math.exp(-math.pi / 4 * min(30.0, (edge / mean) ** 2))
+            spent = PRIOR_ROLLOUTS * alive * width
+            ended = spent * math.pi / 2 * middle / mean**2
+            self._hazards[number] = (self._ended[number] + ended) / (self._spent[number] + spent)
+            self._sums[number] = total
+            total += self._hazards[number] * _WIDTHS[number]

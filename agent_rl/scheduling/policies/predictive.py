@@ -1,26 +1,31 @@
-"""Predictive: reserves what a rollout is likely to need, and fills the engines as far as that is worth its risk.
+"""Predictive: fills the engines with as many rollouts as are likely to fit, each where it is likely to end soonest.
 
-Symbols. K: an engine's KV cache. x: the context of a rollout now; F: the quantile q of its final context, learnt online
-(lengths.py). A resident of an engine is a rollout that runs there, is queued there, or whose tools run while its prefix
-stays there.
+Symbols. K: an engine's KV cache. x: the context of a rollout now; both in tokens. A resident of an engine is a rollout
+that runs there, is queued there, or whose tools run while its prefix stays there.
 
-**Reservation.** A resident reserves r = x + a (F - x). Residents are at different points of their lives and do not
-reach their ends together, so a < 1 overcommits. A rollout starts where the reservations stay below ``fill`` K. What
-overflows is preempted by the engine and computed again: unwise, not unsafe.
+**Room.** How long a rollout becomes is predicted from its length so far and its problem (lengths.py). The KV cache that
+the residents of an engine will need, at its highest point at z deviations above the mean, is forecast (forecast.py). A
+rollout starts where the forecast with it stays below ``fill`` K. Residents are at different points of their lives and
+do not reach their ends together, so far more fit than the sum of their lengths allows; at the start of a run, when all
+are at the same point, fewer do. What overflows is preempted by the engine and computed again: unwise, not unsafe.
+Forecasts age as rollouts go on: an engine's is made anew every ``refresh_s`` seconds.
 
-**Moves.** A next turn stays where its prefix is, unless the engine is overcommitted by more tokens than the turn's
-context, and another engine has room: then the prefill there costs less than the preemption here. Both are prices in
-tokens to prefill.
+**Engines.** Of the engines with room, the one with the fewest seconds a token gets the next rollout (speeds.py); equal
+engines fill equally.
 
-**Tools.** A resident keeps its reservation while its tools run. After ``hold_s`` seconds the prefix is dropped: holding
-x tokens for t seconds costs t x / K seconds of the engine, and their prefill costs x times the prefill's seconds a
-token. So the time at which both are equal is the same for all sizes.
+**Moves.** A next turn stays where its prefix is, unless a move pays: another engine with room saves the rollout more
+seconds, over the tokens that it is likely to write yet, than the prefill of its prefix takes from all rollouts there.
+Or its engine will overflow by more than its context, and another one has room.
+
+**Tools.** A resident counts while its tools run. After ``hold_s`` seconds the prefix is dropped: holding x tokens for t
+seconds costs t x / K seconds of the engine, and their prefill costs x times the prefill's seconds a token. So the time
+at which both are equal is the same for all sizes.
 
 **Order.** Interrupted and dropped rollouts first, since their groups wait for them; then groups in the order in which
 they were opened, all samples of a group one after the other: the oldest batch completes first, and no sample starts
 long after its group's first.
 
-**Engines.** The one with the largest free share of its KV cache gets the next rollout. A decision costs O(log engines).
+A decision costs O(log engines), and the tools, the lengths and the forecast O(1), besides the refreshing.
 """
 
 from __future__ import annotations
@@ -29,79 +34,168 @@ import heapq
 from collections import deque
 
 from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.forecast import AHEAD, Forecast
 from agent_rl.scheduling.policies.lengths import Lengths
 from agent_rl.scheduling.policies.loads import Loads
+from agent_rl.scheduling.policies.speeds import Speeds
+
+FULL_ENGINE = 1e18
+"""The load of an engine without room."""
+
+
+class _Engine:
+    __slots__ = ("clock", "facts", "forecast", "most", "now", "refreshed", "residents")
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.forecast = Forecast()
+        self.most = 0.0
+        self.residents: dict[str, None] = {}
+        self.refreshed = 0.0
+        self.clock = 0.0
+        """Tokens that a rollout would have written here until ``now``."""
+        self.now = 0.0
 
 
 class _Resident:
-    __slots__ = ("context", "engine", "limit", "problem", "reserved", "tools_since")
+    __slots__ = (
+        "context",
+        "counted",
+        "engine",
+        "limit",
+        "missing",
+        "placed_at",
+        "placed_clock",
+        "survival",
+        "tools_since",
+        "writes",
+    )
 
     def __init__(self, turn: WaitingTurn) -> None:
         self.engine = ""
-        self.problem = turn.problem
         self.limit = turn.limit
         self.context = turn.context
-        self.reserved = 0.0
+        self.missing = 0
+        """Tokens to prefill in the turn under way."""
+        self.placed_at = 0.0
+        self.placed_clock = 0.0
+        self.writes = False
         self.tools_since = -1.0
+        self.counted = 0.0
+        """The context that the forecast of its engine counts, with this survival."""
+        self.survival: list[float] = []
 
 
 class Predictive(Policy):
     """See above."""
 
-    def __init__(self, quantile: float = 0.5, growth: float = 0.7, fill: float = 0.95, hold_s: float = 60.0) -> None:
-        """``growth`` is a above."""
-        self.lengths = Lengths(quantile)
-        self._growth = growth
+    def __init__(
+        self,
+        deviations: float = 1.5,
+        fill: float = 0.98,
+        hold_s: float = 60.0,
+        refresh_s: float = 20.0,
+        move_gain: float = 3.0,
+    ) -> None:
+        """``deviations`` is z above. A move must save ``move_gain`` times what it costs."""
+        self.lengths = Lengths()
+        self.speeds = Speeds()
+        self._deviations = deviations
         self._fill = fill
         self._hold_s = hold_s
-        self._facts: dict[str, EngineFacts] = {}
-        self._draining: set[str] = set()
-        self._reserved: dict[str, float] = {}
-        self._rows: dict[str, int] = {}
+        self._refresh_s = refresh_s
+        self._move_gain = move_gain
+        self._engines: dict[str, _Engine] = {}
         self._load = Loads()
-        """The reserved share of each engine's KV cache."""
+        """Seconds a token of each engine that takes turns; FULL_ENGINE where no rollout may start."""
+        self._pace = Loads()
+        """Seconds a token of each engine that takes turns."""
         self._known: dict[str, _Resident] = {}
         self._next: deque[WaitingTurn] = deque()
-        """Next turns whose engine holds a reservation for them."""
+        """Next turns whose engine counts them as residents."""
         self._again: deque[WaitingTurn] = deque()
         self._starts: deque[WaitingTurn] = deque()
         self._tools: list[tuple[float, str]] = []
         """Rollouts whose tools run, by the time at which their prefix is dropped."""
+        self._newest: tuple[float, list[float]] = (0.0, [])
+        """Context and survival of the rollout that waits first: an engine has room if it fits there."""
+        self._grown = self._written = 1.0
+        """Tokens that contexts grew by, and those of them that engines wrote."""
 
     # Engines
 
     def engine_reported(self, facts: EngineFacts, now: float) -> None:
         """An engine joins, or its facts changed."""
-        del now
-        name = facts.engine
-        if name not in self._reserved:
-            self._reserved[name] = 0.0
-            self._rows[name] = 0
-        self._facts[name] = facts
-        self._draining.discard(name)
-        self._update(name)
+        engine = self._engines.get(facts.engine)
+        if engine is None:
+            engine = self._engines[facts.engine] = _Engine(facts)
+        changed = engine.facts[1:2] + engine.facts[5:6] != facts[1:2] + facts[5:6] or facts.engine not in self._load
+        engine.facts = facts
+        if facts.engine not in self._load:
+            self._load.set(facts.engine, 0.0)
+            self._pace.set(facts.engine, 0.0)
+        if changed or now - engine.refreshed >= self._refresh_s:
+            self._refresh(engine, now)
 
     def engine_draining(self, engine: str, now: float) -> None:
         """The engine gets no more until it reports again; its residents move with their next turn."""
         del now
-        self._draining.add(engine)
         self._load.remove(engine)
+        self._pace.remove(engine)
 
     def engine_gone(self, engine: str, now: float) -> None:
-        """The engine's residents are nowhere. O(rollouts), for once."""
+        """The engine's residents are nowhere."""
         self.engine_draining(engine, now)
-        for rollout, resident in self._known.items():
-            if resident.engine == engine:
+        gone = self._engines.get(engine)
+        if gone is not None:
+            for rollout in list(gone.residents):
                 self._leave(rollout)
-        for of_engines in (self._reserved, self._rows, self._facts):
-            of_engines.pop(engine, None)
-        self._draining.discard(engine)
+            del self._engines[engine]
+        self.speeds.gone(engine)
 
-    def _update(self, engine: str) -> None:
-        facts = self._facts[engine]
-        if engine not in self._draining:
-            full = self._rows[engine] >= facts.max_rollouts
-            self._load.set(engine, 2.0 if full else self._reserved[engine] / max(1, facts.kv_total))
+    def _refresh(self, engine: _Engine, now: float) -> None:
+        """Make the forecast anew, with what the residents have written since."""
+        engine.refreshed = now
+        clock = self._clock(engine, now)
+        engine.forecast = Forecast()
+        for rollout in engine.residents:
+            resident = self._known[rollout]
+            context = float(resident.context)
+            if resident.writes:
+                context += min(resident.limit - context, clock - resident.placed_clock)
+                self.lengths.grew(rollout, int(context))
+            self._count(engine, rollout, max(context, resident.context))
+        self._update(engine)
+
+    def _count(self, engine: _Engine, rollout: str, context: float) -> None:
+        resident = self._known[rollout]
+        resident.counted = context
+        resident.survival = self.lengths.survivals(rollout, context, AHEAD)
+        engine.forecast.add(context, resident.survival)
+
+    def _clock(self, engine: _Engine, now: float) -> float:
+        engine.clock += (now - engine.now) / self.speeds.seconds(engine.facts.engine, self._share(engine))
+        engine.now = now
+        return engine.clock
+
+    def _share(self, engine: _Engine) -> float:
+        return min(1.0, engine.forecast.mean[0] / max(1, engine.facts.kv_total))
+
+    def _update(self, engine: _Engine) -> None:
+        """The loads of the engine, after its forecast changed."""
+        name = engine.facts.engine
+        if name in self._load:
+            engine.most = engine.forecast.most(self._deviations)
+            pace = self.speeds.seconds(name, min(1.0, engine.most / max(1, engine.facts.kv_total)))
+            self._pace.set(name, pace)
+            self._load.set(name, pace if self._fits(engine, *self._newest) else FULL_ENGINE)
+
+    def _fits(self, engine: _Engine, context: float, survival: list[float]) -> bool:
+        if len(engine.residents) >= engine.facts.max_rollouts:
+            return False
+        if not engine.residents or not survival:
+            return True
+        return engine.forecast.most(self._deviations, context, survival) <= self._fill * engine.facts.kv_total
 
     # Rollouts
 
@@ -111,11 +205,15 @@ class Predictive(Policy):
         resident = self._known.get(turn.rollout)
         if resident is None:
             self._known[turn.rollout] = _Resident(turn)
-            self.lengths.started(turn.rollout, turn.problem, turn.context, turn.limit)
+            self.lengths.started(turn.rollout, turn.problem, turn.prompt, turn.limit)
+            self.lengths.grew(turn.rollout, turn.context)
             self._starts.append(turn)
             return
+        self._grown += max(0, turn.context - resident.context)
         resident.tools_since = -1.0
+        resident.writes = False
         resident.context = turn.context
+        self.lengths.grew(turn.rollout, turn.context)
         if resident.engine in self._load:
             self._next.append(turn)
         else:
@@ -124,59 +222,72 @@ class Predictive(Policy):
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
         """The guard placed the turn."""
-        del now
         self._forget_waiting(rollout)
-        if engine in self._reserved:
-            self._settle(rollout, engine)
+        if engine in self._engines:
+            self._settle(rollout, engine, now)
 
     def turn_ended(self, rollout: str, context: int, now: float) -> None:
-        """The tools run; the reservation is that of the new length."""
+        """The tools run; the resident counts with its new length."""
         resident = self._known[rollout]
-        resident.context = context
+        self._learn(rollout, context, now)
         resident.tools_since = now
-        if resident.engine in self._reserved:
-            self._settle(rollout, resident.engine)
+        if resident.engine in self._engines:
+            self._settle(rollout, resident.engine, now)
+            resident.writes = False
             heapq.heappush(self._tools, (now + self._hold_s, rollout))
 
     def rollout_ended(self, rollout: str, context: int, now: float) -> None:
-        """Learn from it, and free its reservation."""
-        del now
+        """Learn from it; it is no resident any more."""
+        self._learn(rollout, context, now)
         self._leave(rollout)
-        self.lengths.ended(rollout, self._known.pop(rollout).problem, context)
+        del self._known[rollout]
+        self.lengths.ended(rollout, context)
 
     def rollout_dropped(self, rollout: str, now: float) -> None:
-        """Free its reservation."""
+        """It is no resident any more."""
         del now
         self._forget_waiting(rollout)
         self._leave(rollout)
         self._known.pop(rollout, None)
         self.lengths.forgotten(rollout)
 
-    # Reservations
-
-    def _need(self, resident: _Resident) -> float:
-        final = self.lengths.final(resident.problem, resident.context, resident.limit)
-        return resident.context + self._growth * (final - resident.context)
-
-    def _settle(self, rollout: str, engine: str) -> None:
-        """The rollout is a resident of this engine, with a reservation of its present length."""
-        self._leave(rollout)
+    def _learn(self, rollout: str, context: int, now: float) -> None:
+        """A turn ended: learn the pace of its engine."""
         resident = self._known[rollout]
-        resident.engine = engine
-        resident.reserved = self._need(resident)
-        self._reserved[engine] += resident.reserved
-        self._rows[engine] += 1
+        engine = self._engines.get(resident.engine)
+        written = context - resident.context
+        if engine is not None and resident.writes:
+            self.speeds.wrote(resident.engine, written, resident.missing, now - resident.placed_at, self._share(engine))
+        self._grown += max(0, written)
+        self._written += max(0, written)
+        resident.context = max(resident.context, context)
+        resident.writes = False
+        self.lengths.grew(rollout, resident.context)
+
+    # Residents
+
+    def _settle(self, rollout: str, name: str, now: float) -> None:
+        """The rollout is a resident of this engine, with its present length, and writes."""
+        self._leave(rollout)
+        resident, engine = self._known[rollout], self._engines[name]
+        resident.engine = name
+        resident.placed_at = now
+        resident.placed_clock = self._clock(engine, now)
+        resident.writes = True
+        engine.residents[rollout] = None
+        self._count(engine, rollout, resident.context)
         self._update(engine)
 
     def _leave(self, rollout: str) -> None:
         resident = self._known.get(rollout)
-        if resident is not None and resident.engine in self._reserved:
-            self._reserved[resident.engine] -= resident.reserved
-            self._rows[resident.engine] -= 1
-            self._update(resident.engine)
-        if resident is not None:
-            resident.engine = ""
-            resident.reserved = 0.0
+        if resident is None:
+            return
+        engine = self._engines.get(resident.engine)
+        if engine is not None and rollout in engine.residents:
+            del engine.residents[rollout]
+            engine.forecast.add(resident.counted, resident.survival, -1.0)
+            self._update(engine)
+        resident.engine = ""
 
     def _forget_waiting(self, rollout: str) -> None:
         for queue in (self._next, self._again, self._starts):
@@ -200,27 +311,53 @@ class Predictive(Policy):
                 self._leave(turn.rollout)
                 self._again.append(turn)
                 continue
-            decisions.append(self._place(turn, self._home_or_better(turn)))
+            decisions.append(self._place(turn, self._home_or_better(turn), now))
         for queue in (self._again, self._starts):
             while queue and len(self._load):
-                engine = self._load.least()
-                need = self._need(self._known[queue[0].rollout])
-                facts = self._facts[engine]
-                room = self._fill * facts.kv_total - self._reserved[engine]
-                if (need > room and self._rows[engine]) or self._rows[engine] >= facts.max_rollouts:
+                turn = queue[0]
+                engine = self._room_for(turn, now)
+                if engine is None:
                     return decisions
-                decisions.append(self._place(queue.popleft(), engine))
+                decisions.append(self._place(queue.popleft(), engine, now))
         return decisions
 
-    def _place(self, turn: WaitingTurn, engine: str) -> Place:
-        self._settle(turn.rollout, engine)
-        return Place(turn.rollout, engine, self._known[turn.rollout].reserved)
+    def _room_for(self, turn: WaitingTurn, now: float) -> str | None:
+        """The fastest engine with room for the rollout; None if there is none."""
+        context = float(turn.context)
+        if self._newest[0] < context or not self._newest[1]:
+            self._newest = (context, self.lengths.survivals(turn.rollout, context, AHEAD))
+        while self._load[name := self._load.least()] < FULL_ENGINE:
+            engine = self._engines[name]
+            if now - engine.refreshed >= self._refresh_s:
+                self._refresh(engine, now)
+                continue
+            survival = self.lengths.survivals(turn.rollout, context, AHEAD)
+            if self._fits(engine, context, survival):
+                self._newest = (context, survival)
+                return name
+            self._newest = (context, survival)
+            self._load.set(name, FULL_ENGINE)
+        return None
+
+    def _place(self, turn: WaitingTurn, engine: str, now: float) -> Place:
+        self._settle(turn.rollout, engine, now)
+        self._known[turn.rollout].missing = turn.context - (turn.kept if turn.kept_on == engine else 0)
+        return Place(turn.rollout, engine, self.lengths.final(turn.rollout, turn.context, turn.limit))
 
     def _home_or_better(self, turn: WaitingTurn) -> str:
-        home, other = self._known[turn.rollout].engine, self._load.least()
-        over = self._reserved[home] - self._facts[home].kv_total
-        if over > turn.context and other != home:
-            room = self._fill * self._facts[other].kv_total - self._reserved[other]
-            if room > self._known[turn.rollout].reserved:
-                return other
-        return home
+        """The rollout's engine, or another one where it ends sooner in spite of the move."""
+        home, other = self._engines[self._known[turn.rollout].engine], self._pace.least()
+        if self._load[other] == FULL_ENGINE:
+            other = self._load.least()
+        name = home.facts.engine
+        if other == name or self._load[other] == FULL_ENGINE:
+            return name
+        there = self._engines[other]
+        if home.most - home.facts.kv_total <= turn.context:  # no room is needed here
+            saved = self._pace[name] - self._pace[other]
+            left = self.lengths.final(turn.rollout, turn.context, turn.limit) - turn.context
+            cost = self.speeds.prefill(other, turn.context) * (1 + len(there.residents))
+            if saved * left * self._written / self._grown <= self._move_gain * cost:
+                return name
+        survival = self.lengths.survivals(turn.rollout, turn.context, AHEAD)
+        return other if self._fits(there, turn.context, survival) else name

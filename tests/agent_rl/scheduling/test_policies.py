@@ -184,17 +184,22 @@ def test_predictive_starts_more_than_worst_case_once_it_knows_the_lengths() -> N
     assert len(start(policy, *(f"h/{n}" for n in range(100)))) > 30  # worst case: ten of 400
 
 
-def test_predictive_moves_a_small_rollout_from_an_overfull_engine_but_not_a_large_one() -> None:
-    for context, where in ((50, "b"), (900, "a")):
-        policy = with_engines("predictive", "a", "b")
-        assert start(policy, "g/0") == ["a"]
-        assert start(policy, "g/1", context=20) == ["b"]
-        policy.turn_ended("g/0", context, 1.0)
-        policy.rollout_ended("g/1", 30, 1.0)
-        isolated: Any = policy
-        isolated._reserved["a"] += 1000 - isolated._known["g/0"].reserved + 200  # others on a grew
-        policy.turn_waits(turn("g/0", turn=1, context=context, limit=1000), 2.0)
-        assert engines_of(policy.decide(2.0)) == [where]
+def test_predictive_moves_a_rollout_to_a_faster_engine_when_that_pays() -> None:
+    """b writes ten times as fast as a. A long prefix with little left to write stays: b would have to prefill it."""
+    for context, where in ((50, "b"), (199_970, "a")):
+        policy = with_engines("predictive", "a", "b", kv=1_000_000)
+        for number in range(40):
+            at = 1000.0 * number
+            for engine, seconds in (("a", 500.0), ("b", 50.0)):
+                policy.turn_waits(turn(f"{engine}/{number}", limit=200_000), at)
+                policy.turn_placed(f"{engine}/{number}", engine, at)
+                policy.rollout_ended(f"{engine}/{number}", 5000, at + seconds)
+        policy.turn_waits(turn("h/0", context=context, limit=200_000), 40_000.0)
+        policy.turn_placed("h/0", "a", 40_000.0)
+        policy.turn_ended("h/0", context + 10, 40_010.0)
+        waiting = turn("h/0", turn=1, context=context + 10, limit=200_000, kept_on="a", kept=context + 10)
+        policy.turn_waits(waiting, 40_011.0)
+        assert engines_of(policy.decide(40_011.0)) == [where]
 
 
 def test_predictive_drops_a_prefix_whose_tools_run_too_long() -> None:
@@ -218,7 +223,7 @@ def test_quantiles_hold_on_lengths_of_any_shape() -> None:
             assert math.isnan(lengths.coverage)
             for number in range(4000):
                 lengths.started(f"{number}", f"{number}", 10, 100_000)
-                lengths.ended(f"{number}", f"{number}", int(draw()))
+                lengths.ended(f"{number}", 10 + int(draw()))
             assert lengths.coverage == pytest.approx(quantile, abs=0.04)
 
 
@@ -228,13 +233,33 @@ def test_samples_of_a_problem_and_the_length_so_far_are_evidence() -> None:
     for problem in range(300):
         center = source.lognormvariate(7, 0.6)
         for sample in range(8):
-            lengths.ended(f"{problem}/{sample}", f"{problem}", int(center * source.lognormvariate(0, 0.2)))
-    unknown = lengths.final("new", 10, 100_000)
-    for sample in range(4):
-        lengths.ended(f"new/{sample}", "new", 8000)
-    assert lengths.final("new", 10, 100_000) > 4 * unknown
-    assert lengths.final("other", 9000, 100_000) > 9000
-    assert lengths.final("other", 9000, 9500) <= 9500
+            lengths.started(f"{problem}/{sample}", f"{problem}", 10, 100_000)
+            lengths.ended(f"{problem}/{sample}", int(center * source.lognormvariate(0, 0.2)))
+    lengths.started("new/0", "new", 10, 100_000)
+    lengths.started("other/0", "other", 10, 9500)
+    unknown = lengths.final("new/0", 10, 100_000)
+    for sample in range(1, 5):
+        lengths.started(f"new/{sample}", "new", 10, 100_000)
+        lengths.ended(f"new/{sample}", 4000)
+    assert lengths.final("new/0", 10, 100_000) > 1.3 * unknown
+    assert lengths.final("other/0", 9000, 100_000) > 9000
+    assert lengths.final("other/0", 9000, 9500) <= 9500
+    alive = lengths.survivals("other/0", 500, (0.0, 100.0, 1000.0, 10_000.0))
+    assert alive == sorted(alive, reverse=True)
+    assert alive[0] == 1.0
+
+
+def test_rollouts_that_end_first_do_not_make_the_others_look_short() -> None:
+    """100 rollouts run at the same pace and become 1 to 100 thousand tokens long; a tenth of them has ended."""
+    lengths = Lengths(0.5)
+    for number in range(100):
+        lengths.started(f"{number}", f"{number}", 0, 100_000)
+    for now in range(1, 11):
+        for number in range(now, 100):
+            lengths.grew(f"{number}", 1000 * now)
+        lengths.ended(f"{now - 1}", 1000 * now)
+    lengths.started("new", "new", 0, 100_000)
+    assert lengths.final("new", 0, 100_000) > 20_000
 
 
 def test_the_least_load_is_found_after_any_changes() -> None:
