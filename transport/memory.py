@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -137,8 +137,9 @@ class MemoryPort:
         """All nodes are in one process."""
         return ""
 
-    async def close(self) -> None:
+    async def close(self, absent: Collection[str] = ()) -> None:
         """Leave the network; all frames sent have arrived."""
+        del absent
         self._network.unbind(self)
         self._send.close()
         self._receive.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from transport.faults import Faults
@@ -59,8 +59,8 @@ class Port(Protocol):
         "process 17" is one of this machine; "a process at 10.0.0.2" may be any there. Empty where nothing is known.
         """
 
-    async def close(self) -> None:
-        """Close everything, waiting at most ``Limits.linger`` for the last frames to leave."""
+    async def close(self, absent: Collection[str] = ()) -> None:
+        """Close everything, waiting at most ``Limits.linger`` for the last frames to leave, none to ``absent``."""
 
 
 class Network(Protocol):

@@ -160,7 +160,7 @@ class Node(Arrivals):
                 self._port.send(outbound.peer, [pack(Goodbye())])
             for inbound in self._inbound.values():
                 self._send_back(inbound, Goodbye())
-            await self._port.close()
+            await self._port.close(self._liveness.gone)
 
     async def _flush_forever(self) -> None:
         while True:

@@ -313,8 +313,8 @@ class ZmqPort:
             return ""
         return process_at(str(self._inbox.first.get("Peer-Address")))
 
-    async def close(self) -> None:
-        """Close the sockets; the last frames may take ``Limits.linger`` seconds to leave."""
+    async def close(self, absent: Collection[str] = ()) -> None:
+        """Close the sockets. The last frames may take ``Limits.linger`` seconds to leave; none go to absent peers."""
         self._nursery = None
         self._to_read.clear()
         for handshakes, _ in self._handshakes.values():
@@ -323,9 +323,9 @@ class ZmqPort:
         if self._gate is not None:
             self._gate.close()
         self._gate = self._watched = None
-        for channel in (self._inbox, self._zap, *self._peers.values()):
+        for peer, channel in (("", self._inbox), ("", self._zap), *self._peers.items()):
             if channel is not None:
-                channel.socket.close()
+                channel.socket.close(0 if peer in absent else None)
         self._inbox = self._zap = None
         self._peers = dict.fromkeys(self._peers)
         context, self._context = self._context, None

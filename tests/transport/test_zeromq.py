@@ -338,6 +338,21 @@ def test_a_connection_made_anew_is_the_only_one(directory):
     trio.run(main)
 
 
+@pytest.mark.parametrize("absent", [True, False])
+def test_closing_does_not_wait_for_peers_that_are_not_there(directory, absent):
+    async def main():
+        network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": f"ipc://{directory}/there"})
+        port = network.attach("here", 0, Limits(linger=0.3))
+        port.connect("there")
+        await port.bind(SimpleNamespace(on_back=None))
+        port.send("there", [b"goodbye"])
+        before = trio.current_time()
+        await port.close({"there"} if absent else ())
+        assert (trio.current_time() - before < 0.3) == absent
+
+    trio.run(main)
+
+
 BUSY = """
 import sys
 import time

@@ -5,7 +5,7 @@ The contract's tests stand in the other files of this folder; ``test_contract.py
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -164,8 +164,8 @@ class _FaultyPort:
         for _ in range(self._copies(self._name, identity.decode().partition("#")[0], frames)):
             self._port.send_back(identity, frames)
 
-    async def close(self) -> None:
-        await self._port.close()
+    async def close(self, absent: Collection[str] = ()) -> None:
+        await self._port.close(absent)
 
 
 class Running:
