@@ -30,8 +30,14 @@ def simulate(
     schedule: Annotated[
         Path | None, Parameter(metavar="FILE", help="write each decision with its time there, as JSON lines")
     ] = None,
+    tuned: Annotated[
+        bool,
+        Parameter(name="--tune", help="try other splits of the devices, staleness budgets and rollouts an engine"),
+    ] = False,
 ) -> None:
     """Simulate the rl stage of a topology, and print what takes how long. Nothing is started."""
+    from functools import partial
+
     from agent_rl.config.examples import topology_file
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError
@@ -40,19 +46,32 @@ def simulate(
     from agent_rl.simulation.prediction import lines, predict, schedule_line
     from agent_rl.simulation.profile import ProfileError, read_profile
     from agent_rl.simulation.trace import TraceError
+    from agent_rl.simulation.tuning import lines_of, tune
 
     found = topology_file(str(file))
     try:
         topology = load_topology((found, *overlays), overrides)
         speeds = read_profile(profile)
-        plan = plan_of(
-            topology, speeds, where=str(file), steps=steps, seed=seed, stage=stage, policy=policy, traces=traces
+        planned = partial(
+            plan_of,
+            topology,
+            speeds,
+            where=str(file),
+            steps=steps,
+            seed=seed,
+            stage=stage,
+            policy=policy,
+            traces=traces,
         )
+        if tuned:
+            print("\n".join(lines_of(tune(lambda choice: planned(choice=choice)))))
+            return
+        plan = planned()
         decisions: list[str] = []
         made = predict(plan, lambda now, decision: decisions.append(schedule_line(now, decision)) if schedule else None)
         if schedule is not None:
-            with whole(schedule) as partial:
-                partial.write_text("".join(decisions), encoding="utf-8")
+            with whole(schedule) as written:
+                written.write_text("".join(decisions), encoding="utf-8")
     except TopologyError as error:
         raise Mistake(lines=str(error).splitlines()) from error
     except (ProfileError, TraceError, DiskError) as error:

@@ -24,6 +24,18 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings in place of the topology's; None: the topology's."""
+
+    engines: int | None = None
+    ranks: int | None = None
+    """Devices of the learner."""
+    max_staleness: int | None = None
+    max_rollouts: int | None = None
+    """Of each engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is simulated, and in words what it is."""
 
@@ -32,9 +44,21 @@ class Plan:
     spec: Spec
     policy_settings: dict[str, Any]
     stage: str
-    devices: int
-    """Devices of engines and learner together."""
-    about: str
+    choice: Choice
+    """The settings in force."""
+    width: int
+    """Devices of an engine."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of engines and learner together."""
+        return len(self.trace.engines) * self.width + (self.choice.ranks or 1)
+
+    @property
+    def about(self) -> str:
+        """Engines and learner in words."""
+        engines = len(self.trace.engines)
+        return f"{engines} engines of {self.width} devices each, and a learner of {self.choice.ranks}"
 
 
 def plan_of(
@@ -47,18 +71,28 @@ def plan_of(
     stage: str = "",
     policy: str = "",
     traces: Path | None = None,
+    choice: Choice = Choice(),
 ) -> Plan:
     """The run of an rl stage of the topology: the first, or the one of this name.
 
-    ``where`` names the topology's file in errors. ``policy`` replaces the topology's. Raises TraceError or
-    ProfileError, which name the file and the field.
+    ``choice`` replaces settings of the topology, ``policy`` its policy. ``where`` names the topology's file in errors.
+    Raises TraceError or ProfileError, which name the file and the field.
     """
     index, rl, algorithm = _stage(topology, stage, where)
-    generator, learner = topology.actors[GENERATOR], topology.actors[LEARNER]
-    settings = generator.settings
+    settings = dict(topology.actors[GENERATOR].settings)
+    chosen = Choice(
+        engines=choice.engines or len(topology.homes(GENERATOR)),
+        ranks=choice.ranks or topology.actors[LEARNER].ranks,
+        max_staleness=algorithm.max_staleness if choice.max_staleness is None else choice.max_staleness,
+        max_rollouts=choice.max_rollouts or int(settings.get("max_rollouts", DEFAULT_ROLLOUTS)),
+    )
+    assert chosen.engines is not None
+    assert chosen.ranks is not None
+    assert chosen.max_staleness is not None
+    settings["max_rollouts"] = chosen.max_rollouts
     width = int(settings.get("engine_settings", {}).get("tensor_parallel_size", 1))
     sizes = _model(topology, profile, where)
-    names = [f"{GENERATOR}.{number}" for number in sorted(topology.homes(GENERATOR))]
+    names = [f"{GENERATOR}.{number}" for number in range(chosen.engines)]
     model = _engine_model(profile, sizes, topology, settings, width, where)
     groups, limit = _groups(profile, traces, rl, algorithm, steps, seed, index)
     trace = Trace(
@@ -68,16 +102,14 @@ def plan_of(
         samples=algorithm.samples,
         groups_per_step=algorithm.groups_per_step,
         steps=len(groups) // algorithm.groups_per_step,
-        max_staleness=algorithm.max_staleness,
+        max_staleness=chosen.max_staleness,
         limit=limit,
         engines=tuple(EngineLife(name, model) for name in names),
-        learner=_learner(profile, sizes, learner.ranks, algorithm, settings),
+        learner=_learner(profile, sizes, chosen.ranks, algorithm, settings),
         groups=groups,
     )
-    chosen, own = _policy(topology, policy, where)
-    devices = len(names) * width + learner.ranks
-    about = f"{len(names)} engines of {width} devices each, and a learner of {learner.ranks}"
-    return Plan(check(trace, f"{where} with {profile.about}"), chosen, POLICIES[chosen], own, rl.name, devices, about)
+    name, own = _policy(topology, policy, where)
+    return Plan(check(trace, f"{where} with {profile.about}"), name, POLICIES[name], own, rl.name, chosen, width)
 
 
 def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Algorithm]:

@@ -11,10 +11,11 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.scheduling.policies.base import Decision, Place
-from agent_rl.simulation.plan import Plan, engine_on, plan_of
+from agent_rl.simulation.plan import Choice, Plan, engine_on, plan_of
 from agent_rl.simulation.prediction import lines, predict, schedule_line
 from agent_rl.simulation.profile import FOLDER, ProfileError, names, read_profile
 from agent_rl.simulation.trace import TraceError, write
+from agent_rl.simulation.tuning import lines_of, tune
 from benchmarks.traces.devices import learner, mi300x
 
 PAPER = Path(__file__).parents[3] / "examples" / "paper_size.toml"
@@ -149,3 +150,20 @@ def test_the_command_prints_writes_its_schedule_and_refuses_in_one_line(
         lines_said = capsys.readouterr().err.splitlines()
         assert len(lines_said) == 1
         assert said in lines_said[0]
+
+
+def test_tuning_tries_splits_of_the_devices_and_says_what_is_best_and_why() -> None:
+    topology = load_topology(PAPER, (*SMALL, "actors.learner.ranks=5", "actors.rollout_generator.replicas=3"))
+
+    def made_of(choice: Choice) -> Plan:
+        return plan_of(topology, read_profile("mi300x"), where="paper.toml", steps=2, seed=3, choice=choice)
+
+    tried = tune(made_of)
+    assert {each.made.plan.devices for each in tried} == {8}
+    assert len({each.choice for each in tried}) == len(tried) > 6
+    assert [each.made.step_s for each in tried] == sorted(each.made.step_s for each in tried)
+    assert tried[0].made.step_s < predict(made_of(Choice())).step_s, "5 of 8 devices for the learner are too many here"
+    text = list(lines_of(tried))
+    assert text == list(lines_of(tune(made_of)))
+    assert text[-2].startswith(f"best: {tried[0].text}; dominated by")
+    assert text[-1].startswith(f"runner-up: {tried[1].text}; ")
