@@ -21,7 +21,7 @@ import trio
 
 from actors.base import Actor, Announce, Call, Push, ask
 from actors.training.arrivals import Arrivals
-from actors.weights.model import TrainedModel
+from actors.training.model import TrainedModel
 from actors.weights.settings import LearnerSettings, settings_faults, try_loss_elsewhere
 from agent_rl.config.plugins import naming
 from agent_rl.config.topology import Collapse, EvaluateStage, RlStage, SftStage, Topology
@@ -65,6 +65,7 @@ class Learner(Actor):
 
     concurrency = 1
     single = True
+    ranked = True
     drain_order = 30
     drain_seconds = 120.0
     Settings = LearnerSettings
@@ -140,6 +141,7 @@ class Learner(Actor):
         self._arrivals.wake()
         await self._ended.wait()
         await self._model.publisher.settled()
+        await self._model.close()
         self._model.store.remove()
 
     async def handle(self, message: Any) -> Any:
@@ -248,7 +250,7 @@ class Learner(Actor):
                 self.log.info("sft step", step=step + 1, **row(figures))
             if self._model.due() and not self._skipped.in_a_row and step + 1 < stage.steps:
                 await self._checkpoint()
-        self._model.trainer.optimizer.reset()  # the moments of the supervised loss do not fit the next stage's loss
+        self._model.trainer.reset_optimizer()  # the moments of the supervised loss do not fit the next stage's loss
         self._position = replace(self._position, version=self._position.version + 1, step=0)
         return True
 
@@ -272,7 +274,7 @@ class Learner(Actor):
         """Train the steps of GRPO-RoC. Each step starts as soon as the filter has closed it."""
         at_its_start = await self._model.begin_rl(self._position)
         if stage.reset_optimizer and at_its_start:
-            self._model.trainer.optimizer.reset()
+            self._model.trainer.reset_optimizer()
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         await self._publish()

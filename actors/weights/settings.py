@@ -35,6 +35,8 @@ class LearnerSettings(Settings):
     generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, with GPUs or without."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
+    rank_timeout_seconds: PositiveFloat = 600.0
+    """Of several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
     record_timeout_seconds: PositiveFloat = 120.0
     """Seconds the filter may take to record a step. After that, the learner restarts and reports the step again."""
 

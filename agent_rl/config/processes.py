@@ -122,7 +122,7 @@ class ActorEntry(Part):
     """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
     so that another host at the end of ``hosts`` changes no name."""
     ranks: PositiveInt = 1
-    """Processes that train one model together (see ``model.parallel``), of a class that can have several."""
+    """Processes that train one model together, on one host (see ``model.parallel``). Only the learner has several."""
     gpus_per_replica: NonNegativeInt | None = None
     """The GPUs of each process. None: with ``device = "cuda"`` as many as the engine's parallel sizes make, else none.
     The process sees these alone, as ``cuda:0`` and so on, and runs on cores near them."""

@@ -142,8 +142,8 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
         optimizer.load(moments, state["optimizer_steps"])
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{directory} holds another model than the topology names: {error}") from error
-    rng = directory / f"{RANKS}{model.ranks.shard}" / RNG_FILE
-    states = load_file(rng if rng.is_file() else directory / f"{RANKS}0" / RNG_FILE)
+    of_ranks = sorted((Path(name) for name in state["files"] if Path(name).name == RNG_FILE), key=_by_rank)
+    states = load_file(directory / of_ranks[model.ranks.shard if model.ranks.shard < len(of_ranks) else 0])
     torch.set_rng_state(states["cpu"])
     for index in range(min(len(states) - 1, torch.cuda.device_count())):
         torch.cuda.set_rng_state(states[f"cuda.{index}"], index)

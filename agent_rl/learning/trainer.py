@@ -294,6 +294,20 @@ class Trainer:
         """Rows padded on the right with zeros to one width."""
         return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(self.device)
 
+    def reset_optimizer(self) -> None:
+        """Forget the moments, as a stage may ask."""
+        self.optimizer.reset()
+
+    def keep_reference(self, path: Path) -> None:
+        """Make the present policy the reference of a stage that begins. See `StageStart`."""
+        assert isinstance(self.reference, StageStart)
+        self.reference.keep(path)
+
+    def load_reference(self, path: Path) -> None:
+        """Take the reference of a stage that goes on. See `StageStart`."""
+        assert isinstance(self.reference, StageStart)
+        self.reference.load(path)
+
     # Weights and checkpoints ------------------------------------------------------------------------------------------
 
     def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:

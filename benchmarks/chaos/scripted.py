@@ -20,8 +20,8 @@ import trio
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
+from actors.training.model import TrainedModel
 from actors.weights.files import Checkpoints
-from actors.weights.model import TrainedModel
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
@@ -193,9 +193,8 @@ class Trained:
         self._hurry = hurry
         self._padding = " " * int(weights_mib * (1 << 20))
         self.groups: list[str] = []
-        self.optimizer = self
 
-    def reset(self) -> None:
+    def reset_optimizer(self) -> None:
         """There are no moments."""
 
     def enter(self, algorithm: Any) -> None:

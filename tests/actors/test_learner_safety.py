@@ -16,8 +16,8 @@ from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
+from actors.training.model import TrainedModel
 from actors.weights.files import Checkpoints
-from actors.weights.model import TrainedModel
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position

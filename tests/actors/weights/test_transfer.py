@@ -22,8 +22,8 @@ from structlog.testing import capture_logs
 from actors.engines.base import EngineRefusedError
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
+from actors.training.model import refuse_unavailable
 from actors.weights import transfer
-from actors.weights.model import refuse_unavailable
 from actors.weights.transfer import KeptWeights, TransferError, is_transfer, receive, send, unavailable
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner import Learner
 from agent_rl.checks.placement import placement_faults
 from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.load import load_topology
@@ -15,13 +14,7 @@ from agent_rl.config.source import Source
 from agent_rl.models.devices import Machine
 
 QUICKSTART = Path("examples/quickstart.toml")
-pytestmark = pytest.mark.usefixtures("_ranked")
 TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)
-
-
-@pytest.fixture
-def _ranked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Learner, "ranked", True, raising=False)
 
 
 def faults(*overrides: str) -> list[str]:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from actors.base import ActorContext
+from actors.training.building import build, device_of
+from actors.training.followers import Followers
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
-from actors.weights.files import Checkpoints, PublishedWeights, model_directory, named_directory
+from actors.weights.files import Checkpoints, PublishedWeights
 from actors.weights.publish import Publisher
 from actors.weights.transfer import KeptWeights
 from agent_rl.config.addresses import run_digest
-from agent_rl.config.algorithm import STAGE_START
+from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.topology import SftStage
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
@@ -29,7 +31,6 @@ from agent_rl.learning.batching import Masked, SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.rollout.chat_templates import load_tokenizer
 
 if TYPE_CHECKING:
     from agent_rl.learning.trainer import Trainer
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 SAVING_SHARE = 0.05
 """The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
+LOST_SECONDS = 5.0
+"""How long after an error of torch the end of another rank's process may be noticed."""
 SOONEST = 1.0
 """Seconds of a supervised stage before a new process saves its first checkpoint."""
 
@@ -58,6 +61,9 @@ class TrainedModel:
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
         self._references = context.directory / "reference"
         self.publisher = Publisher(context, self.store, context.log)
+        self._followers: Followers | None = None
+        """The processes of the other ranks."""
+        self._touch = trio.CancelScope()
         self.trainer: Trainer
         """Made by `load`."""
 
@@ -67,37 +73,31 @@ class TrainedModel:
         Returns the position in the recipe, and what the checkpoint holds of the learner. Raises TrainingStoppedError,
         and ContractError for a loss that does not fit.
         """
+        if (ranks := self._context.topology.actors[self._context.role].ranks) > 1:
+            self._followers = Followers(self._context, ranks - 1)
+            self._context.nursery.start_soon(self._followers.watch)
         loaded = await self.in_thread(self._load)
+        if self._followers is not None:
+            self._context.nursery.start_soon(self._stay_in_touch)
         self.begin()
         self._context.nursery.start_soon(self.publisher.run)
         return loaded
 
     def _load(self) -> tuple[Position, dict[str, Any]]:
+        from actors.training.orders import LeadTrainer
         from agent_rl.checks.declared import chat_format
-        from agent_rl.learning.losses.trial import try_loss
-        from agent_rl.learning.policy_model import ModelOptions
+        from agent_rl.learning.ranks import Ranks, joined
         from agent_rl.learning.trainer import Trainer
 
         context, topology, settings = self._context, self._context.topology, self._context.settings
-        directory, kl = model_directory(topology, context.directory), topology.algorithm.kl
-        try_loss(topology.algorithm)
-        self.trainer = Trainer(
-            directory,
-            dtype=topology.model.dtype,
-            device=settings.device,
-            algorithm=topology.algorithm,
-            threads=settings.threads,
-            seed=topology.run.seed,
-            options=ModelOptions(
-                activation_checkpointing=topology.model.parallel.checkpoint_activations,
-                compile=topology.model.parallel.compile,
-                logits_mib=settings.logits_mib,
-            ),
-            lora=topology.model.lora,
-            mismatch_tokens=settings.mismatch_tokens,
-            tokenizer=load_tokenizer(directory, topology, context.base),
-            reference=named_directory(kl.reference) if kl is not None and kl.reference != STAGE_START else None,
-        )
+        ranks, kind = Ranks(), Trainer
+        if self._followers is not None:
+            kind = LeadTrainer
+            sizes = mesh_sizes(topology.actors[context.role].ranks, topology.model.parallel)
+            device = device_of(settings.device, 0, sizes.ranks)
+            seconds = settings.rank_timeout_seconds
+            ranks = joined(0, sizes, place=self._followers.place, device=device, seconds=seconds)
+        self.trainer = build(kind, topology, settings, directory=context.directory, base=context.base, ranks=ranks)
         self._environments = Environments(topology, context.base)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
         restored = self.checkpoints.restore(
@@ -114,12 +114,34 @@ class TrainedModel:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in torch's only thread, without blocking the event loop."""
         self._began = self._context.now()
+        given = {} if self._followers is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
         try:
-            result: T = await self._context.in_thread(work, limiter=self._thread)
-            return result
+            result: T = await self._context.in_thread(work, limiter=self._thread, **given)
+            return result  # noqa: TRY300 - an else would come before the finally all the same
+        except RuntimeError:
+            if self._followers is not None:  # of torch, perhaps about a lost rank, which `watch` then names
+                await trio.sleep(LOST_SECONDS)
+            raise
         finally:
             self._busy_seconds += self._context.now() - self._began
             self._began = None
+
+    async def _stay_in_touch(self) -> None:
+        """Let the other ranks hear of this one while it waits for rollouts."""
+        trainer: Any = self.trainer
+        with self._touch:
+            while True:
+                await trio.sleep(self._context.settings.rank_timeout_seconds / 4)
+                await self.in_thread(trainer.stay_in_touch)
+
+    async def close(self) -> None:
+        """End the other ranks in order. No method may be called after this."""
+        if self._followers is not None:
+            self._touch.cancel()
+            self._followers.leaving()
+            trainer: Any = self.trainer
+            await self.in_thread(trainer.dismiss)
+            await self._followers.ended()
 
     def busy_seconds(self) -> float:
         """Seconds in torch: training, and reading and copying weights."""
@@ -158,13 +180,13 @@ class TrainedModel:
         """Set the reference policy where it is that of the stage's start. Returns whether no step was trained yet."""
         from agent_rl.learning.reference import StageStart
 
-        reference = self.trainer.reference
+        trainer = self.trainer
         path = self._references / f"stage-{position.stage:02d}.safetensors"
         new = position.version == position.stage_version
-        if isinstance(reference, StageStart):
+        if isinstance(trainer.reference, StageStart):
             if new:
                 self.forget_reference()
-            await self.in_thread(lambda: reference.keep(path) if new else reference.load(path))
+            await self.in_thread(lambda: trainer.keep_reference(path) if new else trainer.load_reference(path))
         return new
 
     def forget_reference(self) -> None:
