@@ -4,6 +4,7 @@
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
     agent-rl bench learner --growth 300
     agent-rl bench learner --short
+    agent-rl bench learner --ranks 1,2,4 --threads 4
     agent-rl bench learner --quick
 
 One whole update: forward, backward, clipped AdamW. Plain transformers computes the same loss (the norms of the
@@ -19,6 +20,10 @@ of its own for each side, weights, gradients and moments included.
 With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other
 lengths, and how much when oneDNN keeps as many compiled products as it does by default; and the ratio of the processor
 time of an update. Processes of both kinds alternate.
+
+With --ranks: a learner of several ranks beside one, on --threads threads in all: tokens a second, bytes of weights,
+gradients and moments of each rank, resident memory at import and beyond, and by how much the gradients of the first
+step and the changes of five steps differ from one rank's.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.linear import CACHES
 from agent_rl.learning.tiny import initialise_model
 from benchmarks.command import Failure, Hidden, WrongOptions
+from benchmarks.learner_ranks import be_rank, measure_ranks
 from benchmarks.learner_sides import Attention, Ours, Padded, Setting, Side, Spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
@@ -253,10 +259,26 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"
     growth: int = 0
     """Measure the growth of memory over so many updates, and nothing else."""
+    ranks: tuple[str, ...] = ()
+    """Numbers of ranks, as in 1,2,4: compare them, and measure nothing else."""
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
     peak: Hidden = ()
     grow: Hidden = ()
+    rank: Hidden = ()
+
+
+def print_ranks(options: Options, setting: Setting) -> None:
+    """Measure several ranks, and print the table and the figures."""
+    words = [word for given in options.ranks for word in given.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise WrongOptions(f"--ranks {','.join(words)}: write numbers of ranks, as in 1,2,4")
+    rows, figures = measure_ranks(setting, [int(word) for word in words], options.rounds, options.threads)
+    header = ["ranks", "threads", "tokens/s", "MiB", "of one", "x ranks", "RSS at import", "MiB beyond"]
+    print_table("weights, gradients and moments of the fullest rank, and resident memory", header, rows)
+    print_figures(
+        {name: value if "difference" in name else round(float(value or 0), 4) for name, value in figures.items()}
+    )
 
 
 def main(options: Options) -> int:
@@ -268,6 +290,9 @@ def main(options: Options) -> int:
         print_growth(*options.grow)
         return 0
     transformers.logging.disable_progress_bar()
+    if options.rank:
+        be_rank(*options.rank)
+        return 0
     figures: dict[str, float | str | None] = {}
     rows: list[list[object]] = []
     sequences, rounds = (16, 6) if options.short else (options.sequences, options.rounds)
@@ -284,6 +309,9 @@ def main(options: Options) -> int:
                 vocabulary=VOCABULARY[name],
             )
             save_model(name, setting.model)
+            if options.ranks:
+                print_ranks(options, setting)
+                return 0
             if options.growth:
                 if options.growth <= WARM:
                     raise WrongOptions(f"--growth {options.growth}: name more than {WARM} updates")

@@ -102,3 +102,18 @@ def test_rows_are_padded_on_the_right_and_trained_on_responses_alone():
     assert inputs.tolist() == [[5, 6, 7, 0, 0], [8, 9, 10, 11, 12]]
     assert mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert labels.tolist() == [[6, 7, -100, -100, -100], [-100, -100, 11, 12, -100]]
+
+
+@pytest.mark.slow
+def test_ranks_are_compared_with_one(capfd):
+    assert call("learner", ["--ranks", "1,2", "--quick", "--rounds", "2"]) == 0
+    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert figures["ranks_gradient_difference"] <= 1e-5
+    assert figures["ranks_update_difference"] <= 1e-2
+    assert figures["memory_share_per_rank"] <= 1.1 / 2
+    assert min(figures["tokens_per_s_ranks_1"], figures["tokens_per_s_ranks_2"]) > 0
+
+
+def test_numbers_of_ranks_are_numbers(capfd):
+    assert call("learner", ["--ranks", "1,two", "--quick"]) == 2
+    assert "write numbers of ranks" in capfd.readouterr().err
