@@ -65,7 +65,9 @@ def why_not(
 
     ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
     """
-    return (ENDING if ending else "") or _about(wanted, topology, left) or not_now(starting, busy)
+    asked_for = wanted.starts if isinstance(wanted, ReplicasWanted) else ()  # an announcement may have started them
+    others = [name for name in starting if name not in asked_for]
+    return (ENDING if ending else "") or _about(wanted, topology, left) or not_now(others, busy)
 
 
 def not_now(starting: Sequence[str], busy: str) -> str:

@@ -445,6 +445,9 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "there is exactly one learner" in refusal(ScaleWanted("learner", 2))
     assert "at least one process" in refusal(ScaleWanted("tool_executor", 0))
     assert "has 1 process already" in refusal(ScaleWanted("tool_executor", 1))
+    asked_by_main = ReplicasWanted("tool_executor", (), ("tool_executor.1",), (), only_check=False)
+    assert refusal(asked_by_main, starting=["tool_executor.1"]) == ""  # the announcement came before the call
+    assert "learner.0 has not started yet" in refusal(asked_by_main, starting=["tool_executor.1", "learner.0"])
 
 
 def test_a_new_process_starts_beside_the_former_one_where_there_is_room_for_both():
