@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_rl.checks.memory import plan, plan_rows
 from agent_rl.checks.placement import placement_rows
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
 from agent_rl.config.algorithm import STAGE_START, Algorithm
@@ -28,7 +29,8 @@ JOURNAL_BYTES = 8
 def describe(topology: Topology) -> list[str]:
     """The lines ``agent-rl check`` prints of a topology without faults."""
     gpus = _columns(placement_rows(topology, gpus_here()))
-    parts = [_actors(topology), _hosts(topology), gpus, _links(topology), _addresses(topology), needs(topology)]
+    memory = _columns(plan_rows(plan(topology), size_text))
+    parts = [_actors(topology), _hosts(topology), gpus, _links(topology), _addresses(topology), needs(topology), memory]
     return [line for part in parts if part for line in ("", *part)][1:]
 
 

@@ -1,0 +1,189 @@
+"""The memory plan: what the model needs of each device, host and disk, with the arithmetic. No torch.
+
+What is left out: what the allocator holds in reserve, buffers of a layer while it is computed, and the libraries. On a
+processor the resident memory was up to half more than this; `docs/measurements.md` says what was compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rl.config.parallel import mesh_sizes
+from agent_rl.config.placement import engine_gpus
+from agent_rl.config.topology import RlStage, Topology
+from agent_rl.models.hub import HubError, is_hub_name, metadata
+from agent_rl.models.model_files import ModelFiles, Unreadable
+from agent_rl.models.shapes import Shape
+
+WIDTH = {"float32": 4, "bfloat16": 2}
+GATHERED_LAYERS = 2
+"""A sharded model computes a layer while the next one is gathered."""
+LOGITS_MIB = 128
+"""The default of the learner's setting."""
+LEARNER, GENERATOR = "learner", "rollout_generator"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One row of the plan."""
+
+    where: str
+    what: str
+    size: int
+    """Bytes."""
+    how: str
+    """The arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the learner's memory depends on, besides the model."""
+
+    width: int
+    """Bytes of a weight as it is served."""
+    ranks: int
+    shard: int
+    tokens: int
+    """Of a micro-batch, or of the longest sequence where that is longer."""
+    checkpointed: bool
+    logits_mib: int
+    on_gpu: bool
+
+
+def shape_of(topology: Topology) -> Shape | None:
+    """The shape of the topology's model; None where it is made here, or cannot be read, or is of another kind."""
+    name = topology.model.path
+    if name is None:
+        return None
+    try:
+        return Shape.of(ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser()).config)
+    except (HubError, Unreadable):
+        return None
+
+
+def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need]:
+    """The rows of one rank of the learner, all weights trained."""
+    count, width, tokens = shape.weights, training.width, training.tokens
+    if training.shard > 1:
+        part = f"{count:,} weights / {training.shard} ranks"
+        yield Need(where, "weights, float32", 4 * count // training.shard, f"{part} x 4 bytes")
+        yield Need(where, "gradients", 4 * count // training.shard, f"{part} x 4 bytes")
+        yield Need(where, "moments", 8 * count // training.shard, f"{part} x 8 bytes")
+        gathered = GATHERED_LAYERS * shape.layer_weights + (1 if shape.tied else 2) * shape.embedding
+        how = f"({GATHERED_LAYERS} layers x {shape.layer_weights:,} + embeddings) x {width} bytes, and their gradients"
+        yield Need(where, "layers gathered", 2 * width * gathered, how)
+    else:
+        yield Need(where, "weights", width * count, f"{count:,} weights x {width} bytes")
+        if width == 2:
+            yield Need(where, "float32 copies", 4 * count, f"{count:,} weights x 4 bytes")
+        yield Need(where, "gradients", 4 * count, f"{count:,} weights x 4 bytes")
+        yield Need(where, "moments", 8 * count, f"{count:,} weights x 8 bytes")
+    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu)
+    outer = shape.outer_activation_bytes(width)
+    if training.checkpointed:
+        inputs = width * shape.hidden
+        size = tokens * (shape.layers * inputs + layer + outer)
+        how = f"{tokens:,} tokens x ({shape.layers} layers x {inputs:,} bytes, one layer's {layer:,}, {outer:,})"
+    else:
+        size = tokens * (shape.layers * layer + outer)
+        how = f"{tokens:,} tokens x ({shape.layers} layers x {layer:,} bytes, {outer:,})"
+    yield Need(where, "activations", size, how)
+    logits = min(3 * training.logits_mib << 20, 3 * 4 * tokens * shape.vocabulary)
+    yield Need(where, "logits", logits, f"at most 3 x logits_mib {training.logits_mib}")
+
+
+def plan(topology: Topology) -> list[Need]:
+    """All rows, or none where the model's shape is not known."""
+    shape = shape_of(topology)
+    if shape is None or topology.model.lora is not None:
+        return []
+    width = WIDTH[topology.model.dtype]
+    served = width * shape.weights
+    rows = [*_learner(topology, shape, width), *_generator(topology, shape, width)]
+    rows += _hosts(topology, served, width, shape.weights)
+    return rows
+
+
+def _learner(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
+    entry = topology.actors.get(LEARNER)
+    if entry is None:
+        return
+    settings = entry.settings
+    longest = max((stage.max_response_tokens for stage in topology.stages if isinstance(stage, RlStage)), default=0)
+    mesh = mesh_sizes(entry.ranks, topology.model.parallel)
+    training = Training(
+        width=width,
+        ranks=entry.ranks,
+        shard=mesh.shard,
+        tokens=max(topology.algorithm.microbatch_tokens, longest),
+        checkpointed=topology.model.parallel.checkpoint_activations,
+        logits_mib=int(settings.get("logits_mib", LOGITS_MIB)),
+        on_gpu=str(settings.get("device", "cpu")).startswith("cuda"),
+    )
+    where = f"each of {entry.ranks} ranks" if entry.ranks > 1 else "learner"
+    yield from learner_needs(shape, training, where)
+
+
+def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
+    entry = topology.actors.get(GENERATOR)
+    if entry is None:
+        return
+    spread = engine_gpus(entry)
+    where = f"each of {spread} GPUs of an engine" if spread > 1 else "engine"
+    divided = f" / {spread}" if spread > 1 else ""
+    yield Need(where, "weights", width * shape.weights // spread, f"{shape.weights:,} x {width} bytes{divided}")
+    token = shape.kv_bytes(width)
+    tokens: Any = entry.settings.get("kv_tokens")
+    each = f"2 x {shape.layers} layers x {shape.keys:,} values x {width} bytes = {token:,} bytes a token"
+    if tokens is not None:
+        yield Need(where, "KV cache", token * int(tokens) // spread, f"{int(tokens):,} tokens x {each}{divided}")
+    elif "vllm" in str(entry.settings.get("engine", "torch")).lower():
+        yield Need(where, "KV cache", 0, f"what gpu_memory_utilization leaves, at {each}{divided}")
+    else:
+        rows = int(entry.settings.get("max_rollouts", 64))
+        how = f"at most {rows} rollouts x {shape.length:,} tokens x {each}"
+        yield Need(where, "KV cache", rows * shape.length * token, how)
+
+
+def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[Need]:
+    entry = topology.actors.get(LEARNER)
+    if entry is None:
+        return
+    host, settings = f"host {topology.main_host}", entry.settings
+    of_size = f"{count:,} weights x {width} bytes"
+    yield Need(host, "memory: policy being published", served, of_size)
+    kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
+    if kept and settings.get("mismatch_tokens", 1):
+        yield Need(host, "memory: older policies (mismatch_tokens)", kept * served, f"{kept} x {of_size}")
+    if topology.algorithm.updates_per_step > 1:
+        yield Need(host, "memory: state before a step", 12 * count, f"{count:,} weights x 12 bytes")
+    way = str(settings.get("weights_in", "run_directory"))
+    if way == "shared_memory":
+        yield Need(host, "shared memory: published policies", 2 * served, f"2 x {of_size}")
+    generator = topology.actors.get(GENERATOR)
+    for name in dict.fromkeys(topology.homes(GENERATOR).values()) if generator else ():
+        if generator is not None and generator.targets("weights"):
+            yield Need(f"host {name}", "shared memory: fetched policy", served, of_size)
+    if way == "run_directory":
+        yield Need(host, "disk: published policies", 2 * served, f"2 x {of_size}")
+    state = width + 8 + (4 if width == 2 else 0)
+    saved = topology.run.keep_checkpoints + 1
+    how = f"({topology.run.keep_checkpoints} kept, 1 being written) x {count:,} weights x {state} bytes"
+    yield Need(host, "disk: checkpoints", saved * state * count, how)
+
+
+def plan_rows(needs: Sequence[Need], text: Any) -> list[tuple[str, ...]]:
+    """The plan as a table, with the sum of each device. ``text`` writes a size."""
+    if not needs:
+        return []
+    rows: list[tuple[str, ...]] = [("memory plan:", "", "", "")]
+    places = dict.fromkeys(need.where for need in needs)
+    for where in places:
+        here = [need for need in needs if need.where == where]
+        rows += [(f"  {where}", need.what, text(need.size) if need.size else "the rest", need.how) for need in here]
+        if not where.startswith("host "):
+            rows.append((f"  {where}", "together", text(sum(need.size for need in here)), ""))
+    return rows

@@ -1,0 +1,146 @@
+"""The memory plan against what torch holds: weights, gradients and moments, and what a forward pass keeps.
+
+Counted are the bytes of tensors, not process memory, which depends on the allocator.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from agent_rl.checks.memory import Training, learner_needs, plan, plan_rows
+from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import SftStage
+from agent_rl.learning.trainer import Trainer
+from agent_rl.models.shapes import Shape
+
+TOKENS = 512
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 192,
+    "vocab_size": 200,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+WIDE = SMALL | {"hidden_size": 96, "num_hidden_layers": 5, "head_dim": 32, "tie_word_embeddings": False}
+QWEN3_14B = {
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 17408,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+
+
+def measured(folder: Path, sizes: dict[str, Any], dtype: str) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and moments; of tensors that a forward pass keeps; and the number of weights."""
+    AutoModelForCausalLM.from_config(Qwen3Config(**sizes)).save_pretrained(folder)
+    algorithm = Algorithm(microbatch_tokens=TOKENS)
+    trainer = Trainer(folder, dtype=dtype, device="cpu", algorithm=algorithm, threads=1, seed=0, tokenizer=object())
+    row = torch.randint(0, 200, (TOKENS // 2,))
+    wanted = torch.tensor([False] + [True] * (TOKENS // 2 - 1))
+    stage = SftStage(kind="sft", steps=9, batch=2)
+    held: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = trainer.model.logprobs([row, row], [wanted, wanted], temperature=1.0, with_entropy=False)
+    parameters = list(trainer.model.module.parameters())
+    for parameter in parameters:
+        held.pop(parameter.untyped_storage().data_ptr(), None)
+    del kept
+    trainer.sft_step([(row.tolist(), [1] * len(row))], stage, 0)
+    count = sum(parameter.numel() for parameter in parameters)
+    moments, _ = trainer.optimizer.state()
+    own = sum(parameter.nbytes for parameter in parameters)
+    gradients = 4 * count
+    return own + gradients + sum(tensor.nbytes for tensor in moments.values()), sum(held.values()), count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [SMALL, WIDE])
+def test_the_plan_is_within_a_tenth_of_what_torch_holds(tmp_path: Path, sizes: dict[str, Any], dtype: str) -> None:
+    state, activations, count = measured(tmp_path / "model", sizes, dtype)
+    shape = Shape.of(sizes | {"model_type": "qwen3"})
+    assert shape is not None
+    assert shape.weights == count
+    training = Training(
+        width=4 if dtype == "float32" else 2,
+        ranks=1,
+        shard=1,
+        tokens=TOKENS,
+        checkpointed=False,
+        logits_mib=128,
+        on_gpu=False,
+    )
+    planned = {need.what: need.size for need in learner_needs(shape, training, "learner")}
+    of_state = sum(planned.get(name, 0) for name in ("weights", "float32 copies", "gradients", "moments"))
+    assert of_state == state
+    error = 100 * abs(planned["activations"] / activations - 1)
+    sys.stdout.write(f"plan_error_percent {error:.2f}\n")  # for docs/measurements.md: pytest -rP
+    assert error < 10
+
+
+def test_the_weights_of_real_models_are_counted() -> None:
+    large = Shape.of(QWEN3_14B)
+    assert large is not None
+    assert large.weights == 14_768_307_200  # as its safetensors index says, by 2 bytes each
+    assert large.kv_bytes(2) == 163_840
+    assert Shape.of({"model_type": "mixture"}) is None
+    assert Shape.of({"model_type": "qwen3"}) is None
+
+
+def test_ranks_share_what_is_sharded_and_checkpointing_keeps_inputs() -> None:
+    shape = Shape.of(QWEN3_14B)
+    assert shape is not None
+
+    def sizes(ranks: int, *, checkpointed: bool) -> dict[str, int]:
+        training = Training(2, ranks, ranks, 16384, checkpointed, 1024, on_gpu=True)
+        return {need.what: need.size for need in learner_needs(shape, training, "rank")}
+
+    few, many = sizes(8, checkpointed=False), sizes(32, checkpointed=True)
+    for name in ("weights, float32", "gradients", "moments"):
+        assert few[name] == 4 * many[name]
+    assert many["activations"] < few["activations"] / 10
+    assert many["layers gathered"] == few["layers gathered"]
+
+
+def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    overrides = [
+        f'model={{path="{tmp_path}", dtype="bfloat16"}}',
+        'actors.learner.settings={device="cuda", weights_in="shared_memory"}',
+        'actors.rollout_generator.settings={engine="vllm", device="cuda", engine_settings={tensor_parallel_size=2}}',
+        "actors.rollout_generator.links.weights=learner",
+    ]
+    needs = plan(load_topology(Path("examples/quickstart.toml"), overrides))
+    found = {(need.where, need.what): need.size for need in needs}
+    model = 2 * 14_768_307_200
+    assert found["learner", "moments"] == 4 * model
+    assert found["each of 2 GPUs of an engine", "weights"] == model // 2
+    assert found["host local", "shared memory: published policies"] == 2 * model
+    assert found["host local", "shared memory: fetched policy"] == model
+    rows = plan_rows(needs, str)
+    assert len({len(row) for row in rows}) == 1
+    assert "the rest" in {row[2] for row in rows}
+    assert plan(load_topology(Path("examples/quickstart.toml"))) == []  # a small model that is made here
