@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from actors.runtime.changes import CHANGE_SECONDS
-from actors.runtime.networks import run_network
+from actors.runtime.networks import KEY_SECONDS, run_network
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, control_address, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.load import load_topology
@@ -26,6 +26,7 @@ from transport import (
     CallRefused,
     CallTimeout,
     Delivery,
+    KeyRefused,
     Limits,
     LinkEvent,
     Node,
@@ -70,8 +71,16 @@ async def ask_run(directory: Path, wanted: object) -> Changed:
         with trio.CancelScope() as silent:
 
             def on_event(event: LinkEvent) -> None:
-                if isinstance(event, PeerSilent):
-                    silent.cancel()
+                nonlocal fault
+                match event:
+                    case KeyRefused() if event.seconds >= KEY_SECONDS:
+                        key = topology.security.key_file
+                        fault = (
+                            f"{main} refuses the key of this command: {key} is not the run's, so copy the run's there"
+                        )
+                        silent.cancel()
+                    case PeerSilent():
+                        silent.cancel()
 
             # Every later command needs a higher incarnation. Two at once cannot both open the socket.
             node = Node(

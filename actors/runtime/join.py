@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.runtime.joined_hosts import GUEST
-from actors.runtime.networks import run_network
+from actors.runtime.networks import KEY_SECONDS, run_network
 from agent_rl import messages
 from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
 from agent_rl.config.topology import Topology
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 30.0
 """Seconds that the main host has to answer."""
-KEY_SECONDS = 3.0
-"""A main host that refuses this host's key for so long has another one."""
 
 
 async def join(topology: Topology, name: str, wanted: Mapping[str, int], base: Path) -> JoinAnswer:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 STARTING = "starting."
 """The first part of the name of a host that cannot start."""
+KEY_SECONDS = 3.0
+"""A supervisor that refuses for so long the key of a command, or of a host that joins, has another key."""
 
 
 def with_whole_paths(topology: Topology, base: Path) -> Topology:

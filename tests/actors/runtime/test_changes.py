@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime import changes, trying
+from actors.runtime import changes, control, trying
 from actors.runtime.change_rules import changed_keys, in_place, several, why_not
 from actors.runtime.changes import Changes
 from actors.runtime.control import ask_run
@@ -340,6 +340,23 @@ def test_replicas_come_and_go_on_other_hosts(folder):
     assert not (folder / "run" / "joined.json").exists()
     (folder / "run" / "joined.json").write_text(kept)  # as after a SIGKILL
     assert with_kept(load_topology(path), folder / "run").homes("second") == {0: "b", 1: "a", 2: "a", 3: "b"}
+
+
+def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
+    monkeypatch.setattr(control, "KEY_SECONDS", 0.5)
+    path = write_hosts(folder, 'hosts = ["a", "b"]')
+
+    async def main():
+        async with running(path, 3):
+            before = events(folder)
+            (folder / "key").unlink()  # the run has read it
+            CurveKeys.generate().save(folder / "key")
+            for asked in (wanted("second", OTHER), ScaleWanted("second", 3), DrainWanted("b")):
+                with pytest.raises(RunRefused, match=r"supervisor\.a refuses the key of this command: .*key is not"):
+                    await ask_run(folder / "run", asked)
+            assert events(folder) == before
+
+    trio.run(main)
 
 
 def test_a_swap_during_a_start_is_refused(folder):
