@@ -1,0 +1,65 @@
+"""`agent-rl doctor`: a text to paste, whatever the machine lacks; and a real trial on the processor."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.cli import doctor
+from actors.cli.main import main
+from agent_rl.models.devices import Gpu, Machine
+
+
+def test_the_text_names_what_the_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-trials"]) == 0
+    out = capsys.readouterr().out
+    for name in ("python", "torch", "vllm", "NCCL", "RCCL", "user namespaces", "cgroups", "shared memory", "GPUs"):
+        assert any(line.startswith(name) for line in out.splitlines()), name
+    assert out.count("```") == 2
+    assert "trial on" not in out
+
+
+def test_a_machine_that_lacks_everything_is_described_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def absent(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("unshare")
+
+    def not_installed(name: str) -> str:
+        raise doctor.PackageNotFoundError(name)
+
+    monkeypatch.setattr(subprocess, "run", absent)
+    monkeypatch.setattr(doctor, "version", not_installed)
+    monkeypatch.setattr(doctor, "_text", lambda _: "")
+    monkeypatch.setattr(doctor, "DRIVERS", {"NVIDIA": tmp_path / "none"})
+    monkeypatch.setattr(doctor, "gpus_here", list)
+    assert main(["doctor", "--no-trials"]) == 0
+    out = capsys.readouterr().out
+    assert "Traceback" not in out
+    assert "unknown (FileNotFoundError: unshare)" in out
+    assert out.count("not installed") >= 7
+
+
+def test_a_trial_that_fails_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = Gpu(0, "AMD gfx942", "0000:05:00.0", frozenset(range(48)))
+    monkeypatch.setattr(doctor, "gpus_here", lambda: [gpu])
+    monkeypatch.setattr(Machine, "here", lambda: Machine("hip", ["kfd"], None))
+    monkeypatch.setattr(doctor, "trial", lambda name: "" if name == "cpu" else "RuntimeError: HIP error: out of memory")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "trial on cpu" in out
+    assert "RuntimeError: HIP error: out of memory" in out
+    assert "AMD gfx942 at 0000:05:00.0, cores 0-47" in out
+
+
+@pytest.mark.slow
+def test_the_processor_runs_an_engine_an_update_and_a_step_and_an_unknown_device_does_not() -> None:
+    assert doctor.trial("cpu") == ""
+    fault = doctor.trial("abacus")
+    assert "abacus" in fault
+    assert "Traceback" not in fault
