@@ -1,0 +1,24 @@
+# agent_rl on AMD GPUs: `docker build -f containers/rocm.Dockerfile -t agent-rl-rocm .` from the root of the repository.
+# NOT RUN: this image was never built, since no machine with Docker or a GPU was at hand.
+FROM vllm/vllm-openai-rocm:v0.32.0
+
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /opt/agent_rl
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY actors actors
+COPY agent_rl agent_rl
+COPY benchmarks benchmarks
+COPY examples examples
+COPY transport transport
+# torch and vLLM are those of the base: pip must not replace them.
+RUN python3 -m pip freeze | grep -iE '^(torch|vllm|transformers)==' > /tmp/kept.txt \
+    && python3 -m pip install --no-cache-dir --constraint /tmp/kept.txt . \
+    && rm /tmp/kept.txt \
+    && agent-rl --version
+RUN useradd --create-home --uid 10001 trainer
+# Kernels of AITER gave wrong logits and NaN on gfx942 in several releases (docs/gpus.md).
+ENV VLLM_ROCM_USE_AITER=0
+USER trainer
+WORKDIR /work
+ENTRYPOINT ["agent-rl"]
+CMD ["doctor"]
