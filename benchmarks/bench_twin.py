@@ -92,7 +92,7 @@ async def one(folder: Path, settings: Sequence[str], *, fitted: bool) -> tuple[F
         await run.wait()
         steps, (stage,) = run.metrics("step"), run.metrics("stage")
         shares = window(stage_rows(run.rows(), 0))
-        stale = [step["staleness_mean"] for step in steps if step["staleness_mean"] is not None]
+        stale = [step["staleness_mean"] for step in steps if step.get("staleness_mean") is not None] or [0.0]
         seconds = stage["stage_seconds"]
         measured = Figures(seconds, shares.generated_tokens_per_s * shares.seconds / seconds, statistics.fmean(stale))
         return measured, fit(read_run(run.directory, decode_stored)) if fitted else None
