@@ -13,7 +13,7 @@ import trio
 
 from actors.base import ActorContext
 from actors.training.building import build, device_of
-from actors.training.followers import Followers
+from actors.training.followers import Followers, RankLostError
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights
@@ -118,10 +118,16 @@ class TrainedModel:
         try:
             result: T = await self._context.in_thread(work, limiter=self._thread, **given)
             return result  # noqa: TRY300 - an else would come before the finally all the same
-        except RuntimeError:
-            if self._followers is not None:  # of torch, perhaps about a lost rank, which `watch` then names
-                await trio.sleep(LOST_SECONDS)
-            raise
+        except RuntimeError as error:
+            if self._followers is None:
+                raise
+            await trio.sleep(LOST_SECONDS)  # of torch, perhaps about a lost rank, which `watch` then names
+            if "timed out" not in str(error).lower():
+                raise
+            raise RankLostError(
+                f"the ranks of the learner waited for each other longer than rank_timeout_seconds "
+                f"({self._context.settings.rank_timeout_seconds:g} s), so one of them hangs"
+            ) from error
         finally:
             self._busy_seconds += self._context.now() - self._began
             self._began = None

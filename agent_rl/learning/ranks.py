@@ -155,6 +155,8 @@ def joined(rank: int, sizes: MeshSizes, *, place: socket.socket | int, device: s
 
     torch_distributed: Any = distributed
     timeout = timedelta(seconds=seconds)
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)  # NCCL takes the current device of each process
     served = {} if isinstance(place, int) else {"master_listen_fd": place.dup().detach()}
     port = place if isinstance(place, int) else int(place.getsockname()[1])
     store = torch_distributed.TCPStore(

@@ -122,6 +122,7 @@ CASES: dict[str, tuple[Step, Algorithm, dict[str, Any]]] = {
     "kl": (rl, PLAIN.model_copy(update={"kl": KL, "updates_per_step": 2}), {}),
     "lora": (rl, PLAIN, {"lora": Lora(rank=4)}),
     "checkpointing": (rl, PLAIN, {"options": ModelOptions(activation_checkpointing=True)}),
+    "offload": (rl, PLAIN, {"options": ModelOptions(offload=True)}),
     "few": (few, PLAIN, {}),
     "few_updates": (few, PLAIN.model_copy(update={"updates_per_step": 2}), {}),
     "poisoned": (poisoned, PLAIN, {}),

@@ -21,7 +21,18 @@ GRADIENTS, UPDATES, REPORTS = 1e-5, 1e-2, 1e-5
 HALF = 0.05
 """The same for bfloat16, whose gradients are rounded in other places."""
 LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
-CASES = (*LOSSES, "sft", "one_update", "kl", "lora", "checkpointing", "poisoned", "poisoned_updates", "bfloat16")
+CASES = (
+    *LOSSES,
+    "sft",
+    "one_update",
+    "kl",
+    "lora",
+    "checkpointing",
+    "offload",
+    "poisoned",
+    "poisoned_updates",
+    "bfloat16",
+)
 
 
 @pytest.fixture(scope="module")
