@@ -3,10 +3,12 @@
     agent-rl bench scheduler
     agent-rl bench scheduler --short
     agent-rl bench scheduler --traces agentic --policies predictive worst_case --training
+    agent-rl bench scheduler --tune --short --traces agentic --policies margin
 
 The makespan is that of the 10 asynchronous steps of a trace at staleness 1, with a modelled learner. All figures are
 means over the seeds; the bound is a clairvoyant lower bound (agent_rl/simulation/bound.py). The traces stand in
-benchmarks/traces/, policies and their settings in agent_rl/scheduling/policies/registry.py. Without --training, the
+benchmarks/traces/, policies in agent_rl/scheduling/policies/, and the settings of the opponents on each trace in
+benchmarks/tuning.py; ``--tune`` tries those there on the training seeds. Without --training, the
 seeds are those that no tuning used. Seconds of engines and learner are models of devices, not measurements.
 """
 
@@ -27,6 +29,7 @@ from agent_rl.simulation.simulator import Simulator
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS, generate
+from benchmarks.tuning import CANDIDATES, chosen
 
 OURS = "predictive"
 SHORT_SCALE = 0.125
@@ -50,6 +53,8 @@ class Options:
     """Simulations at once."""
     decisions: int = 20_000
     """How many decisions to time; 0: none."""
+    tune: bool = False
+    """Try the settings of benchmarks/tuning.py on the training seeds instead, and print the best."""
     short: bool = False
     """An eighth of the scale and two seeds: a few minutes."""
 
@@ -79,11 +84,32 @@ def simulate(trace_name: str, seed: int, scale: float, policies: Sequence[str]) 
     bound, rows = lower_bound(trace), []
     for name in policies:
         spec = POLICIES[name]
-        outcome = Simulator(trace, spec.make(), evicts_half=spec.evicts_half).run()
+        outcome = Simulator(trace, spec.make(**chosen(trace_name, name)), evicts_half=spec.evicts_half).run()
         measures = {measure: getattr(outcome, measure) for measure in MEASURES}
         faults = sum(outcome.faults.values())
         rows.append(Row(trace_name, name, bound_s=bound, idle_share=outcome.idle_share, faults=faults, **measures))
     return rows
+
+
+def tried(trace_name: str, policy: str, seeds: Sequence[int], scale: float) -> list[tuple[float, str]]:
+    """The mean makespan in seconds of each setting that is tried, the best first."""
+    traces = [generate(trace_name, seed, scale) for seed in seeds]
+    found = []
+    for settings in CANDIDATES.get(policy, [{}]):
+        makespans = [Simulator(trace, POLICIES[policy].make(**settings)).run().makespan_s for trace in traces]
+        found.append((statistics.fmean(makespans), ", ".join(f"{name}={value}" for name, value in settings.items())))
+    return sorted(found)
+
+
+def _tune(traces: Sequence[str], policies: Sequence[str], seeds: Sequence[int], scale: float, processes: int) -> int:
+    asked = [(trace, policy) for trace in traces for policy in policies if policy in CANDIDATES]
+    with ProcessPoolExecutor(processes) as pool:
+        jobs = [pool.submit(tried, trace, policy, seeds, scale) for trace, policy in asked]
+        rows: list[list[object]] = [
+            [*pair, *job.result()[0], len(CANDIDATES[pair[1]])] for pair, job in zip(asked, jobs, strict=True)
+        ]
+    print_table("the best settings on the training seeds", ["trace", "policy", "makespan s", "settings", "tried"], rows)
+    return 0
 
 
 def decisions_per_s(engines: int, rollouts: int, decisions: int) -> float:
@@ -149,8 +175,11 @@ def main(options: Options) -> int:
     policies = _names(options.policies, list(POLICIES), "policy")
     if not 0 < options.scale <= 1 or options.seeds < 1 or options.processes < 1:
         raise WrongOptions("--scale must be above 0 and at most 1, --seeds and --processes at least 1")
-    seeds = (TRAINING_SEEDS if options.training else JUDGING_SEEDS)[: 2 if options.short else options.seeds]
+    training = options.training or options.tune
+    seeds = (TRAINING_SEEDS if training else JUDGING_SEEDS)[: 2 if options.short else options.seeds]
     scale = options.scale * (SHORT_SCALE if options.short else 1.0)
+    if options.tune:
+        return _tune(traces, policies, seeds, scale, options.processes)
     began = time.monotonic()
     with ProcessPoolExecutor(options.processes) as pool:
         jobs = [pool.submit(simulate, trace, seed, scale, policies) for trace in traces for seed in seeds]
@@ -162,7 +191,8 @@ def main(options: Options) -> int:
         for policy in policies:
             means = {measure: _mean(rows, trace, policy, measure) for measure in MEASURES}
             figures |= {f"{trace}.{policy}.{measure}": value for measure, value in means.items()}
-            settings = ", ".join(f"{name}={value}" for name, value in POLICIES[policy].settings.items())
+            used = POLICIES[policy].settings | chosen(trace, policy)
+            settings = ", ".join(f"{name}={value}" for name, value in used.items())
             spread = means["makespan_s"] / bound
             faults = sum(row.faults for row in rows if (row.trace, row.policy) == (trace, policy))
             table.append([policy, *means.values(), spread, _mean(rows, trace, policy, "idle_share"), faults, settings])

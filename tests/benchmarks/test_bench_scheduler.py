@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from agent_rl.scheduling.policies.registry import POLICIES
 from benchmarks.bench_scheduler import Row, compared, decisions_per_s
 from benchmarks.command import call
+from benchmarks.traces import GENERATORS
+from benchmarks.tuning import CANDIDATES, CHOSEN, chosen
 
 
 def row(trace: str, policy: str, makespan: float) -> Row:
@@ -45,6 +48,23 @@ def test_gains_compare_with_the_best_of_the_others() -> None:
     figures = compared(rows, ["paper", "mild"], ["a", "b", "predictive"])
     assert figures == pytest.approx({"paper.gain_over_best": 0.25, "worst_loss_to_best": 0.1})
     assert compared(rows, ["paper"], ["a", "b"]) == {}
+
+
+def test_every_setting_that_is_chosen_or_tried_makes_a_policy() -> None:
+    for trace, policy in CHOSEN:
+        assert trace in GENERATORS
+        POLICIES[policy].make(**chosen(trace, policy))
+    for policy, candidates in CANDIDATES.items():
+        for settings in candidates:
+            POLICIES[policy].make(**settings)
+
+
+def test_tuning_prints_the_best_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--traces", "brutal", "--policies", "program_aware", "--seeds", "1", "--processes", "1"]
+    assert call("scheduler", [*arguments, "--scale", "0.01", "--tune"]) == 0
+    printed = capsys.readouterr().out
+    assert "brutal" in printed
+    assert "program_aware" in printed
 
 
 def test_decisions_are_counted() -> None:

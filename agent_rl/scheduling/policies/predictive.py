@@ -17,6 +17,9 @@ engines fill equally.
 seconds, over the tokens that it is likely to write yet, than the prefill of its prefix takes from all rollouts there.
 Or its engine will overflow by more than its context, and another one has room.
 
+**Pauses.** Where the residents do not fit any more, a next turn waits until it fits somewhere: at once if its prefix
+was evicted already, otherwise when they exceed ``overfull`` K. They would evict each other's prefixes turn by turn.
+
 **Tools.** A resident counts while its tools run. After ``hold_s`` seconds the prefix is dropped: holding x tokens for t
 seconds costs t x / K seconds of the engine, and their prefill costs x times the prefill's seconds a token. So the time
 at which both are equal is the same for all sizes.
@@ -96,8 +99,10 @@ class Predictive(Policy):
         hold_s: float = 60.0,
         refresh_s: float = 20.0,
         move_gain: float = 3.0,
+        overfull: float = 1.05,
     ) -> None:
         """``deviations`` is z above. A move must save ``move_gain`` times what it costs."""
+        self._overfull = overfull
         self.lengths = Lengths()
         self.speeds = Speeds()
         self._deviations = deviations
@@ -311,7 +316,12 @@ class Predictive(Policy):
                 self._leave(turn.rollout)
                 self._again.append(turn)
                 continue
-            decisions.append(self._place(turn, self._home_or_better(turn), now))
+            chosen = self._home_or_better(turn)
+            if self._is_overfull(chosen, turn):
+                self._leave(turn.rollout)
+                self._again.append(turn)
+                continue
+            decisions.append(self._place(turn, chosen, now))
         for queue in (self._again, self._starts):
             while queue and len(self._load):
                 turn = queue[0]
@@ -344,6 +354,16 @@ class Predictive(Policy):
         self._known[turn.rollout].missing = turn.context - (turn.kept if turn.kept_on == engine else 0)
         return Place(turn.rollout, engine, self.lengths.final(turn.rollout, turn.context, turn.limit))
 
+    def _is_overfull(self, name: str, turn: WaitingTurn) -> bool:
+        """Whether the turn, a resident there, must wait: the residents do not fit, and would evict each other."""
+        if name != self._known[turn.rollout].engine:
+            return False
+        engine = self._engines[name]
+        size = engine.facts.kv_total
+        evicted = 2 * turn.kept < turn.context or turn.kept_on != name
+        limit = self._fill * size if evicted else self._overfull * size
+        return len(engine.residents) > 1 and engine.forecast.mean[0] > limit
+
     def _home_or_better(self, turn: WaitingTurn) -> str:
         """The rollout's engine, or another one where it ends sooner in spite of the move."""
         home, other = self._engines[self._known[turn.rollout].engine], self._pace.least()
@@ -357,6 +377,8 @@ class Predictive(Policy):
             saved = self._pace[name] - self._pace[other]
             left = self.lengths.final(turn.rollout, turn.context, turn.limit) - turn.context
             cost = self.speeds.prefill(other, turn.context) * (1 + len(there.residents))
+            kept = turn.kept if turn.kept_on == name else 0
+            cost -= self.speeds.prefill(name, turn.context - kept) * len(home.residents)
             if saved * left * self._written / self._grown <= self._move_gain * cost:
                 return name
         survival = self.lengths.survivals(turn.rollout, turn.context, AHEAD)

@@ -1,4 +1,4 @@
-"""The policies by name. Their settings are the defaults of their classes, tuned on the training seeds of the traces."""
+"""The policies by name. Their settings are the defaults of their classes, unless a user or a benchmark changes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Spec:
         return {name: each.default for name, each in inspect.signature(self.policy).parameters.items()}
 
     def make(self, **changes: Any) -> Policy:
-        """A new policy, with the tuned settings except for ``changes``."""
+        """A new policy, with the defaults except for ``changes``."""
         return self.policy(**changes)
 
 

@@ -202,6 +202,18 @@ def test_predictive_moves_a_rollout_to_a_faster_engine_when_that_pays() -> None:
         assert engines_of(policy.decide(40_011.0)) == [where]
 
 
+def test_predictive_lets_an_evicted_rollout_wait_while_the_engine_is_overfull() -> None:
+    policy = with_engines("predictive", "a")
+    for name, context in (("g/0", 600), ("g/1", 600)):
+        policy.turn_waits(turn(name, context=context, limit=1000), 0.0)
+        policy.turn_placed(name, "a", 0.0)
+    policy.turn_ended("g/0", 650, 1.0)
+    policy.turn_waits(turn("g/0", turn=1, context=650, limit=1000), 2.0)
+    assert engines_of(policy.decide(2.0)) == []
+    policy.rollout_ended("g/1", 700, 3.0)
+    assert engines_of(policy.decide(3.0)) == ["a"]
+
+
 def test_predictive_drops_a_prefix_whose_tools_run_too_long() -> None:
     policy = with_engines("predictive", "a", hold_s=60.0)
     start(policy, "g/0")
