@@ -46,9 +46,10 @@ test: install
 test-all: install test-oldest test-vllm
 	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
 	$(PYTEST) -n 2 --dist worksteal -m slow
+	$(BIN)/agent-rl bench chaos --scripted --faults 200 --seed 0
 
-# Two hundred random faults on one host, then over three in namespaces (as root): an hour or more each. `make test-all`
-# has runs of 5, 10 and 20.
+# Two hundred random faults of the quickstart on one host, then over three in namespaces (as root): an hour or more each.
+# `make test-all` has 200 without a model, which take about a quarter of an hour, and shorter runs of the others.
 chaos: install
 	$(BIN)/agent-rl bench chaos --faults 200 --seed 0
 	$(BIN)/agent-rl bench chaos --faults 200 --seed 0 --hosts

@@ -63,7 +63,7 @@ def test_figures_tell_pauses_by_way() -> None:
     assert figures["swap.pause_p95_s_beside"] == 2.5
     assert figures["swap.pause_p95_s_scale"] == figures["swap.pause_p95_s"] == 4.0
     assert figures["swap.pause_p95_s_between"] == 5.0
-    assert (figures["swap.repeated"], figures["swap.success_within_noise"]) == (1, 1)
+    assert (figures["swap.lost"], figures["swap.repeated"], figures["swap.success_within_noise"]) == (0, 1, 1)
 
 
 @pytest.mark.slow

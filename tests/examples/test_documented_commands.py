@@ -57,6 +57,13 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         assert words[0] in app
 
 
+def test_every_command_and_every_benchmark_has_its_place_in_a_document() -> None:
+    app, rows = command_line(), re.findall(r"(?m)^\| `agent-rl ([a-z]+)", TEXTS["docs/running.md"])
+    assert {name for name in app if name.isalpha() and app[name].show} == set(rows)
+    subjects = [path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")]
+    assert [name for name in subjects if f"\n## {name}\n" not in TEXTS["benchmarks/README.md"]] == []
+
+
 def test_the_readme_is_short_and_its_topology_is_whole(tmp_path: Path) -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 150
     (block,) = re.findall(r"^```toml\n(.*?)^```$", TEXTS["README.md"], re.MULTILINE | re.DOTALL)
