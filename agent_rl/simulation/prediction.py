@@ -18,8 +18,8 @@ from agent_rl.simulation.trace import Trace
 PAPER_ROLLOUTS = 512 * 32
 PAPER_STEP_S = 7 * 24 * 3600 / 510
 """rStar2-Agent (arXiv 2508.20722): 510 steps in one week on 64 MI300X, which both generated and trained."""
-LEARNER_BOUND, IDLE_BOUND = 0.9, 0.3
-"""The learner dominates where it trains for this share of the time; waiting, where engines idle for that share."""
+WAITING_BOUND = 0.6
+"""Waiting dominates where both engines and learner are busy for a smaller share of the time than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,12 @@ class Prediction:
     @property
     def dominated_by(self) -> str:
         """What the time of a step is spent on most, in words."""
-        if self.outcome.learner_busy / self.outcome.makespan_s >= LEARNER_BOUND:
-            return "training: the learner is never idle for long; more devices for the learner make a step shorter"
         shares = self.engine_seconds()
-        if shares["nothing"] >= IDLE_BOUND:
-            return "waiting: engines idle for the last rollouts and the staleness budget"
+        training, rollout = self.outcome.learner_busy / self.outcome.makespan_s, 1 - shares["nothing"]
+        if max(training, rollout) < WAITING_BOUND:
+            return "waiting: for the last rollouts of a step, tools, the staleness budget, and new weights"
+        if training >= rollout:
+            return "training: engines wait for the learner; more devices for the learner make a step shorter"
         part = max((share, name) for name, share in shares.items() if name != "nothing")[1]
         return f"rollout: {part} is the largest part of the engines' time"
 
