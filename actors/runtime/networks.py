@@ -39,8 +39,11 @@ def run_network(topology: Topology, base: Path, further: Mapping[str, str] | Non
     key_file = topology.security.key_file
     curve = None
     if key_file is not None and on_tcp(topology):
+        path = base / key_file.expanduser()
         try:
-            curve = CurveKeys.load(base / key_file.expanduser())
+            curve = CurveKeys.load(path)
+        except FileNotFoundError:
+            raise RunRefused(f"security.key_file: there is no file {path}; copy the key of the run there") from None
         except (OSError, ValueError) as error:
             raise RunRefused(f"security.key_file: {error}") from error
     table = addresses(topology, runtime_directory(topology)) | dict(further or {})

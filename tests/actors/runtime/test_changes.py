@@ -350,8 +350,12 @@ def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
         async with running(path, 3):
             before = events(folder)
             (folder / "key").unlink()  # the run has read it
+            changes = (wanted("second", OTHER), ScaleWanted("second", 3), DrainWanted("b"))
+            for asked in changes:
+                with pytest.raises(RunRefused, match=r"there is no file .*key; copy the key of the run there"):
+                    await ask_run(folder / "run", asked)
             CurveKeys.generate().save(folder / "key")
-            for asked in (wanted("second", OTHER), ScaleWanted("second", 3), DrainWanted("b")):
+            for asked in changes:
                 with pytest.raises(RunRefused, match=r"supervisor\.a refuses the key of this command: .*key is not"):
                     await ask_run(folder / "run", asked)
             assert events(folder) == before
@@ -384,6 +388,7 @@ def test_without_a_run_the_command_says_so(tmp_path):
     [
         ("rollout_generator.0", wanted("learner", "x:Y")),
         ("rollout_generator.0", ScaleWanted("tool_executor", 2)),
+        ("rollout_generator.0", DrainWanted("local")),
         ("supervisor.other", ScaleWanted("tool_executor", 2)),
         ("control", ReplicasWanted("tool_executor", (), ("tool_executor.7",), (), only_check=False)),
     ],
@@ -454,6 +459,8 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "there are kv_scheduler, rollout_generator" in refusal(wanted("lerner", "x:Y"))
     assert "name rollout_generator" in refusal(wanted("rollout_generator.0", "x:Y"))
     assert "nothing would change" in refusal(wanted("learner"))
+    assert "the run has no host 'nowhere'" in refusal(DrainWanted("nowhere"))
+    assert "the run has no role 'nobody'" in refusal(ScaleWanted("nobody", 2))
     more = ScaleWanted("tool_executor", 3)
     assert refusal(more) == ""
     assert "the run is ending" in refusal(more, ending=True)
