@@ -144,6 +144,11 @@ class ActorContext:
         return wait_for(self.topology, self.role, message, thing)
 
 
+def passing_link(link: str, peer: str) -> str:
+    """The name of the link to a peer that passes on what it gets over ``link`` (`Actor.passes_on`)."""
+    return f"{link} of {peer}"
+
+
 ASK_ATTEMPTS = 5
 
 
@@ -183,6 +188,9 @@ class Actor:
     Settings: ClassVar[type[BaseModel]] = Settings
     receives: ClassVar[tuple[LinkKind, ...]] = ()
     links: ClassVar[Mapping[str, LinkKind]] = {}
+    passes_on: ClassVar[frozenset[str]] = frozenset()
+    """The call links whose messages actors also send each other, over links that they open themselves
+    (`passing_link`). Both must have the link."""
 
     @classmethod
     def link_options(cls, link: str, settings: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 
 import trio
 
-from actors.base import ActorContext, ask
+from actors.base import ActorContext, ask, passing_link
 from actors.engines.base import Engine, EngineError, EngineRefusedError
 from actors.weights import transfer
 from actors.weights.fetch import AHEAD, LINK, SOURCE_SECONDS, FetchedWeights, FetchError, host_directory
@@ -75,7 +75,7 @@ class ServedPolicy:
         """The link to a generator that passes weights on. It stays open for the next policy."""
         link = self._sources.get(generator)
         if link is None:
-            name = f"{LINK} of {generator}"
+            name = passing_link(LINK, generator)
             made = self._context.node.call(
                 name, [generator], outstanding=AHEAD, timeout=SOURCE_SECONDS, reply=WeightsPart
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from actors.base import Actor, Announce, Call, LinkKind, Push
+from actors.base import Actor, Announce, Call, LinkKind, Push, passing_link
 from agent_rl.config.addresses import actor_nodes, addresses, places, runtime_directory, supervisor_node
 from agent_rl.config.joining import changed_hosts, with_changed
 from agent_rl.config.plugins import resolve
@@ -58,14 +58,18 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
 
 
 class SenderPermits:
-    """What each peer may send to an actor of ``role``: the messages of the links that the topology leads from its role.
+    """What each peer may send to the actor ``name``: the messages of the links that the topology leads from its role,
+    and of those that actors open to each other (`Actor.passes_on`).
 
     Supervisors and commands have no links to actors, and are not judged.
     """
 
-    def __init__(self, topology: Topology, role: str, cls: type[Actor]) -> None:
+    def __init__(self, topology: Topology, name: str, cls: type[Actor]) -> None:
         self._topology = topology
-        self._role = role
+        self._name = name
+        self._role = name.rpartition(".")[0]
+        links = topology.actors[self._role].links
+        self._passes_on = frozenset(link for link in getattr(cls, "passes_on", ()) if link in links)
         self._receives: dict[str, dict[str, type]] = {"push": {}, "call": {}, "announce": {}}
         for each in cls.receives:
             self._receives[each.kind] |= {message.__name__: message for message in each.messages}
@@ -97,17 +101,23 @@ class SenderPermits:
         settings = sender.Settings.model_validate(entry.settings)
         made: dict[tuple[str, str], Permit] = {}
         for link, kind in sender.links.items():
-            if link in entry.links and self._leads_here(role, link):
-                options = DEFAULT_LINK_OPTIONS[type(kind)] | sender.link_options(link, settings)
-                types = [message for message in kind.messages if self._receives[kind.kind].get(message.__name__)]
-                bound = options.get("window", options.get("outstanding", 0))
-                made[kind.kind, link] = Permit(Registry(*types), bound)
+            if link not in entry.links:
+                continue
+            options = DEFAULT_LINK_OPTIONS[type(kind)] | sender.link_options(link, settings)
+            types = [message for message in kind.messages if self._receives[kind.kind].get(message.__name__)]
+            permit = Permit(Registry(*types), options.get("window", options.get("outstanding", 0)))
+            if self._leads_here(role, link):
+                made[kind.kind, link] = permit
+            if link in self._passes_on:
+                made[kind.kind, passing_link(link, self._name)] = permit
         return made
 
     def _swapped_permits(self, role: str) -> dict[tuple[str, str], Permit]:
         from transport import Permit, Registry
 
-        links = [link for link in self._topology.actors[role].links if self._leads_here(role, link)]
+        its_links = self._topology.actors[role].links
+        links = [link for link in its_links if self._leads_here(role, link)]
+        links += [passing_link(link, self._name) for link in its_links if link in self._passes_on]
         return {
             (kind, link): Permit(Registry(*types.values())) for kind, types in self._receives.items() for link in links
         }

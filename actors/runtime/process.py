@@ -222,7 +222,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     cls: type[Actor] = resolve("actor", entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
     network = run_network(topology, base)
-    permits = SenderPermits(topology, role, cls)
+    permits = SenderPermits(topology, arguments.actor, cls)
     node = Node(
         arguments.actor,
         network,

@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from actors.base import passing_link
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
+from actors.rollout_generator import RolloutGenerator
 from actors.runtime.accusations import Accusations
 from actors.runtime.links import SenderPermits
-from agent_rl.messages import Accusation, GroupOpened, StepTrained, Trajectory
+from agent_rl.messages import Accusation, GroupOpened, StepTrained, Trajectory, WeightsWanted
 from tests.actors.topologies import micro
 
 
@@ -20,7 +22,7 @@ def names(permits: Any) -> dict[tuple[str, str], list[str]]:
 
 
 def test_a_peer_may_send_what_the_links_of_its_role_lead_here(tmp_path: Path) -> None:
-    permits = SenderPermits(micro(tmp_path), "roc_filter", RoCFilter)
+    permits = SenderPermits(micro(tmp_path), "roc_filter.0", RoCFilter)
     assert permits("tool_executor.0") == {}
     assert names(permits("rollout_generator.7")) == {("push", "trajectories"): [Trajectory.__name__]}
     assert permits("rollout_generator.0")["push", "trajectories"].bound == 256
@@ -30,12 +32,28 @@ def test_a_peer_may_send_what_the_links_of_its_role_lead_here(tmp_path: Path) ->
 
 
 def test_a_role_that_was_swapped_may_send_all_that_the_receiver_takes_over_its_links(tmp_path: Path) -> None:
-    permits = SenderPermits(micro(tmp_path), "kv_scheduler", KVScheduler)
+    permits = SenderPermits(micro(tmp_path), "kv_scheduler.0", KVScheduler)
     before = names(permits("roc_filter.0"))
     permits.swapped("roc_filter")
     after = names(permits("roc_filter.0"))
     assert set(before) < set(after)
     assert {link for _, link in after} == {link for _, link in before}
+
+
+def test_generators_that_fetch_weights_may_ask_each_other_for_them(tmp_path: Path) -> None:
+    """The learner names a generator of another host as the source, and the link to it is in no topology."""
+    topology = micro(tmp_path)
+    permits = SenderPermits(topology, "rollout_generator.3", RolloutGenerator)
+    assert permits("rollout_generator.0") == {}, "they have the learner's files"
+    entry = topology.actors["rollout_generator"]
+    entry = entry.model_copy(update={"links": entry.links | {"weights": "learner"}})
+    topology = topology.model_copy(update={"actors": topology.actors | {"rollout_generator": entry}})
+    permits = SenderPermits(topology, "rollout_generator.3", RolloutGenerator)
+    link = passing_link("weights", "rollout_generator.3")
+    assert names(permits("rollout_generator.0")) == {("call", link): [WeightsWanted.__name__]}
+    assert ("call", link) not in (permits("learner.0") or {})
+    permits.swapped("rollout_generator")
+    assert WeightsWanted.__name__ in names(permits("rollout_generator.0"))["call", link]
 
 
 class Heard:
