@@ -8,7 +8,7 @@ from itertools import count
 import trio
 
 from transport.codec import Registry
-from transport.conduct import CLAIM_SECONDS, BreachError, Conduct, Permits, Rule
+from transport.conduct import CALLS, CLAIM_SECONDS, BreachError, Conduct, Permits, Rule
 from transport.dispatch import Dispatcher
 from transport.errors import DecodeError, LinkEvent, PeerBack, PeerCutOff, PeerGone, PeerLeft, UnexpectedTypeError
 from transport.faults import Faults
@@ -313,8 +313,8 @@ class Arrivals(Links):
             inbound.conduct.replayed("calls sent again", 1, trio.current_time())
             return
         inbound.last_request = call.request
-        if permit is not None:
-            inbound.conduct.calling(call.link, len(inbound.calls), permit.bound)
+        if permit is not None and len(inbound.calls) > CALLS * permit.bound:  # of all links
+            inbound.conduct.calling(call.link, inbound.unanswered(call.link), permit.bound)
         try:
             message = self._decode(frames, self._receives["call"] if permit is None else permit.receives)
         except DecodeError as error:

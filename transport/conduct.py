@@ -137,7 +137,7 @@ class Conduct:
         raise BreachError("flood", f"{waiting} pushes over link {link!r:.80}, which grants {bound}")
 
     def calling(self, link: str, calls: int, bound: int) -> None:
-        """So many calls are without an answer."""
+        """So many calls over the link are without an answer."""
         if self._permits is not None and bound and calls > CALLS * bound:
             raise BreachError("flood", f"{calls} calls at once over link {link!r:.80}, which grants {bound}")
 

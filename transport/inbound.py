@@ -58,6 +58,10 @@ class Inbound:
             stream.permit = permit
         return stream
 
+    def unanswered(self, link: str) -> int:
+        """How many calls over the link have no answer."""
+        return sum(call.link == link for call in self.calls.values())
+
     def changed(self, stream: PushReceiver) -> None:
         """The stream changed: the next Progress includes it."""
         self._changed[stream.link] = stream

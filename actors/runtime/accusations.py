@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transport import Node
 
 MOST_SAID = 1024
-"""Processes that are named. Beyond them they are only replaced, so that accusers cannot fill memory."""
+"""Processes that are named. Beyond them those of this host are only replaced, so that accusers cannot fill memory."""
 
 
 def accusations(node: Node) -> tuple[Accusation, ...]:
@@ -54,10 +54,13 @@ class Accusations:
         """A node tells whom it has cut off."""
         for each in accused:
             process = (each.node, each.incarnation)
-            if process in self._said or len(self._said) >= MOST_SAID:
+            if process in self._said:
                 continue
             posed = each.what.startswith("forged")
             if posed and self._unsettled(each):
+                continue
+            if len(self._said) >= MOST_SAID:
+                self.replace({each.node: each.incarnation})
                 continue
             self._said.add(process)
             what = f"somebody poses as {each.node}: noticed" if posed else f"{each.node} misbehaved and is cut off"

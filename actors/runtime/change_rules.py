@@ -151,14 +151,13 @@ def in_place(former: ActorEntry, entry: ActorEntry, needed: int | None, availabl
 
 @dataclass(frozen=True)
 class Scaling:
-    """Replicas that come or go, and the topologies while and after they do."""
+    """Replicas that come or go, and the topology while they do."""
 
     starts: Mapping[str, str]
     """The host of each replica that starts, by its name."""
     stops: Mapping[str, str]
     """The host of each replica that stops, by its name."""
     during: Topology
-    after: Topology
 
     def on(self, hosts: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The replicas that start and stop on these hosts."""
@@ -174,7 +173,5 @@ def scaled(wanted: ScaleWanted, topology: Topology, *, taken: Mapping[str, int],
     more = wanted.number - len(scaling.present(topology, role, left))
     if more > 0:
         starts = scaling.new_replicas(topology, role, more, taken=taken, left=left)
-        with_them = scaling.with_replicas(topology, starts)
-        return Scaling(starts, {}, with_them, with_them)
-    stops = scaling.last_replicas(topology, role, -more, left=left)
-    return Scaling({}, stops, topology, scaling.without_replicas(topology, stops))
+        return Scaling(starts, {}, scaling.with_replicas(topology, starts))
+    return Scaling({}, scaling.last_replicas(topology, role, -more, left=left), topology)

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_order
 from actors.runtime.change_rules import (
     ENDING,
+    Scaling,
     Wanted,
     added_and_removed,
     added_keys,
@@ -47,14 +48,15 @@ from actors.runtime.joined_hosts import as_hosts, as_told
 from actors.runtime.lifecycle import drain_order
 from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
-from actors.runtime.replicas import Replicas
+from actors.runtime.remote_changes import RemoteChanges
+from actors.runtime.replicas import Replicas, has_left
 from actors.runtime.roster import swapped
 from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
 from agent_rl.config.joining import changed_hosts, with_changed
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
-from agent_rl.config.scaling import port_fault, present, without_replicas
+from agent_rl.config.scaling import port_fault, present, with_replicas, without_replicas
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
@@ -65,16 +67,10 @@ from agent_rl.records.continuing import write_resolved
 from agent_rl.records.swaps import record_swap
 
 if TYPE_CHECKING:
-    from transport import CallLink, Node
+    from transport import Node
 
-CHANGE_SECONDS = 3600.0
-"""How long a change may take: the former processes drain, and the new ones start, with their models."""
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
-
-
-def _link(supervisor: str) -> str:
-    return f"changes of {supervisor}"
 
 
 class Changes:
@@ -105,9 +101,7 @@ class Changes:
         self._hosts = tuple(hosts)
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
-        self._node: Node | None = None
-        self._links: dict[str, CallLink] = {}
-        """By supervisor. A supervisor that joined and left keeps a link, which leads nowhere until it joins again."""
+        self._others = RemoteChanges()
         self._replicas = replicas
         self._actors = replicas.actors
         self.replicas_are: Callable[[Topology, str], object] = lambda *_: None
@@ -136,8 +130,8 @@ class Changes:
     def link(self, node: Node) -> None:
         """Open the links to the other supervisors, from the main host's node."""
         if self._is_main and node.name == self._main:
-            self._node = node
-            self._lead_links()
+            self._others.open(node)
+            self._others.lead(self._remote)
 
     @property
     def _remote(self) -> list[str]:
@@ -150,15 +144,6 @@ class Changes:
         hosts = self.topology.hosts_in_use if self._is_main else self._hosts
         return [name for host in hosts for name, _ in actor_nodes(self.topology, host)]
 
-    def _lead_links(self) -> None:
-        assert self._node is not None
-        for name in self._remote:
-            if name not in self._links:
-                self._links[name] = self._node.call(
-                    _link(name), [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed
-                )
-        self._node.set_targets({_link(name): [name] if name in self._remote else [] for name in self._links})
-
     def follow(self, topology: Topology) -> None:
         """Hosts have joined or left, or replicas have come or gone."""
         before = self._watched
@@ -167,16 +152,18 @@ class Changes:
         self._starting |= dict.fromkeys(name for name in self._watched if name not in before)
         for name in set(before) - set(self._watched):
             self._starting.pop(name, None)
-        if self._node is not None:
-            self._lead_links()
+        self._others.lead(self._remote)
         if added_and_removed(self.topology, self._hosts) != former and (fault := self._store(self.topology)):
             self._say(f"processes that start later do not find what was scaled: {fault}")
         self._replicas.follow(self.topology)
 
     def left(self, node: str) -> None:
-        """A node has stopped in order: no change waits for the supervisor of another host that did."""
+        """A node has stopped in order: no change waits for another host whose supervisor did, or for its actors."""
         if node in self._remote:
-            self._left.add(node.removeprefix(supervisor_node("")))
+            host = node.removeprefix(supervisor_node(""))
+            self._left.add(host)
+            for name, _ in actor_nodes(self.topology, host):
+                self._starting.pop(name, None)
 
     def back(self, node: str) -> None:
         """The supervisor of another host is heard."""
@@ -280,28 +267,42 @@ class Changes:
         role = wanted.role
         scaling = scaled(wanted, self.topology, taken=self.taken, left=self._left)
         there = {host for host in (*scaling.starts.values(), *scaling.stops.values()) if host not in self._hosts}
-        asks = ReplicasWanted(role, as_told(scaling.during), (*scaling.starts,), (*scaling.stops,), only_check=False)
-        if scaling.starts:
-            refused = [fault] if (fault := port_fault(scaling.during)) else []
-            refused = refused or await self._may_start(scaling.during)
-            if not refused and there:
-                refused, _ = await self._ask_others(replace(asks, only_check=True), there)
-            refused = refused or self._replicas_are(scaling.during, role)
-            if refused:
-                return Changed(tuple(refused), ())
+        if scaling.starts and (refused := await self._add(role, scaling, there)):
+            return Changed(tuple(refused), ())
         refused, done = await self._replicas.carry_out(*scaling.on(self._hosts), self.topology)
         if not refused and there:
-            refused, done_there = await self._ask_others(asks, there)
+            refused, done_there = await self._ask_others(self._asks(role, scaling, self.topology), there)
             done += done_there
         if refused and scaling.starts:
-            refused += self._replicas_are(without_replicas(scaling.during, scaling.starts), role)
+            refused += self._replicas_are(self._without(scaling.starts), role)
             return Changed((*refused, f"{role} keeps the processes that it had"), ())
-        refused += self._replicas_are(scaling.after, role) if scaling.stops and not refused else []
-        if not refused:
+        gone = {name: host for name, host in scaling.stops.items() if has_left(name) in done}
+        refused += self._replicas_are(self._without(gone), role) if gone else []
+        if gone or not refused:
             self._record(role)
             number = len(present(self.topology, role, self._left))
             done.append(f"{role} has {number} process{'' if number == 1 else 'es'}")
         return Changed(tuple(refused), tuple(done))
+
+    async def _add(self, role: str, scaling: Scaling, there: Collection[str]) -> list[str]:
+        """Tell all hosts of the replicas that come, once all hosts where they start agree. Returns why not."""
+        refused = [fault] if (fault := port_fault(scaling.during)) else []
+        refused = refused or await self._may_start(scaling.during)
+        if not refused and there:
+            asks = replace(self._asks(role, scaling, scaling.during), only_check=True)
+            refused, _ = await self._ask_others(asks, there)
+        if not refused and (gone := {*scaling.starts.values()} - {*self.topology.hosts} | {*there} & self._left):
+            refused = [f"{', '.join(sorted(gone))} left meanwhile; ask again"]
+        return refused or self._replicas_are(with_replicas(self.topology, scaling.starts), role)
+
+    @staticmethod
+    def _asks(role: str, scaling: Scaling, topology: Topology) -> ReplicasWanted:
+        return ReplicasWanted(role, as_told(topology), (*scaling.starts,), (*scaling.stops,), only_check=False)
+
+    def _without(self, replicas: Mapping[str, str]) -> Topology:
+        """The topology of now without these replicas, each with its host. Hosts may have left meanwhile."""
+        there = {name: host for name, host in replicas.items() if host in self.topology.hosts}
+        return without_replicas(self.topology, there)
 
     async def _replicas_of_here(self, wanted: ReplicasWanted) -> Changed:
         """The main host asks for replicas of this host."""
@@ -334,27 +335,9 @@ class Changes:
         return await faults_of(self._path, self._beside, keys, stderr, self._janitor)
 
     async def _ask_others(self, wanted: Wanted, hosts: Collection[str] = ()) -> tuple[list[str], list[str]]:
-        """Have the other supervisors check or carry out the change, one after the other, until one refuses.
-
-        ``hosts``: ask the supervisors of these alone. Returns the lines of the refusal, and what was done.
-        """
-        from transport import CallFailed, CallTimeout, PeerLost
-
-        done: list[str] = []
-        for name in list(self._links):
-            host = name.removeprefix(supervisor_node(""))
-            if name not in self._remote or host in self._left or (hosts and host not in hosts):
-                continue
-            if not self._links[name].reachable:  # the call would wait for it; a host that is lost later fails the call
-                return [f"{name} is not heard; ask again when it is back, or start its host again"], done
-            try:
-                answer: Changed = await self._links[name](wanted)
-            except (CallFailed, CallTimeout, PeerLost) as error:
-                return [f"{name} did not answer: {error}"], done
-            if answer.refused:
-                return [f"{name}: {line}" for line in answer.refused], done
-            done += answer.done
-        return [], done
+        """Have the other supervisors check or carry out the change: all that are there, or those of ``hosts``."""
+        asked = [host for host in self.topology.hosts_in_use if host not in (*self._hosts, *self._left)]
+        return await self._others.ask(wanted, [host for host in asked if not hosts or host in hosts])
 
     async def _replace(self, role: str, topology: Topology, plan: Plan) -> tuple[list[str], str]:
         """Replace the processes of a role one after the other; if one does not run, all are as before.
@@ -383,7 +366,7 @@ class Changes:
             way = f"in place: {why}" if why else "beside"
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
-        self.topology = topology
+        self.topology = with_changed(topology, changed_hosts(self.topology))  # hosts may have left meanwhile
         self._record(role)
         return done, ""
 

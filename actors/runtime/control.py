@@ -11,8 +11,8 @@ from typing import Any
 
 import trio
 
-from actors.runtime.changes import CHANGE_SECONDS
 from actors.runtime.networks import KEY_SECONDS, run_network
+from actors.runtime.remote_changes import CHANGE_SECONDS
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, control_address, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.load import load_topology

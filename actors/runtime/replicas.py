@@ -64,7 +64,10 @@ class Replicas:
                     actor.adds()
                     self._start(actor)
         gone = [actor for name, actor in self.actors.items() if name not in named and not actor.stopping]
-        if gone and self._stop is not None:
+        if self._stop is None:
+            for actor in gone:
+                del self.actors[actor.name]
+        elif gone:
             self._stop(drain_order(topology), gone)
 
     def taken_gpus(self, topology: Topology) -> str:
@@ -91,10 +94,16 @@ class Replicas:
         """Wait until those replicas that come are ready, and stop others. Returns what failed, and what was done."""
         faults, done = [], []
         for name in starts:
-            if fault := await self.actors[name].added():
+            actor = self.actors.get(name)  # none is made any more once the run ends
+            if fault := f"{name} does not start: the run is ending" if actor is None else await actor.added():
                 faults.append(fault)
             else:
                 done.append(f"{name} runs")
         leaving = [self.actors[name] for name in stops]
         await stop_in_order(drain_order(topology), leaving, self._reports, failed=False)
-        return faults, done + [f"{name} has left" for name in stops]
+        return faults, done + [has_left(name) for name in stops]
+
+
+def has_left(replica: str) -> str:
+    """The line about a replica that has stopped, in what was done (`Changed.done`)."""
+    return f"{replica} has left"

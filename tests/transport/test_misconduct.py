@@ -21,6 +21,7 @@ WINDOW, OUTSTANDING = 4, 2
 PERMITS = {
     ("push", "items"): Permit(Registry(Item), WINDOW),
     ("call", "questions"): Permit(Registry(Question), OUTSTANDING),
+    ("call", "other questions"): Permit(Registry(Question), 100 * OUTSTANDING),
     ("announce", "news"): Permit(Registry(Item)),
 }
 RECEIVES = {"push": [Item, Question, Block], "call": [Question], "announce": [Item, Block]}
@@ -133,6 +134,25 @@ def test_who_misbehaves_is_cut_off_once_and_nothing_more_of_him_is_taken(what):
         assert len(stage.recorder.deliveries) == before
         assert len(stage.rules) == 1
         assert stage.node.figures["frames_of_processes_cut_off"] >= 4
+
+    play(act)
+
+
+def test_calls_count_over_the_link_that_grants_them():
+    async def act(stage):
+        stage.recorder.gate = trio.Event()
+        port = stage.port()
+        many_more = CALLS * OUTSTANDING + 10
+        for request in range(1, many_more):
+            port.send("b", call(request, link="other questions"))
+        port.send("b", call(many_more))
+        await stage.settle()
+        assert stage.rules == [], "one call over a link that grants two"
+        for request in range(many_more + 1, 2 * many_more):
+            port.send("b", call(request))
+        await stage.settle()
+        assert stage.rules == ["flood"]
+        stage.recorder.gate.set()
 
     play(act)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from actors.base import passing_link
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
@@ -108,4 +110,15 @@ def test_who_poses_as_another_is_named_by_its_process_and_replaced() -> None:
     heard.accusations.heard("roc_filter.0", [claim])
     assert [text.startswith("somebody poses as learner.0: noticed by roc_filter.0") for text in heard.said] == [True]
     assert heard.said[0].endswith("that is tool_executor.0")
+    assert [text.partition(":")[0] for text in heard.killed] == ["tool_executor.0"]
+
+
+def test_who_is_accused_after_many_others_is_replaced_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.runtime.accusations.MOST_SAID", 2)
+    heard = Heard()
+    for node in ("made up", "made up too", "made up as well"):
+        heard.accusations.heard("roc_filter.0", [Accusation(node, 5, "flood: much")])
+    heard.accusations.heard("roc_filter.0", [Accusation("tool_executor.0", 5, "flood: much")])
+    assert len(heard.said) == 2
+    assert len(heard.others[-1]) == 2
     assert [text.partition(":")[0] for text in heard.killed] == ["tool_executor.0"]

@@ -17,12 +17,14 @@ from actors.runtime.changes import Changes
 from actors.runtime.control import ask_run
 from actors.runtime.joined_hosts import with_kept
 from actors.runtime.memory import available_bytes, group_bytes
+from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
+from agent_rl.config.joining import with_changed
 from agent_rl.config.load import load_topology
-from agent_rl.config.processes import ActorEntry
+from agent_rl.config.processes import ActorEntry, Host
 from agent_rl.config.scaling import with_replicas
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
@@ -443,6 +445,116 @@ def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+class Alone:
+    """Changes of the main host ``a`` of a run with the hosts ``a`` and ``b``, and ``d``, which joined. No processes."""
+
+    def __init__(self, folder, monkeypatch):
+        def table(role, settings="", where='host = "a"'):
+            return f'[actors.{role}]\nclass = "{PLAIN}"\n{where}\nsettings = {{ {settings} }}\n'
+
+        path = write(folder)
+        head = path.read_text().partition("[actors.first]")[0].replace('"x"', '"."', 1)
+        head += '[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\n[security]\nkey_file = "key"\n'
+        path.write_text(head + table("first") + table("second", where='hosts = ["a", "b"]\nreplicas = 4'))
+        self.file = load_topology(path)
+        joined = Host(address="10.0.0.9", base_port=6000, joined={"second": (9, 10, 11)})
+        self.topology = with_changed(self.file, {"d": joined})
+        self.told = []
+        self.during = lambda: None
+        monkeypatch.setattr(changes, "faults_of", self.faults_of)
+        self.actor = SimpleNamespace(
+            name="first.0", role="first", ended=trio.Event(), child=None, entry=self.file.actors["first"]
+        )
+        self.actor.replaced, self.actor.tell = self.replaced, lambda _: None
+        replicas = SimpleNamespace(
+            actors={"first.0": self.actor},
+            follow=lambda _: None,
+            taken_gpus=lambda _: "",
+            carry_out=self.carry_out,
+        )
+        self.changes = Changes(
+            self.topology,
+            path,
+            path,
+            ["a"],
+            replicas,
+            again="",
+            reports=SimpleNamespace(say=print),
+            ending=trio.Event(),
+            leave=print,
+        )
+        self.changes.replicas_are = self.tell
+
+    def tell(self, topology, _):
+        self.told.append(topology)
+        self.changes.follow(topology)
+
+    def leaves(self):
+        self.changes.follow(with_changed(self.file, {}))
+
+    async def faults_of(self, *_):
+        self.during()
+        return []
+
+    async def replaced(self, plan, janitor, *, beside):
+        self.during()
+        return "", 0.0, False
+
+    async def carry_out(self, starts, stops, topology):
+        return [], [*(f"{name} runs" for name in starts), *(has_left(name) for name in stops)]
+
+    def ask(self, asked, *absent, starting=()):
+        async def main():
+            async with trio.open_nursery() as nursery:
+                network = MemoryNetwork()
+                node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
+                self.changes.begin(nursery, SimpleNamespace())
+                self.changes.link(node)
+                for host in self.topology.hosts_in_use:
+                    for name, role in actor_nodes(self.topology, host):
+                        state = "starting" if name in starting else "running"
+                        self.changes.heard(ActorStatus(name, role, state, "", ActorFigures(), "", 0.0, 0.0))
+                for name in absent:
+                    self.changes.left(name)
+                await nursery.start(node.run, lambda _: None)
+                answer = await self.changes.asked(CONTROL, asked)
+                nursery.cancel_scope.cancel()
+            return answer
+
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_host_that_leaves_while_a_role_is_swapped_does_not_come_back_by_it(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    alone.during = alone.leaves
+    answer = alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d")
+    assert not answer.refused
+    assert list(alone.changes.topology.hosts) == ["a", "b"]
+    assert alone.changes.topology.actors["first"].class_path == OTHER
+
+
+def test_a_host_that_leaves_while_a_role_is_scaled_does_not_come_back_by_it(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    alone.during = alone.leaves
+    assert not alone.ask(ScaleWanted("second", 8)).refused
+    assert [list(told.hosts) for told in alone.told] == [["a", "b"]]
+    assert alone.told[0].hosts["a"].added == ("second.12",)
+
+
+def test_what_has_stopped_is_no_process_of_the_role_when_another_host_does_not_answer(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    answer = alone.ask(ScaleWanted("second", 2))
+    assert any("did not answer" in line for line in answer.refused)
+    assert answer.done[-1] == "second has 6 processes"
+    assert [name for name, _ in actor_nodes(alone.told[-1], "a")] == ["first.0", "second.0"]
+
+
+def test_nothing_waits_for_the_start_of_actors_whose_host_has_left(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    asked = wanted("first", OTHER)
+    assert not alone.ask(asked, "supervisor.b", "supervisor.d", starting=["second.1"]).refused
 
 
 def test_what_is_refused_before_anything_is_tried(tmp_path):

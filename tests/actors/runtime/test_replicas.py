@@ -7,20 +7,20 @@ from typing import Any
 
 import trio
 
-from actors.runtime.replicas import Replicas
+from actors.runtime.replicas import Replicas, has_left
 from agent_rl.config.placement import gpus_of_actor
-from agent_rl.config.scaling import with_replicas
+from agent_rl.config.scaling import with_replicas, without_replicas
 from tests.agent_rl.config.test_joining import topology
+
+
+def make(name: str, role: str, now: Any) -> Any:
+    return SimpleNamespace(
+        name=name, entry=now.actors[role], gpus=gpus_of_actor(now, name), ended=trio.Event(), stopping=False
+    )
 
 
 def test_a_new_process_gets_no_gpu_that_a_running_one_has() -> None:
     """The topology deals GPUs in the order of roles, and the running executor keeps the one that it has."""
-
-    def make(name: str, role: str, now: Any) -> Any:
-        return SimpleNamespace(
-            name=name, entry=now.actors[role], gpus=gpus_of_actor(now, name), ended=trio.Event(), stopping=False
-        )
-
     before = topology()
     on_gpus = {
         role: before.actors[role].model_copy(update={"gpus_per_replica": 1, "settings": {"device": "cuda"}})
@@ -35,3 +35,24 @@ def test_a_new_process_gets_no_gpu_that_a_running_one_has() -> None:
     assert kept.taken_gpus(more_generators).startswith("rollout_generator.1 would get GPU 1, which tool_executor.0 has")
     kept.actors["tool_executor.0"].ended.set()
     assert kept.taken_gpus(more_generators) == ""
+
+
+def test_a_run_that_ends_while_it_is_scaled_says_so() -> None:
+    """The end came while it was tried whether the new process can start."""
+    ending = trio.Event()
+    kept: Any = Replicas(topology(), ["a"], make, SimpleNamespace(), ending)  # type: ignore[arg-type]
+    ending.set()
+    more = with_replicas(topology(), {"tool_executor.2": "a"})
+    kept.follow(more)
+    faults, done = trio.run(kept.carry_out, ["tool_executor.2"], [], more)
+    assert faults == ["tool_executor.2 does not start: the run is ending"]
+    assert has_left("tool_executor.2") not in done
+
+
+def test_what_was_removed_before_the_first_process_starts_is_never_started() -> None:
+    """The main host's news may come while a supervisor that was started again opens its nodes."""
+    before = topology()
+    kept: Any = Replicas(before, ["a"], make, SimpleNamespace(), trio.Event())  # type: ignore[arg-type]
+    names = list(kept.actors)
+    kept.follow(without_replicas(before, {names[-1]: "a"}))
+    assert list(kept.actors) == names[:-1]

@@ -1,0 +1,66 @@
+"""The main host's supervisor has the supervisors of other hosts check or carry out a change of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from actors.runtime.change_rules import Wanted
+from agent_rl.config.addresses import supervisor_node
+from agent_rl.messages import Changed
+
+if TYPE_CHECKING:
+    from transport import CallLink, Node
+
+CHANGE_SECONDS = 3600.0
+"""How long a change may take: the former processes drain, and the new ones start, with their models."""
+
+
+def _link(supervisor: str) -> str:
+    return f"changes of {supervisor}"
+
+
+class RemoteChanges:
+    """The links to the supervisors of other hosts, from the main host's node; none at other hosts."""
+
+    def __init__(self) -> None:
+        self._node: Node | None = None
+        self._links: dict[str, CallLink] = {}
+        """By supervisor. A supervisor that joined and left keeps a link, which leads nowhere until it joins again."""
+
+    def open(self, node: Node) -> None:
+        """Ask from this node."""
+        self._node = node
+
+    def lead(self, supervisors: Sequence[str]) -> None:
+        """These are the other supervisors."""
+        if self._node is None:
+            return
+        for name in supervisors:
+            if name not in self._links:
+                self._links[name] = self._node.call(
+                    _link(name), [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed
+                )
+        self._node.set_targets({_link(name): [name] if name in supervisors else [] for name in self._links})
+
+    async def ask(self, wanted: Wanted, hosts: Collection[str]) -> tuple[list[str], list[str]]:
+        """Ask the supervisors of these hosts, one after the other, until one refuses.
+
+        Returns the lines of the refusal, and what was done.
+        """
+        from transport import CallFailed, CallTimeout, PeerLost
+
+        done: list[str] = []
+        for name in list(self._links):
+            if name.removeprefix(supervisor_node("")) not in hosts:
+                continue
+            if not self._links[name].reachable:  # the call would wait for it; a host that is lost later fails the call
+                return [f"{name} is not heard; ask again when it is back, or start its host again"], done
+            try:
+                answer: Changed = await self._links[name](wanted)
+            except (CallFailed, CallTimeout, PeerLost) as error:
+                return [f"{name} did not answer: {error}"], done
+            done += answer.done
+            if answer.refused:
+                return [f"{name}: {line}" for line in answer.refused], done
+        return [], done
