@@ -94,9 +94,9 @@ def is_alive(pid: int) -> bool:
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (held := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)  # the kernel's business: there is no event for processes of others
-    return condition()
+    return held  # not asked again: it may hold for a moment alone
 
 
 async def eventually(condition: Callable[[], bool]) -> bool:

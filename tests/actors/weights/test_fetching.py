@@ -141,7 +141,7 @@ def test_a_download_of_another_generator_is_waited_for_while_it_grows(learner: L
             nursery.start_soon(wait)
             for grown in range(60):
                 await trio.sleep(60.0)
-                partial.write_bytes(bytes(grown))
+                partial.write_bytes(bytes(grown + 1))
         assert 3600.0 < given_up[0] - began <= 3600.0 + 2 * LOCK_SECONDS
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
