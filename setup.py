@@ -9,7 +9,7 @@ setup(
     packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
     package_dir={"agent_rl.examples": "examples"},
     package_data={
-        "agent_rl.examples": ["*.toml", "word_problems/*.jsonl"],
+        "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
         "agent_rl.analysis": ["templates/*"],
         "agent_rl.simulation": ["profiles/*.toml"],
         "agent_rl.observe.charts": ["*.css"],

@@ -149,7 +149,6 @@ def transfer(hosts: int, mbyte: int, mbit: float) -> tuple[float, float, float]:
         for machine in made:
             limit = ("rate", f"{mbit}mbit", "burst", "64kb", "latency", "400ms")
             machine.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
-            machine.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # noqa: S108 - a host's own memory
         nodes = [LEARNER, *(f"rollout_generator.{number}" for number in range(hosts))]
         addresses = {node: f"tcp://{machine.address}:{PORT}" for node, machine in zip(nodes, made, strict=True)}
         (folder / "addresses.json").write_text(json.dumps(addresses))

@@ -35,6 +35,7 @@ class Machine:
         self.pid = self._keeper.pid
         self.run("hostname", name)
         self.run("mount", "--bind", str(hosts), "/etc/hosts")
+        self.run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # noqa: S108 - a machine's own memory
         self.run("ip", "link", "set", "lo", "up")
 
     def command(self, *words: str) -> list[str]:
