@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import trio
+
 from actors.runtime.actor_process import ActorProcess
 from agent_rl.messages import Accusation
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 MOST_SAID = 1024
 """Processes that are named. Beyond them those of this host are only replaced, so that accusers cannot fill memory."""
+
+CLAIM_STANDS_SECONDS = 2.0
+"""After so long an accuser still says that nobody gave out the incarnation of another host's actor. Before, this
+supervisor may have been suspended: the news of the incarnation waits unread, and the accuser has had them from nobody."""
 
 
 def accusations(node: Node) -> tuple[Accusation, ...]:
@@ -41,8 +47,12 @@ class Accusations:
         say: Callable[[str], None],
         others: Callable[[dict[str, int]], None],
         unsettled: Callable[[Accusation], bool],
+        now: Callable[[], float] = trio.current_time,
     ) -> None:
         """``unsettled``: whether a claimed incarnation may be one that its supervisor gave out."""
+        self._now = now
+        self._claimed: dict[tuple[str, int], float] = {}
+        """When an incarnation of another host's actor was first said to be given out by nobody."""
         self._actors = actors
         self._say = say
         self._others = others
@@ -57,7 +67,7 @@ class Accusations:
             if process in self._said:
                 continue
             posed = each.what.startswith("forged")
-            if posed and self._unsettled(each):
+            if posed and (self._unsettled(each) or not self._stands(each)):
                 continue
             if len(self._said) >= MOST_SAID:
                 self.replace({each.node: each.incarnation})
@@ -73,6 +83,15 @@ class Accusations:
             if each.node not in self._actors:
                 self._replace[each.node] = each.incarnation
                 self._others(self._replace)
+
+    def _stands(self, claim: Accusation) -> bool:
+        """Whether the accusation has been heard for long enough. This host's own incarnations are known at once."""
+        if claim.node in self._actors or not claim.what.startswith("forged incarnation"):
+            return True
+        if len(self._claimed) >= MOST_SAID:
+            self._claimed.clear()
+        since = self._claimed.setdefault((claim.node, claim.incarnation), self._now())
+        return self._now() - since >= CLAIM_STANDS_SECONDS
 
     def _named(self, what: str) -> list[ActorProcess]:
         """The actors of this host whose processes a text names by number."""

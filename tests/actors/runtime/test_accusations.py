@@ -13,7 +13,7 @@ from actors.base import passing_link
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.accusations import Accusations
+from actors.runtime.accusations import CLAIM_STANDS_SECONDS, Accusations
 from actors.runtime.links import SenderPermits
 from agent_rl.messages import Accusation, GroupOpened, StepTrained, Trajectory, WeightsWanted
 from tests.actors.topologies import micro
@@ -65,9 +65,14 @@ class Heard:
         self.others: list[dict[str, int]] = []
         self.actor = self.process("tool_executor.0", 17)
         self.unsettled = False
+        self.seconds = 0.0
         actors: Any = {"tool_executor.0": self.actor, "learner.0": self.process("learner.0", 18)}
         self.accusations = Accusations(
-            actors, self.said.append, lambda who: self.others.append(dict(who)), lambda _: self.unsettled
+            actors,
+            self.said.append,
+            lambda who: self.others.append(dict(who)),
+            lambda _: self.unsettled,
+            lambda: self.seconds,
         )
 
     def process(self, name: str, pid: int) -> SimpleNamespace:
@@ -122,3 +127,18 @@ def test_who_is_accused_after_many_others_is_replaced_without_a_word(monkeypatch
     assert len(heard.said) == 2
     assert len(heard.others[-1]) == 2
     assert [text.partition(":")[0] for text in heard.killed] == ["tool_executor.0"]
+
+
+def test_news_that_a_suspended_supervisor_has_not_read_make_nobody_an_impostor() -> None:
+    """An actor of another host was started again meanwhile, and the accuser's status is read before the news."""
+    heard = Heard()
+    claim = Accusation("tool_executor.1", 9, "forged incarnation: a process claims incarnation 9, the peer has 5")
+    heard.accusations.heard("roc_filter.0", [claim])
+    assert heard.said == heard.others == []
+    heard.seconds += CLAIM_STANDS_SECONDS
+    heard.unsettled = True
+    heard.accusations.heard("kv_scheduler.0", [claim])
+    assert heard.said == heard.others == [], "the news have come"
+    heard.unsettled = False
+    heard.accusations.heard("roc_filter.0", [claim])
+    assert [text.startswith("somebody poses as tool_executor.1") for text in heard.said] == [True]
