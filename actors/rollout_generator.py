@@ -22,6 +22,7 @@ from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelEr
 from actors.engines.checking import engine_faults
 from actors.execution.blocking import Pause, interruptible
 from actors.generation.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.generation.figures import engine_load, generator_figures
 from actors.generation.kept_turns import LINK, KeptTurns
 from actors.generation.running import Running, RunningRollouts
 from actors.generation.serving import ServedPolicy
@@ -36,7 +37,7 @@ from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
-from agent_rl.figures import ActorFigures, GeneratorFigures
+from agent_rl.figures import ActorFigures
 from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
@@ -349,23 +350,9 @@ class RolloutGenerator(Actor):
             self.context.link("load").set(load)
 
     def _load(self) -> EngineLoad:
-        figures = self._engine.figures
-        return EngineLoad(
-            generator=self.context.name,
-            incarnation=self.context.incarnation,
-            policy=self._engine.policy,
-            kv_tokens_total=figures.kv_tokens_total,
-            kv_tokens_used=figures.kv_tokens_used,
-            max_rollouts=figures.max_rollouts,
-            running=figures.running,
-            waiting=figures.waiting,
-            preempted=figures.preempted,
-            generated_tokens=figures.generated_tokens,
-            orphans=dict(self._running.orphans),
-            prefilled_tokens=figures.prefilled_tokens,
-            cached_tokens=figures.cached_tokens,
-            preemptions=dict(figures.preemptions),
-            kv_kept=figures.kv_kept,
+        engine = self._engine
+        return engine_load(
+            engine.figures, engine.policy, self.context.name, self.context.incarnation, self._running.orphans
         )
 
     def waiting_for(self) -> str:
@@ -389,27 +376,5 @@ class RolloutGenerator(Actor):
         """The engine's load and rates since the last status."""
         figures = self._engine.figures
         rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._tally.rollouts})
-        tally = self._tally
-        return "running", ActorFigures(
-            generator=GeneratorFigures(
-                tokens_per_s=rates["tokens"],
-                rollouts_per_s=rates["rollouts"],
-                kv_used=figures.kv_tokens_used,
-                kv_total=figures.kv_tokens_total,
-                running=figures.running,
-                waiting=figures.waiting,
-                preempted=figures.preempted,
-                generated_tokens=figures.generated_tokens,
-                rollouts=tally.rollouts,
-                rollouts_truncated=tally.by_status["truncated"],
-                rollouts_failed=tally.by_status["failed"],
-                rollouts_cancelled=tally.by_status["cancelled"],
-                prompts_too_long=tally.by_status["prompt_too_long"],
-                calls_malformed=tally.by_outcome["malformed"],
-                calls_unknown_tool=tally.by_outcome["unknown_tool"],
-                calls_failed=tally.calls_failed,
-                responses_cut=tally.responses_cut,
-                calls_waiting=self._tools.waiting,
-                policy_version=self._engine.policy.version,
-            )
-        )
+        generator = generator_figures(figures, self._engine.policy, rates, self._tally, self._tools.waiting)
+        return "running", ActorFigures(generator=generator)

@@ -27,8 +27,8 @@ MOST_SAID = 1024
 """Processes that are named. Beyond them those of this host are only replaced, so that accusers cannot fill memory."""
 
 CLAIM_STANDS_SECONDS = 2.0
-"""After so long an accuser still says that nobody gave out the incarnation of another host's actor. Before, this
-supervisor may have been suspended: the news of the incarnation waits unread, and the accuser has had them from nobody."""
+"""An incarnation of another host's actor is taken for a claim that nobody gave out when an accuser says so for so long.
+Before, this supervisor may have been suspended: the news wait unread, and its actors have had them from nobody."""
 
 
 def accusations(node: Node) -> tuple[Accusation, ...]:
