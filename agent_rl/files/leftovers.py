@@ -60,7 +60,10 @@ def claim(directory: Path) -> Claim:
     while True:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        status = directory.lstat()
+        try:
+            status = directory.lstat()
+        except FileNotFoundError:  # another process took it for stale, and has swept it
+            continue
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise Unsafe(f"{directory} is not a directory of yours alone; remove it")
         lock = _hold(directory)
@@ -116,7 +119,8 @@ def sweep_one(directory: Path) -> bool:
             return False
         remove_tree(directory)
     except OSError as error:
-        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOTSUP, errno.ENOLCK}:
+        gone = errno.ENOENT  # another process has swept it meanwhile
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES, errno.ENOTSUP, errno.ENOLCK, gone}:
             raise
         return False
     finally:

@@ -1,5 +1,6 @@
 """What is claimed stays, what nobody holds is swept, and the janitor ends what a killed supervisor left."""
 
+import fcntl
 import os
 import select
 import socket
@@ -43,6 +44,36 @@ def test_a_link_to_what_is_no_control_group_any_more_keeps_nobody_from_sweeping(
     assert directory in sweep()
     assert not directory.exists()
     assert other.exists()
+
+
+def test_what_another_process_sweeps_at_the_same_time_is_no_fault(temporary, monkeypatch):
+    directory, held = claimed_directory("groups")
+    held.release()
+    lock = fcntl.flock
+
+    def the_other_was_first(descriptor, operation):
+        directory.rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", the_other_was_first)
+    assert not sweep_one(directory)
+
+
+def test_what_is_swept_while_it_is_claimed_is_made_again(temporary, monkeypatch):
+    directory = temporary / "agent-rl.x"
+    look, swept = Path.lstat, []
+
+    def swept_once(path):
+        if path == directory and not swept:
+            swept.append(path)
+            path.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", swept_once)
+    held = claim(directory)
+    assert swept
+    assert directory.is_dir()
+    held.release()
 
 
 def test_several_may_hold_one_directory(temporary):
