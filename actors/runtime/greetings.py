@@ -99,6 +99,8 @@ class Greetings:
         self._greeted: dict[str, trio.CancelScope] = {}
         """The tasks that greet a supervisor."""
         self._links: dict[str, CallLink] = {}
+        self._looked_at: dict[str, trio.CancelScope] = {}
+        """The silent supervisors whose addresses are looked at."""
 
     def _know(self, topology: Topology) -> None:
         self._topology = topology
@@ -116,6 +118,7 @@ class Greetings:
         for peer in self._greeted.keys() - self._others.keys():
             self._greeted.pop(peer).cancel()
             node.set_targets({_link(peer): []})
+            self._look_no_more(peer)
             self._admitted.discard(peer)
             self._told.pop(peer, None)
             for of, kind in list(self._mistakes):
@@ -250,13 +253,16 @@ class Greetings:
             case MalformedFrames() if peer not in self._admitted:
                 self._other_release(peer, event.reason)
             case PeerSilent() if self._nursery is not None and (peer, "key") not in self._mistakes:
-                self._nursery.start_soon(self._look, peer, event.seconds)
+                scope = self._looked_at[peer] = trio.CancelScope()
+                self._nursery.start_soon(self._look, peer, event.seconds, scope)
             case PeerReplaced():
                 self._admitted.discard(peer)
             case PeerBack():
+                self._look_no_more(peer)
                 if self._mistakes.pop((peer, "silent"), None):
                     self._reports.say(f"{peer} is heard again, after {event.seconds:.0f} s")
             case PeerLeft():
+                self._look_no_more(peer)
                 self._admitted.discard(peer)
                 words = "has stopped in order, and its actors with it; start its host again, and the run goes on"
                 self._reports.say(f"{peer} {words}")
@@ -281,8 +287,21 @@ class Greetings:
                 text = f"a process at {address}, the address of host {host}, has another key or none: copy {file} to it"
                 self._mistake(peer, "key", text)
 
-    async def _look(self, peer: str, seconds: float) -> None:
-        """Say why a silent peer may be silent: what a connection to its address shows."""
+    def _look_no_more(self, peer: str) -> None:
+        """The supervisor is heard, or has left: why it was silent is no mistake that lasts."""
+        if peer in self._looked_at:
+            self._looked_at.pop(peer).cancel()
+
+    async def _look(self, peer: str, seconds: float, scope: trio.CancelScope) -> None:
+        """Say why a silent peer may be silent, unless it is heard meanwhile."""
+        with scope:
+            await trio.lowlevel.checkpoint()  # it may have left before this task runs
+            found = await self._found_at(peer)
+            if (peer, "key") not in self._mistakes and (peer, "start") not in self._mistakes:
+                self._mistake(peer, "silent", f"{peer} has been silent for {seconds:.0f} s: {found}")
+
+    async def _found_at(self, peer: str) -> str:
+        """What a connection to the address of a supervisor shows."""
         host, where = self._others[peer], self._addresses[peer]
         name, _, port = where.removeprefix("tcp://").rpartition(":")
         remedy = f"start the host, or correct hosts.{host}.address"
@@ -290,19 +309,16 @@ class Greetings:
             with trio.fail_after(PROBE_SECONDS):
                 stream = await trio.open_tcp_stream(name.strip("[]"), int(port))
             await stream.aclose()
-            found = f"a process listens at {where} and does not answer; look at that host"
         except trio.TooSlowError:
-            found = f"{where} does not answer within {PROBE_SECONDS:g} s; {remedy}, or look at firewall and network"
+            return f"{where} does not answer within {PROBE_SECONDS:g} s; {remedy}, or look at firewall and network"
         except OSError as error:
             cause = error.__cause__  # what each attempt came to
             while isinstance(cause, BaseExceptionGroup):
                 cause = cause.exceptions[0]
             if isinstance(cause, ConnectionRefusedError):
-                found = f"nothing listens at {where}; {remedy}"
-            else:
-                found = f"{where} cannot be reached ({cause or error}); {remedy}, or look at the network"
-        if (peer, "key") not in self._mistakes and (peer, "start") not in self._mistakes:
-            self._mistake(peer, "silent", f"{peer} has been silent for {seconds:.0f} s: {found}")
+                return f"nothing listens at {where}; {remedy}"
+            return f"{where} cannot be reached ({cause or error}); {remedy}, or look at the network"
+        return f"a process listens at {where} and does not answer; look at that host"
 
     # Mistakes
 

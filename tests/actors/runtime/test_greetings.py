@@ -22,7 +22,17 @@ from agent_rl.config.processes import Host as HostEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import HostHello, Incarnations
 from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
-from transport import KeyRefused, MalformedFrames, MemoryNetwork, Node, PeerReplaced, Registry, Unauthenticated
+from transport import (
+    KeyRefused,
+    MalformedFrames,
+    MemoryNetwork,
+    Node,
+    PeerBack,
+    PeerReplaced,
+    PeerSilent,
+    Registry,
+    Unauthenticated,
+)
 
 TOLD = Incarnations({"rollout_generator.0": 7})
 
@@ -213,3 +223,30 @@ def test_why_a_host_does_not_start_is_said_until_it_runs(path: Path) -> None:
         assert a.greetings.final_words == []
 
     trio.run(main)
+
+
+def test_a_host_that_is_heard_again_while_its_address_is_looked_at_was_no_mistake(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is back before the connection that was to show what is wrong."""
+
+    async def no_answer(*_: object) -> None:
+        await trio.sleep(1.5)
+        raise OSError
+
+    a, b = (Host(name, load_topology(path)) for name in "ab")
+
+    async def silent_for_a_second() -> None:
+        monkeypatch.setattr(trio, "open_tcp_stream", no_answer)
+        before = list(a.said)
+        a.greetings.link_event(PeerSilent("supervisor.b", 6.0, ()))
+        await trio.sleep(1.0)
+        a.greetings.link_event(PeerBack("supervisor.b", 7.0))
+        await trio.sleep(2.0)
+        assert a.said == before
+        assert a.greetings.final_words == []
+        a.greetings.link_event(PeerSilent("supervisor.b", 6.0, ()))
+        await trio.sleep(2.0)
+        assert a.said[-1].startswith("supervisor.b has been silent for 6 s")
+
+    meet(a, b, then=silent_for_a_second)
