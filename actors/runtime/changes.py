@@ -21,7 +21,7 @@ supervisor alone knows `CONTROL`; the other supervisors obey the main host's alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +106,8 @@ class Changes:
         self._actors = replicas.actors
         self.replicas_are: Callable[[Topology, str], object] = lambda *_: None
         """Tells all hosts that the replicas of a role are those of a topology. Raises DiskError."""
+        self.tell: Callable[[], object] = lambda: None
+        """Tells all hosts what is in force."""
         self.taken: Mapping[str, int] = {}
         """By role, the number after the highest that a replica ever got."""
         self._again = again
@@ -186,6 +188,13 @@ class Changes:
         else:
             self._starting.pop(status.actor, None)
 
+    def swaps(self, roles: Iterable[str]) -> None:
+        """These roles may have got another class: this host's actors take from them what the topology's links carry."""
+        new = [role for role in roles if role not in self.swapped]
+        self.swapped.update(new)
+        for actor in self._actors.values() if new else ():
+            actor.tell(swapped(new))
+
     async def asked(self, sender: str, wanted: Wanted) -> Changed:
         """Carry out a change. Raises CallRefused for a sender that may not ask."""
         from transport import CallRefused
@@ -239,9 +248,8 @@ class Changes:
         keys = changed_keys(wanted)
         refused = await self._trial(keys)
         if not refused:
-            self.swapped.add(wanted.role)
-            for actor in self._actors.values():  # on all hosts before the first process of the new class
-                actor.tell(swapped([wanted.role]))
+            self.swaps([wanted.role])  # on all hosts before the first process of the new class
+            self.tell()
             refused, _ = await self._ask_others(replace(wanted, only_check=True))
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,6 +81,11 @@ class InForce(Protocol):
     """The topology with the swaps."""
     keys: list[str]
     """The swaps, as ``KEY=VALUE`` of the topology."""
+    swapped: set[str]
+    """Roles that may have got another class."""
+
+    def swaps(self, roles: Iterable[str]) -> None:
+        """These roles may have got another class."""
 
     def obstacle(self) -> str:
         """Why no host can join now, and the remedy; empty: one can."""
@@ -125,7 +130,7 @@ class Joined:
             self._link = node, node.announce("joined", self._others, growing=True)
             self.taken.update(self._numbers_given())
             self._expected = dict.fromkeys(joined_hosts(self.topology), trio.current_time() + START_SECONDS)
-            self._tell()
+            self.tell()
 
     @property
     def _others(self) -> list[str]:
@@ -234,6 +239,8 @@ class Joined:
     def heard(self, message: JoinedHosts) -> None:
         """The main host tells which hosts have joined."""
         changed = as_hosts(message.hosts)
+        if not self._is_main:
+            self._changes.swaps(message.swapped)  # also those from before this host was started again
         if not self._is_main and with_changed(self.topology, changed).hosts != self.topology.hosts:
             self._set(changed)
 
@@ -249,12 +256,13 @@ class Joined:
         if self._link is not None:
             node, _ = self._link
             node.set_targets({"joined": self._others})
-        self._tell()
+        self.tell()
         self._follow(self.topology)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tell all hosts what is in force, from the main host."""
         if self._link is not None:
-            self._link[1].set(JoinedHosts(as_told(self.topology)))
+            self._link[1].set(JoinedHosts(as_told(self.topology), tuple(sorted(self._changes.swapped))))
 
     def _numbers_given(self) -> dict[str, int]:
         try:

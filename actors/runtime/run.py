@@ -28,7 +28,7 @@ from agent_rl.records.history import check_history
 from agent_rl.records.incarnations import next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_directory
-from agent_rl.records.swaps import forget_swaps
+from agent_rl.records.swaps import forget_swaps, swapped_roles
 from agent_rl.records.timeline import TimelineFile
 
 
@@ -113,6 +113,7 @@ async def run_topology(
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
             network.extend(control_address(topology, runtime))
+            supervisor.swapped_before(swapped_roles(directory))
             for line in forget_swaps(directory, topology):
                 supervisor.say(line)
         return await supervisor.run(network, received)

@@ -129,6 +129,10 @@ class Supervisor:
             log=log,
         )
 
+    def swapped_before(self, roles: Sequence[str]) -> None:
+        """These roles were swapped in the last start, and other hosts may have gone on since."""
+        self._peers.changes.swaps(role for role in roles if role in self._topology.actors)
+
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""
         listeners = await listeners_of(self._topology, self._hosts)

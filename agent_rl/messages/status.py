@@ -163,7 +163,9 @@ class JoinAnswer:
 class JoinedHosts:
     """The supervisor of the learner's host tells all others which hosts joined the run and have not left.
 
-    Hosts whose replicas were added or removed are among them.
+    Hosts whose replicas were added or removed are among them. ``swapped``: roles whose processes may be of another
+    class, or have other settings, than the files say.
     """
 
     hosts: tuple[JoinedHost, ...]
+    swapped: tuple[str, ...]

@@ -26,6 +26,11 @@ def record_swap(directory: Path, role: str, topology: Topology) -> None:
         partial.write_text(json.dumps(swaps, indent=1) + "\n", encoding="utf-8")
 
 
+def swapped_roles(directory: Path) -> list[str]:
+    """The roles that were swapped or scaled in the last start: processes of other hosts may still be."""
+    return list(_read(directory))
+
+
 def forget_swaps(directory: Path, topology: Topology) -> list[str]:
     """Forget the swaps of the last start; one line for each role to which this start gives something else."""
     differing = list(_differences(_read(directory), topology))

@@ -29,7 +29,7 @@ from agent_rl.config.scaling import with_replicas
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 from agent_rl.records.run_directory import RunRefused
-from agent_rl.records.swaps import forget_swaps, record_swap
+from agent_rl.records.swaps import forget_swaps, record_swap, swapped_roles
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
@@ -467,7 +467,8 @@ class Alone:
         self.actor = SimpleNamespace(
             name="first.0", role="first", ended=trio.Event(), child=None, entry=self.file.actors["first"]
         )
-        self.actor.replaced, self.actor.tell = self.replaced, lambda _: None
+        self.lines = []
+        self.actor.replaced, self.actor.tell = self.replaced, self.lines.append
         replicas = SimpleNamespace(
             actors={"first.0": self.actor},
             follow=lambda _: None,
@@ -533,6 +534,18 @@ def test_a_host_that_leaves_while_a_role_is_swapped_does_not_come_back_by_it(tmp
     assert not answer.refused
     assert list(alone.changes.topology.hosts) == ["a", "b"]
     assert alone.changes.topology.actors["first"].class_path == OTHER
+
+
+def test_all_hosts_are_told_of_a_swap_before_it_begins_also_those_that_start_later(tmp_path, monkeypatch):
+    """Their actors would take the new class's messages for those of a stranger to its role."""
+    alone = Alone(tmp_path, monkeypatch)
+    before = []
+    alone.changes.tell = lambda: before.append(set(alone.changes.swapped))
+    alone.during = lambda: before.append("tried or replaced")
+    alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d")
+    assert before == ["tried or replaced", {"first"}, "tried or replaced"]
+    alone.changes.swaps(["second", "first"])
+    assert alone.lines == [b"swapped first\n", b"swapped second\n"]
 
 
 def test_a_host_that_leaves_while_a_role_is_scaled_does_not_come_back_by_it(tmp_path, monkeypatch):
@@ -671,6 +684,7 @@ def test_the_next_start_says_what_was_swapped(tmp_path):
     assert forget_swaps(tmp_path, topology) == []
     record_swap(tmp_path, "kv_scheduler", swapped)
     record_swap(tmp_path, "learner", topology)
+    assert swapped_roles(tmp_path) == ["kv_scheduler", "learner"]
     [line] = forget_swaps(tmp_path, topology)
     assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
     assert '"request_window": 2000' in line

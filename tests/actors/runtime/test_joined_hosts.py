@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ class StandIn:
     topology: Topology
     keys: list[str] = field(default_factory=list)
     why_not: str = ""
+    swapped: set[str] = field(default_factory=set)
+
+    def swaps(self, roles: Iterable[str]) -> None:
+        self.swapped.update(roles)
 
     def obstacle(self) -> str:
         return self.why_not
@@ -171,12 +175,13 @@ def test_other_hosts_follow_the_main_host(tmp_path: Path, run: Any) -> None:
         followed: list[Topology] = []
         other = Joined(main.topology, ["b"], main.changes, follow=followed.append, say=main.said.append)
         other.link(Node("supervisor.b", MemoryNetwork(), Registry.of(messages), incarnation=1), MemoryNetwork())
-        other.heard(JoinedHosts(answer.hosts))
-        other.heard(JoinedHosts(answer.hosts))
+        other.heard(JoinedHosts(answer.hosts, ()))
+        other.heard(JoinedHosts(answer.hosts, ()))
         assert [each.homes("tool_executor") for each in followed] == [{0: "a", 1: "b", 2: "d"}]
         assert other.line().startswith(b"joined {")
-        other.heard(JoinedHosts(()))
+        other.heard(JoinedHosts((), ("tool_executor",)))
         assert followed[-1] == main.topology
+        assert main.changes.swapped == {"tool_executor"}, "swapped before this host was started again"
         assert "supervisor of the learner's host" in other.answer("joining.e", answer_wanted(main)).refusal
 
     run(test)
