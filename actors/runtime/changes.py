@@ -53,7 +53,7 @@ from actors.runtime.replicas import Replicas, has_left
 from actors.runtime.roster import swapped
 from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
-from agent_rl.config.joining import changed_hosts, with_changed
+from agent_rl.config.joining import changed_hosts, joined_hosts, with_changed
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.scaling import port_fault, present, with_replicas, without_replicas
@@ -106,6 +106,8 @@ class Changes:
         self._actors = replicas.actors
         self.replicas_are: Callable[[Topology, str], object] = lambda *_: None
         """Tells all hosts that the replicas of a role are those of a topology. Raises DiskError."""
+        self.take_off: Callable[[str, str], object] = lambda *_: None
+        """Takes a host that joined off the run, by its supervisor, with a line for the user."""
         self.tell: Callable[[], object] = lambda: None
         """Tells all hosts what is in force."""
         self.taken: Mapping[str, int] = {}
@@ -231,6 +233,9 @@ class Changes:
 
     async def _drain(self, wanted: DrainWanted) -> Changed:
         host = wanted.host
+        if host in joined_hosts(self.topology) and not self._others.hears(host):
+            self.take_off(supervisor_node(host), "is not heard, and is taken off the run; it may join again")
+            return Changed((), (f"host {host} is not heard: the run goes on without it, and it may join again",))
         if host not in self._hosts:
             refused, done = await self._ask_others(wanted, [host])
             return Changed(tuple(refused), tuple(done))
@@ -282,10 +287,10 @@ class Changes:
             refused, done_there = await self._ask_others(self._asks(role, scaling, self.topology), there)
             done += done_there
         if refused and scaling.starts:
-            refused += self._replicas_are(self._without(scaling.starts), role)
+            refused += self._replicas_are(without_replicas(self.topology, scaling.starts), role)
             return Changed((*refused, f"{role} keeps the processes that it had"), ())
         gone = {name: host for name, host in scaling.stops.items() if has_left(name) in done}
-        refused += self._replicas_are(self._without(gone), role) if gone else []
+        refused += self._replicas_are(without_replicas(self.topology, gone), role) if gone else []
         if gone or not refused:
             self._record(role)
             number = len(present(self.topology, role, self._left))
@@ -306,11 +311,6 @@ class Changes:
     @staticmethod
     def _asks(role: str, scaling: Scaling, topology: Topology) -> ReplicasWanted:
         return ReplicasWanted(role, as_told(topology), (*scaling.starts,), (*scaling.stops,), only_check=False)
-
-    def _without(self, replicas: Mapping[str, str]) -> Topology:
-        """The topology of now without these replicas, each with its host. Hosts may have left meanwhile."""
-        there = {name: host for name, host in replicas.items() if host in self.topology.hosts}
-        return without_replicas(self.topology, there)
 
     async def _replicas_of_here(self, wanted: ReplicasWanted) -> Changed:
         """The main host asks for replicas of this host."""

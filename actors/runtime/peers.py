@@ -121,7 +121,7 @@ class Peers:
         self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace, self._unsettled)
         self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
         self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
-        self.changes.tell = self._joined.tell
+        self.changes.tell, self.changes.take_off = self._joined.tell, self._joined.left
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""

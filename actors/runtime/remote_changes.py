@@ -43,6 +43,11 @@ class RemoteChanges:
                 )
         self._node.set_targets({_link(name): [name] if name in supervisors else [] for name in self._links})
 
+    def hears(self, host: str) -> bool:
+        """Whether the supervisor of another host can be asked."""
+        link = self._links.get(supervisor_node(host))
+        return link is not None and link.reachable
+
     async def ask(self, wanted: Wanted, hosts: Collection[str]) -> tuple[list[str], list[str]]:
         """Ask the supervisors of these hosts, one after the other, until one refuses.
 

@@ -46,8 +46,9 @@ def with_replicas(topology: Topology, added: Mapping[str, str]) -> Topology:
 
 
 def without_replicas(topology: Topology, removed: Mapping[str, str]) -> Topology:
-    """The topology without these replicas, each with its host."""
-    return _changed(topology, removed, "removed")
+    """The topology without these replicas, each with its host, which may have left."""
+    there = {replica: host for replica, host in removed.items() if host in topology.hosts}
+    return _changed(topology, there, "removed")
 
 
 def _changed(topology: Topology, replicas: Mapping[str, str], key: str) -> Topology:

@@ -506,7 +506,7 @@ class Alone:
     async def carry_out(self, starts, stops, topology):
         return [], [*(f"{name} runs" for name in starts), *(has_left(name) for name in stops)]
 
-    def ask(self, asked, *absent, starting=()):
+    def ask(self, asked, *absent, starting=(), after=0.0):
         async def main():
             async with trio.open_nursery() as nursery:
                 network = MemoryNetwork()
@@ -520,6 +520,7 @@ class Alone:
                 for name in absent:
                     self.changes.left(name)
                 await nursery.start(node.run, lambda _: None)
+                await trio.sleep(after)
                 answer = await self.changes.asked(CONTROL, asked)
                 nursery.cancel_scope.cancel()
             return answer
@@ -534,6 +535,19 @@ def test_a_host_that_leaves_while_a_role_is_swapped_does_not_come_back_by_it(tmp
     assert not answer.refused
     assert list(alone.changes.topology.hosts) == ["a", "b"]
     assert alone.changes.topology.actors["first"].class_path == OTHER
+
+
+def test_a_host_that_joined_and_is_not_heard_is_taken_off_when_it_is_drained(tmp_path, monkeypatch):
+    """Its machine may be gone for good, and no role could be swapped as long as it counts."""
+    alone = Alone(tmp_path, monkeypatch)
+    taken = []
+    alone.changes.take_off = lambda supervisor, _: taken.append(supervisor)
+    assert alone.ask(DrainWanted("b"), after=10.0).refused, "the file names it"
+    assert not taken
+    alone = Alone(tmp_path, monkeypatch)
+    alone.changes.take_off = lambda supervisor, _: taken.append(supervisor)
+    assert "it may join again" in alone.ask(DrainWanted("d"), after=10.0).done[0]
+    assert taken == ["supervisor.d"]
 
 
 def test_all_hosts_are_told_of_a_swap_before_it_begins_also_those_that_start_later(tmp_path, monkeypatch):
