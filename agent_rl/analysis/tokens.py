@@ -62,7 +62,9 @@ def texts(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list
         if whole.endswith("\ufffd") and end - shown < LONGEST and end < len(tokens):
             found.append("")
             continue
-        found.append(whole[len(decode(tokens[start:shown])) :])
+        before = decode(tokens[start:shown])  # may end with bytes that were given up, and make a character after all
+        differs = (at for at, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other)
+        found.append(whole[next(differs, len(before)) :])
         start, shown = shown, end
     return found
 

@@ -147,7 +147,7 @@ def test_a_flood_of_output_is_stopped_and_cut() -> None:
         ["while True: print('x' * 99)", "import sys\nwhile True: sys.stderr.write('x')", "'x' * 5000"], limits
     )
     assert flood.outcome == errors.outcome == "output_limit"
-    assert flood.run_seconds < 2
+    assert flood.run_seconds < 10
     assert flood.stdout == ("x" * 99 + "\n") * 10 + "\n[cut after 1000 bytes]\n"
     assert errors.stderr.endswith("[cut after 1000 bytes]\n")
     assert (value.outcome, len(value.value)) == ("success", 1000 + len("\n[cut after 1000 characters]\n"))

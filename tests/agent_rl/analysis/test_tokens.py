@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_rl.analysis.figures import DISTANCES, ENTROPIES, scored, study
@@ -33,6 +33,7 @@ def test_the_texts_of_tokens_add_up_to_the_text(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 400), max_size=60))
+@example([94] * 7 + [126, 94])  # seven bytes that begin no character, and then one of two bytes
 def test_any_tokens_have_texts(tokens: list[int]) -> None:
     """A model may write bytes that are no UTF-8, and tokens that its tokenizer does not know."""
     pieces = texts(tokens, decode)
