@@ -233,7 +233,7 @@ class Changes:
 
     async def _drain(self, wanted: DrainWanted) -> Changed:
         host = wanted.host
-        if host in joined_hosts(self.topology) and not self._others.hears(host):
+        if self._is_main and host in joined_hosts(self.topology) and not self._others.hears(host):
             self.take_off(supervisor_node(host), "is not heard, and is taken off the run; it may join again")
             return Changed((), (f"host {host} is not heard: the run goes on without it, and it may join again",))
         if host not in self._hosts:
