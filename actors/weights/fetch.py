@@ -287,7 +287,7 @@ class FetchedWeights:
             try:
                 part = await self._ask(source, WeightsWanted(download.policy, offset))
             except TransportError:
-                pass
+                pass  # the learner is told below that this source failed, and names another
             else:
                 if part.later:
                     continue
