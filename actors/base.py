@@ -285,7 +285,10 @@ class Actor:
         """
 
     async def stop(self) -> None:
-        """Finish work that must not be lost. Called after the last message is handled."""
+        """Finish work that must not be lost.
+
+        Messages are handled until this returns, and none after: the actor's next process gets what is unacknowledged.
+        """
 
     def status(self) -> tuple[str, ActorFigures]:
         """One word for the actor's state, and its live figures: the role's figures, and your own in ``extra``."""

@@ -181,15 +181,17 @@ class RoCFilter(Actor):
         self._compaction.want()  # continue a compaction that the last process did not end
         self._trajectories = 0
         self._too_long: set[str] = set()
-        for task in (self._commits, self._watch_journal, self._to_learner.run, self._judging.run, self._compaction.run):
-            self.context.nursery.start_soon(task)
+        self._tasks, self._tasks_ended = trio.CancelScope(), trio.Event()
+        self.context.nursery.start_soon(self._tend)
         if (entered := entered_before(self._journal)) is not None:  # only a restarted learner says again where it is
             self._take_up(entered)
             self._resend(entered)
             self._commit()
 
     async def stop(self) -> None:
-        """Commit, acknowledge, and write a summary."""
+        """Commit, acknowledge, and write a summary. The tasks end first: no thread of theirs needs the journal."""
+        self._tasks.cancel()
+        await self._tasks_ended.wait()
         self._commit()
         try:
             self._records.write_summary(self.context.wall())
@@ -331,6 +333,14 @@ class RoCFilter(Actor):
                     self._to_learner.send(EvaluationReady(evaluation, figures))
                     self._compaction.want()
         self._commit_wanted.set()
+
+    async def _tend(self) -> None:
+        with self._tasks:
+            async with trio.open_nursery() as nursery:
+                for task in (self._commits, self._watch_journal, self._to_learner.run, self._judging.run):
+                    nursery.start_soon(task)
+                nursery.start_soon(self._compaction.run)
+        self._tasks_ended.set()
 
     async def _watch_journal(self) -> None:
         """End the run when its journal is taken away. The system does not report that, so the filter looks."""

@@ -102,7 +102,7 @@ class Node(Arrivals):
         """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before.
 
         Processes of a lower incarnation have ended: within a heartbeat, the peer counts as lost until its process with
-        this incarnation is heard.
+        this incarnation is heard. The new process is asked at once who it is, rather than with the next heartbeat.
         """
         self._expected[peer] = incarnation
         self._forget_claims(peer, incarnation)
@@ -117,6 +117,8 @@ class Node(Arrivals):
                 self._liveness.forget(peer)
         if outbound is not None:
             outbound.expect(incarnation)
+            if known and max(known) < incarnation and self._running:
+                outbound.send_heartbeat(self.incarnation)  # waits in the connection until the process listens
 
     def doubt(self, peers: Iterable[str]) -> None:
         """Exactly these peers are lost once they are silent (``Limits.silent_after``), rather than later.

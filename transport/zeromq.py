@@ -219,7 +219,7 @@ class ZmqPort:
         on_back = self._receiver.on_back
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, self._identity)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL, 25)  # a successor that got ready beside listens after 100 ms
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         channel = self._peers[peer] = Channel(socket, lambda frames: on_back(peer, frames))
         self._read(channel)

@@ -109,6 +109,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     Messages that arrive while the actor starts are held back; heartbeats are sent in the meantime.
     """
     ready = trio.Event()
+    stopped = False
     context = actor.context
     needed = {
         name: context.links[name]
@@ -120,6 +121,8 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async def handler(delivery: Delivery) -> object:
         if not ready.is_set():  # a wait on a set event would still cost each message a turn of the event loop
             await ready.wait()
+        if stopped:  # what is not acknowledged is sent again, to the actor's next process
+            await trio.sleep_forever()
         return await actor.handle(delivery.message)
 
     failed, seconds = False, context.topology.run.status_seconds
@@ -153,6 +156,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
         await stopping.wait()
         await actor.stop()
+        stopped = True
         _announce(status_link, actor, *actor.status())
         await _last_status_heard(status_link)
         context.log.info("stopped")

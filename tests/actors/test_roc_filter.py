@@ -112,6 +112,43 @@ def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
     simulate(main)
 
 
+def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path) -> None:
+    """The process lives on until its last status is acknowledged."""
+
+    class Stopping(RoCFilter):
+        stopped = trio.Event()
+
+        async def stop(self) -> None:
+            await super().stop()
+            self.stopped.set()
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
+            acknowledged: list[str] = []
+            late = trio.Event()
+
+            async def opens_late() -> None:
+                await Stopping.stopped.wait()
+                acknowledged.extend(await settle_group(stage, 0, ["4"]))
+
+            async def never_heard(_: Any) -> None:
+                await late.wait()
+
+            nursery.start_soon(opens_late)
+            async with running(Stopping, topology, "roc_filter", tmp_path, stage):
+                await enter(stage)
+                stage["supervisor.local"].reply = lambda _: never_heard(_) if Stopping.stopped.is_set() else None
+            assert acknowledged == []
+            late.set()
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+                await trio.sleep(5)
+                assert acknowledged
+        assert audit(tmp_path).open == 1
+
+    simulate(main)
+
+
 def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
     def tags(sample: int) -> TagCounts:
         return TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)

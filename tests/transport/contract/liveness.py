@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -153,6 +154,27 @@ class LivenessContract(ContractBase):
                     while not a.reported(PeerBack):
                         await self.heartbeats(1)
                 assert (recorder.numbers, a.node.gone) == ([1], set())
+
+        self.run(main)
+
+    def test_a_successor_that_is_told_of_is_served_before_the_next_heartbeat(self) -> None:
+        """It has no link of its own to whoever waits for it."""
+        self.limits = replace(self.limits, heartbeat_interval=10 * PATIENCE, silent_after=100 * PATIENCE)
+
+        async def main() -> None:
+            async with self.world("a", "b") as world:
+                former, recorder = Recorder(), Recorder()
+                former.gate = trio.Event()
+                a, b = await world.start("a"), await world.start("b", former)
+                link = a.node.push("items", ["b"], window=2)
+                await link.send(Item(1))
+                await former.until(lambda recorder: recorder.running == 1)
+                await b.stop()
+                a.node.expect("b", b.node.incarnation + 1)
+                await world.start("b", recorder, incarnation=b.node.incarnation + 1)
+                with trio.fail_after(PATIENCE):
+                    await link.drained()
+                assert recorder.numbers == [1]
 
         self.run(main)
 
