@@ -172,7 +172,7 @@ class ActorProcess:
             janitor.ended(child.pid)
             log("ended", actor=self.name, pid=child.pid, status=status, stopping=self.stopping)
             if self._replacement is None:
-                self._drop_successor()  # its incarnation is that of the next process
+                self._drop_successor(janitor)  # its incarnation is that of the next process
             if self.stopping:
                 if status == USER_MISTAKE:
                     self._reports.fail(f"{self.name}: {self._why(child)}", 2)
@@ -186,7 +186,7 @@ class ActorProcess:
         if self._replacement is not None:
             self._replacement.settle("the run ended meanwhile")
         self._reports.process(self, "stopped")
-        self._drop_successor()
+        self._drop_successor(janitor)
         self.ended.set()
 
     @property
@@ -194,9 +194,11 @@ class ActorProcess:
         """The processes of this actor that have not ended."""
         return [child for child in (self.child, self._successor) if child is not None and not child.ended]
 
-    def _drop_successor(self) -> None:
+    def _drop_successor(self, janitor: Janitor) -> None:
+        """End the process that gets ready, or is ready, to take the place of ``child``, if there is one."""
         if self._successor is not None:
             self._successor.reap()
+            janitor.ended(self._successor.pid)
             self._successor = None
 
     def _tell_stopped(self, child: ActorChild, status: int) -> None:
@@ -224,7 +226,6 @@ class ActorProcess:
         janitor.started(child.pid)
         prepared = await child.prepared()
         if self._successor is not child:  # dropped
-            janitor.ended(child.pid)
             return Replaced(f"{self.name} ended while its successor was getting ready; ask again", died=True)
         if prepared:
             return None

@@ -1,0 +1,108 @@
+"""The supervisor's record of one actor: what becomes of a process that gets ready beside another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from actors.runtime.actor_process import ActorProcess, Plan
+from agent_rl.config.load import load_topology
+from tests.end_to_end.topologies import write_micro
+
+
+class Child:
+    """A process that ends when it is asked to, and is prepared when ``ready`` is set."""
+
+    def __init__(self, pid: int, ready: trio.Event) -> None:
+        self.pid, self._ready, self._over = pid, ready, trio.Event()
+        self.message, self.blocked_at = "", ""
+        self.stderr = Path()
+
+    @property
+    def ended(self) -> bool:
+        return self._over.is_set()
+
+    async def wait(self) -> int:
+        await self._over.wait()
+        return 0
+
+    async def prepared(self) -> bool:
+        async with trio.open_nursery() as nursery:
+
+            async def until(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until, self._over)
+            nursery.start_soon(until, self._ready)
+        return self._ready.is_set()
+
+    def end(self) -> None:
+        self._over.set()
+
+    terminate = kill = reap = end
+
+    def tell(self, _: bytes) -> bool:
+        return True
+
+    def last_words(self, lines: int = 20) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("ends", ["while it gets ready", "when it is ready", "by a death of the former one"])
+def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Another program may get its number, and the janitor kills the groups that it was told of."""
+    path, _ = write_micro(tmp_path)
+    topology = load_topology(path)
+    groups: set[int] = set()
+    janitor: Any = SimpleNamespace(started=groups.add, ended=groups.discard)
+    nothing = lambda *_, **__: None  # noqa: E731
+    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, lines=lambda: b"")
+
+    async def main() -> str:
+        ready, children = trio.Event(), []
+
+        def start(*_: Any, **__: Any) -> Child:
+            children.append(Child(len(children) + 1, ready))
+            return children[-1]
+
+        monkeypatch.setattr(ActorProcess, "_child", start)
+        role = "tool_executor"
+        actor = ActorProcess(
+            f"{role}.0", role, topology, path=path, base=tmp_path, incarnation=0, started_at=0.0, epoch=0.0,
+            entry_module="", reports=reports,
+        )  # fmt: skip
+        faults = []
+
+        async def replace() -> None:
+            faults.append((await actor.replaced(Plan.of(role, topology), janitor, beside=True)).fault)
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(actor.keep, janitor, nothing)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(replace)
+                await trio.testing.wait_all_tasks_blocked()
+                assert groups == {1, 2}
+                if ends == "when it is ready":
+                    actor.stopping = True
+                    ready.set()
+                elif ends == "while it gets ready":
+                    actor.terminate()
+                else:
+                    children[0].end()
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert groups == {3}, "the next process of the former class"
+                    actor.terminate()
+        assert all(child.ended for child in children)
+        return faults[0]
+
+    assert trio.run(main)
+    assert not groups
