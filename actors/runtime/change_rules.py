@@ -65,9 +65,13 @@ def why_not(
 
     ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
     """
-    asked_for = wanted.starts if isinstance(wanted, ReplicasWanted) else ()  # an announcement may have started them
-    others = [name for name in starting if name not in asked_for]
+    others = [name for name in starting if name not in first_started(wanted)]
     return (ENDING if ending else "") or _about(wanted, topology, left) or not_now(others, busy)
+
+
+def first_started(wanted: Wanted) -> tuple[str, ...]:
+    """The replicas that a change starts: an announcement of the main host may have started them already."""
+    return wanted.starts if isinstance(wanted, ReplicasWanted) else ()
 
 
 def not_now(starting: Sequence[str], busy: str) -> str:

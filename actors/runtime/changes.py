@@ -37,6 +37,7 @@ from actors.runtime.change_rules import (
     added_and_removed,
     added_keys,
     changed_keys,
+    first_started,
     in_place,
     named,
     not_now,
@@ -51,6 +52,7 @@ from actors.runtime.networks import with_whole_paths
 from actors.runtime.remote_changes import RemoteChanges
 from actors.runtime.replicas import Replicas, has_left
 from actors.runtime.roster import swapped
+from actors.runtime.starting import Starting
 from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
 from agent_rl.config.joining import changed_hosts, joined_hosts, with_changed
@@ -119,7 +121,7 @@ class Changes:
         self._left: set[str] = set()
         """Hosts whose actors have stopped in order."""
         self._ending = ending
-        self._starting = dict.fromkeys(self._watched)
+        self._starting = Starting(self._watched)
         self._busy = ""
         self.keys: list[str] = []
         """The swaps that were carried out, as ``KEY=VALUE`` of the topology."""
@@ -153,9 +155,8 @@ class Changes:
         before = self._watched
         former = added_and_removed(self.topology, self._hosts)
         self.topology = with_changed(self.topology, changed_hosts(topology))
-        self._starting |= dict.fromkeys(name for name in self._watched if name not in before)
-        for name in set(before) - set(self._watched):
-            self._starting.pop(name, None)
+        self._starting.starts(*(name for name in self._watched if name not in before))
+        self._starting.forget(*set(before) - set(self._watched))
         self._others.lead(self._remote)
         if added_and_removed(self.topology, self._hosts) != former and (fault := self._store(self.topology)):
             self._say(f"processes that start later do not find what was scaled: {fault}")
@@ -166,8 +167,7 @@ class Changes:
         if node in self._remote:
             host = node.removeprefix(supervisor_node(""))
             self._left.add(host)
-            for name, _ in actor_nodes(self.topology, host):
-                self._starting.pop(name, None)
+            self._starting.forget(*(name for name, _ in actor_nodes(self.topology, host)))
 
     def back(self, node: str) -> None:
         """The supervisor of another host is heard."""
@@ -181,14 +181,14 @@ class Changes:
 
     def starts(self, actor: str) -> None:
         """A process of this actor starts."""
-        self._starting[actor] = None
+        self._starting.starts(actor)
 
     def heard(self, status: ActorStatus) -> None:
         """Take in whether an actor is ready."""
         if status.state in {"starting", "failed"}:
-            self._starting[status.actor] = None
+            self._starting.starts(status.actor)
         else:
-            self._starting.pop(status.actor, None)
+            self._starting.runs(status.actor)
 
     def swaps(self, roles: Iterable[str]) -> None:
         """These roles may have got another class: this host's actors take from them what the topology's links carry."""
@@ -204,8 +204,9 @@ class Changes:
         not_here = ReplicasWanted if self._is_main else ScaleWanted
         if sender != (CONTROL if self._is_main else self._main) or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
-        starting, ending = list(self._starting), self._ending.is_set()
-        reason = why_not(wanted, self.topology, starting, ending=ending, busy=self._busy, left=self._left)
+        if not self._why_not(wanted, ()):
+            await self._starting.restarted(without=first_started(wanted))
+        reason = self._why_not(wanted, self._starting)
         if reason or self._nursery is None:
             return Changed((reason or "the run is starting; ask again when all actors run",), ())
         self._busy = named(wanted)
@@ -214,6 +215,10 @@ class Changes:
         self._nursery.start_soon(self._carry_out, wanted, answers, done)  # goes on when the command that asks is gone
         await done.wait()
         return answers[0]
+
+    def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
+        ending = self._ending.is_set()
+        return why_not(wanted, self.topology, [*starting], ending=ending, busy=self._busy, left=self._left)
 
     async def _carry_out(self, wanted: Wanted, answers: list[Changed], done: trio.Event) -> None:
         try:

@@ -19,6 +19,7 @@ from actors.runtime.joined_hosts import with_kept
 from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
+from actors.runtime.starting import RESTART_SECONDS
 from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
@@ -506,7 +507,17 @@ class Alone:
     async def carry_out(self, starts, stops, topology):
         return [], [*(f"{name} runs" for name in starts), *(has_left(name) for name in stops)]
 
-    def ask(self, asked, *absent, starting=(), after=0.0):
+    def ask(self, asked, *absent, starting=(), after=0.0, dead="", back=0.0):
+        """The answer to what is asked, of a run whose actor ``dead`` has died and is ready again ``back`` s later."""
+
+        def hear(name, state):
+            role = name.partition(".")[0]
+            self.changes.heard(ActorStatus(name, role, state, "", ActorFigures(), "", 0.0, 0.0))
+
+        async def come_back():
+            await trio.sleep(back)
+            hear(dead, "running")
+
         async def main():
             async with trio.open_nursery() as nursery:
                 network = MemoryNetwork()
@@ -514,13 +525,15 @@ class Alone:
                 self.changes.begin(nursery, SimpleNamespace())
                 self.changes.link(node)
                 for host in self.topology.hosts_in_use:
-                    for name, role in actor_nodes(self.topology, host):
-                        state = "starting" if name in starting else "running"
-                        self.changes.heard(ActorStatus(name, role, state, "", ActorFigures(), "", 0.0, 0.0))
+                    for name, _ in actor_nodes(self.topology, host):
+                        hear(name, "starting" if name in starting else "running")
                 for name in absent:
                     self.changes.left(name)
                 await nursery.start(node.run, lambda _: None)
                 await trio.sleep(after)
+                if dead:
+                    self.changes.starts(dead)
+                    nursery.start_soon(come_back)
                 answer = await self.changes.asked(CONTROL, asked)
                 nursery.cancel_scope.cancel()
             return answer
@@ -582,6 +595,17 @@ def test_nothing_waits_for_the_start_of_actors_whose_host_has_left(tmp_path, mon
     alone = Alone(tmp_path, monkeypatch)
     asked = wanted("first", OTHER)
     assert not alone.ask(asked, "supervisor.b", "supervisor.d", starting=["second.1"]).refused
+
+
+def test_a_change_waits_for_actors_that_are_started_again(tmp_path, monkeypatch):
+    """One that died just then made a role that spans hosts lose the replicas that had started on other hosts."""
+    more = ScaleWanted("second", 8)
+    assert not Alone(tmp_path, monkeypatch).ask(more, dead="first.0", back=0.9 * RESTART_SECONDS).refused
+    never = Alone(tmp_path, monkeypatch).ask(more, dead="first.0", back=2 * RESTART_SECONDS)
+    assert "first.0 has not started yet" in never.refused[0]
+    alone = Alone(tmp_path, monkeypatch)
+    first_start = alone.ask(more, starting=["second.0"], dead="first.0", back=1.0)
+    assert "second.0, first.0 has not started yet" in first_start.refused[0]
 
 
 def test_what_is_refused_before_anything_is_tried(tmp_path):
