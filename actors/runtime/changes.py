@@ -275,6 +275,7 @@ class Changes:
         if fault:
             return Changed((fault,), ())
         self.keys += keys
+        self._record(wanted.role, keys)
         refused, done_there = await self._ask_others(wanted)
         if refused:
             kept = f"{wanted.role} was swapped on {self._host}, and the hosts named keep the former one; swap it again"
@@ -380,16 +381,15 @@ class Changes:
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
         self.topology = with_changed(topology, changed_hosts(self.topology))  # hosts may have left meanwhile
-        self._record(role)
         return done, ""
 
-    def _record(self, role: str) -> None:
-        """Keep what a role is now, for the notice of the next start."""
+    def _record(self, role: str, keys: Sequence[str] = ()) -> None:
+        """Keep what a role is now, for this supervisor if it is killed, and for the notice of the next start."""
         if self._is_main:
             try:
-                record_swap(self.topology.run.directory, role, self.topology)
+                record_swap(self.topology.run.directory, role, self.topology, keys)
             except DiskError as error:
-                self._say(f"the next start will not tell that {role} was changed: {error}")
+                self._say(f"a supervisor that is started again will not know that {role} was changed: {error}")
 
     def _store(self, topology: Topology) -> str:
         """Write the topology for processes that start later. Returns why the disk did not take it."""

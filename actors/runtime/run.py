@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from pydantic import ValidationError
 
+from actors.runtime.actor_process import Plan
 from actors.runtime.interrupts import stop_signals
 from actors.runtime.joined_hosts import with_kept
 from actors.runtime.lifecycle import hosts_to_start
@@ -18,6 +20,7 @@ from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import actor_nodes, addresses, control_address, runtime_directory, supervisor_node
 from agent_rl.config.agreement import settings_to_agree
+from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import sweep
@@ -28,7 +31,8 @@ from agent_rl.records.history import check_history
 from agent_rl.records.incarnations import next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_directory
-from agent_rl.records.swaps import forget_swaps, swapped_roles
+from agent_rl.records.swaps import FILE as SWAPS
+from agent_rl.records.swaps import end_swaps, forget_swaps, swapped_roles, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
 
 
@@ -54,8 +58,9 @@ async def run_topology(
     when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
+    agreed = settings_to_agree(topology) if agreed is None else agreed
     if topology.main_host in hosts:
-        topology = with_kept(topology, topology.run.directory)
+        topology = _as_before(topology)
     base = first_of(files).absolute().parent
     again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None)
     raise_descriptor_limit()
@@ -107,16 +112,33 @@ async def run_topology(
             start=next_start(directory, hosts),
             epoch=epoch,
             again=again,
-            agreed=settings_to_agree(topology) if agreed is None else agreed,
+            agreed=agreed,
             stopped_exit_code=stopped_exit_code,
         )
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
             network.extend(control_address(topology, runtime))
-            supervisor.swapped_before(swapped_roles(directory))
+            supervisor.swapped_before(swapped_roles(directory), swaps_in_force(directory))
             for line in forget_swaps(directory, topology):
                 supervisor.say(line)
-        return await supervisor.run(network, received)
+        exit_code = await supervisor.run(network, received)
+        if topology.main_host in hosts:
+            end_swaps(directory)
+        return exit_code
+
+
+def _as_before(topology: Topology) -> Topology:
+    """The topology with what changed before the main host's supervisor was killed. Raises RunRefused."""
+    directory = topology.run.directory
+    kept = with_swaps(with_kept(topology, directory), directory)
+    for role in swaps_in_force(directory):
+        try:
+            if role in kept.actors:
+                Plan.of(role, kept)
+        except (PluginError, ValidationError) as error:
+            remedy = f"put its module back, or remove {directory / SWAPS} to go by the file"
+            raise RunRefused(f"{role} was swapped, and cannot be started again: {error}; {remedy}") from error
+    return kept
 
 
 def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:

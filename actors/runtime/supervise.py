@@ -17,8 +17,9 @@ host decides and tells the others (RunState). The other hosts report when they h
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,9 +130,21 @@ class Supervisor:
             log=log,
         )
 
-    def swapped_before(self, roles: Sequence[str]) -> None:
-        """These roles were swapped in the last start, and other hosts may have gone on since."""
-        self._peers.changes.swaps(role for role in roles if role in self._topology.actors)
+    def swapped_before(self, roles: Sequence[str], in_force: Mapping[str, Sequence[str]]) -> None:
+        """These roles were swapped in the last start, and other hosts may have gone on since.
+
+        ``in_force``: the swaps that the topology holds, by role, for hosts that join.
+        """
+        changes = self._peers.changes
+        changes.swaps(role for role in roles if role in self._topology.actors)
+        for role, keys in in_force.items():
+            if role in self._topology.actors:
+                changes.keys += keys
+                entry = self._topology.actors[role]
+                self.say(
+                    f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"
+                    f" settings {json.dumps(entry.settings)}; stop the run and start it again to go by the file"
+                )
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:
         """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""

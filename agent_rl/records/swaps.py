@@ -1,14 +1,21 @@
-"""The roles that were swapped or scaled while a run was under way, for the notice of the next start.
+"""The roles that were swapped or scaled while a run is under way.
 
 The topology file stays the truth. A swap, or a number of processes, holds until the run ends or is stopped, also for
-processes that are restarted. The next start goes by the file, and says for which roles the last start went by
-something else.
+processes that are restarted, and for a supervisor that is killed and started again. The next start goes by the file,
+and says for which roles the last start went by something else.
+
+::
+
+    swaps.json: in force --(the run ends, or is stopped)--> ended_swaps.json --(the next start: a line each)--> removed
+        `-(the supervisor is killed, and started again)--> in force
+
+How many processes a role has is kept elsewhere (`actors.runtime.joined_hosts`); here it serves the notice alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +24,55 @@ from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 
 FILE = "swaps.json"
+ENDED = "ended_swaps.json"
 
 
-def record_swap(directory: Path, role: str, topology: Topology) -> None:
-    """Store the class, the settings and the number of processes that a role has from now on. Raises DiskError."""
-    swaps = {**_read(directory), role: _entry(topology, role)}
+def record_swap(directory: Path, role: str, topology: Topology, keys: Sequence[str] = ()) -> None:
+    """Store the class, the settings and the number of processes that a role has from now on. Raises DiskError.
+
+    ``keys``: the swap, as ``KEY=VALUE`` of the topology; empty when the role was scaled.
+    """
+    swaps = _read(directory / FILE)
+    before = swaps[role]["keys"] if role in swaps else []
+    swaps[role] = {**_entry(topology, role), "keys": [*before, *keys]}
     with whole(directory / FILE) as partial:
         partial.write_text(json.dumps(swaps, indent=1) + "\n", encoding="utf-8")
 
 
+def swaps_in_force(directory: Path) -> dict[str, list[str]]:
+    """The swaps of a supervisor that was killed, by role, as ``KEY=VALUE`` of the topology."""
+    return {role: each["keys"] for role, each in _read(directory / FILE).items() if each["keys"]}
+
+
+def with_swaps(topology: Topology, directory: Path) -> Topology:
+    """The topology with the swaps that are in force. Roles that it has no more are left out."""
+    actors = dict(topology.actors)
+    for role, each in _read(directory / FILE).items():
+        if each["keys"] and role in actors:
+            now = {"class_path": each["class"], "settings": each["settings"]}
+            actors[role] = actors[role].model_copy(update=now)
+    return topology.model_copy(update={"actors": actors})
+
+
 def swapped_roles(directory: Path) -> list[str]:
     """The roles that were swapped or scaled in the last start: processes of other hosts may still be."""
-    return list(_read(directory))
+    return list(_read(directory / FILE) | _read(directory / ENDED))
+
+
+def end_swaps(directory: Path) -> None:
+    """The run ends, or is stopped: nothing is in force any more."""
+    if (directory / FILE).exists():
+        (directory / FILE).replace(directory / ENDED)
 
 
 def forget_swaps(directory: Path, topology: Topology) -> list[str]:
-    """Forget the swaps of the last start; one line for each role to which this start gives something else."""
-    differing = list(_differences(_read(directory), topology))
-    (directory / FILE).unlink(missing_ok=True)
+    """Forget the swaps of the last start that have ended; one line for each role to which this start gives another."""
+    differing = list(_differences(_read(directory / ENDED), topology))
+    (directory / ENDED).unlink(missing_ok=True)
     return differing
 
 
-def _differences(swaps: dict[str, Any], topology: Topology) -> Iterable[str]:
+def _differences(swaps: Mapping[str, Any], topology: Topology) -> Iterable[str]:
     for role, then in swaps.items():
         if role not in topology.actors:
             continue
@@ -63,14 +97,14 @@ def _entry(topology: Topology, role: str) -> dict[str, Any]:
     return {"class": entry["class"], "settings": entry["settings"], "replicas": of_the_file}
 
 
-def _read(directory: Path) -> dict[str, Any]:
-    """The swaps of the last start, by role. A file that cannot be read counts as none: it serves a notice alone."""
+def _read(file: Path) -> dict[str, Any]:
+    """What a file holds, by role. One that cannot be read counts as none: then the file of the topology holds."""
     try:
-        swaps = read_json(directory / FILE)
+        swaps = read_json(file)
     except (OSError, ValueError):
         return {}
     return {role: each for role, each in swaps.items() if _whole(each)} if isinstance(swaps, dict) else {}
 
 
 def _whole(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.keys() >= {"class", "settings", "replicas"}
+    return isinstance(entry, dict) and entry.keys() >= {"class", "settings", "replicas", "keys"}

@@ -30,7 +30,14 @@ from agent_rl.config.scaling import with_replicas
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 from agent_rl.records.run_directory import RunRefused
-from agent_rl.records.swaps import forget_swaps, record_swap, swapped_roles
+from agent_rl.records.swaps import (
+    end_swaps,
+    forget_swaps,
+    record_swap,
+    swapped_roles,
+    swaps_in_force,
+    with_swaps,
+)
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
@@ -118,8 +125,9 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
             again = await swap(path, wanted("second", fresh=True))
             assert not again.refused
             assert f"up second.0 {OTHER} 0" in events(folder)
+            return (folder / "run" / "swaps.json").read_text()
 
-    trio.run(main)
+    in_force = trio.run(main)
     (folder / "events").unlink()
 
     async def next_start():
@@ -130,6 +138,18 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
     trio.run(next_start)
     output = " ".join(capsys.readouterr().out.split())
     assert f"second was swapped in the last start, and now is what the file says: class {PLAIN}" in output
+    (folder / "run" / "swaps.json").write_text(in_force)  # as after a SIGKILL of the supervisor
+    (folder / "events").unlink()
+
+    async def next_start_after_a_kill():
+        async with running(path, 3):
+            assert f"up second.0 {OTHER} 0" in events(folder)
+            assert f"up first.0 {PLAIN} 0" in events(folder)
+
+    trio.run(next_start_after_a_kill)
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"second stays what it was swapped for before this supervisor was killed: class {OTHER}" in output
+    assert not (folder / "run" / "swaps.json").exists()
     assert not list(runtime_directory(load_topology(path)).parent.glob(runtime_directory(load_topology(path)).name))
 
 
@@ -723,11 +743,42 @@ def test_the_next_start_says_what_was_swapped(tmp_path):
     record_swap(tmp_path, "kv_scheduler", swapped)
     record_swap(tmp_path, "learner", topology)
     assert swapped_roles(tmp_path) == ["kv_scheduler", "learner"]
+    assert forget_swaps(tmp_path, topology) == []
+    end_swaps(tmp_path)
+    assert swapped_roles(tmp_path) == ["kv_scheduler", "learner"]
     [line] = forget_swaps(tmp_path, topology)
     assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
     assert '"request_window": 2000' in line
     assert forget_swaps(tmp_path, topology) == []
     record_swap(tmp_path, "kv_scheduler", swapped)
+    end_swaps(tmp_path)
     assert forget_swaps(tmp_path, swapped) == []
-    (tmp_path / "swaps.json").write_text("[")
+    (tmp_path / "ended_swaps.json").write_text("[")
     assert forget_swaps(tmp_path, topology) == []
+
+
+def test_a_supervisor_that_was_killed_goes_on_with_what_was_swapped(tmp_path):
+    """Other hosts run the new classes still."""
+    path, _ = write_micro(tmp_path)
+    topology = load_topology(path)
+    first, second = (f"actors.kv_scheduler.settings.{key}" for key in ("request_window=2000", "keep_turns=false"))
+    record_swap(tmp_path, "kv_scheduler", load_topology(path, [first]), [first])
+    record_swap(tmp_path, "kv_scheduler", load_topology(path, [first, second]), [second])
+    record_swap(tmp_path, "tool_executor", load_topology(path, ["actors.tool_executor.settings.children=3"]))
+    assert swaps_in_force(tmp_path) == {"kv_scheduler": [first, second]}, "the executor was scaled alone"
+    assert with_swaps(topology, tmp_path) == load_topology(path, [first, second])
+    gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
+    assert with_swaps(gone, tmp_path) == gone
+    end_swaps(tmp_path)
+    assert swaps_in_force(tmp_path) == {}
+    assert with_swaps(topology, tmp_path) == topology
+
+
+def test_a_swap_whose_class_is_gone_after_a_kill_is_named_with_the_remedy(tmp_path):
+    path = write(tmp_path)
+    topology = load_topology(path)
+    other = load_topology(path, ['actors.second.class="a_module_that_is_gone:Other"'])
+    (tmp_path / "run").mkdir()
+    record_swap(tmp_path / "run", "second", other, ["a key"])
+    with pytest.raises(RunRefused, match=r"second was swapped.*a_module_that_is_gone.*swaps\.json to go by the file"):
+        trio.run(run_topology, topology, path)
