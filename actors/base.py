@@ -121,6 +121,8 @@ class ActorContext:
     """Opens the run's journal. Only one actor writes it."""
     started_at: float
     """When this start of the run began, in seconds of ``wall``."""
+    restarted: bool = False
+    """Whether the former process of the actor died, so that others wait for this one to be ready."""
     now: Callable[[], float] = field(default=trio.current_time)
     """Monotonic seconds of the event loop."""
     wall: Callable[[], float] = field(default=time.time)

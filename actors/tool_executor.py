@@ -123,7 +123,7 @@ class ToolExecutor(Actor):
     links: ClassVar = {}
 
     async def prepare(self) -> None:
-        """Warm the interpreters up."""
+        """Warm the interpreters up. After a death, those of checks and functions warm up while the first calls run."""
         settings: ToolExecutorSettings = self.context.settings
         self._environments = Environments(self.context.topology, self.context.base)
         self._toolboxes = self._environments.toolboxes
@@ -155,13 +155,13 @@ class ToolExecutor(Actor):
             wall_seconds=settings.check_seconds, cpu_seconds=settings.check_seconds, memory_bytes=2**30
         )
         self._checks = self._function_sandbox(functions_checked, settings.checkers, check_limits)
-        await self.context.nursery.start(self._checks.run)
+        await self._warm_up(self._checks)
         self._functions = None
         if apart := [function for tool in tools if tool.runs == "sandbox" for function in functions_of(tool)]:
             # What comes back holds the tool's state besides its texts.
             limits = dataclasses.replace(limits, output_bytes=4 * settings.output_bytes + 2 * SNAPSHOT_BYTES)
             self._functions = self._function_sandbox(apart, settings.interpreters, limits)
-            await self.context.nursery.start(self._functions.run)
+            await self._warm_up(self._functions)
         self._threads = Threads(settings.threads, self.context.in_thread)
         self._services = Services(self._sandbox, self._checks, self._functions, self._threads, Pause())
         log = self.log.info if self._sandbox.level == "strong" else self.log.warning
@@ -178,6 +178,16 @@ class ToolExecutor(Actor):
         self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
         self._busy = 0.0
         self._rate = Rate(self.context.now)
+
+    async def _warm_up(self, pool: Pool) -> None:
+        """Run a pool. At a first start, or a swap, it must be warm: what cannot warm up is then refused or named.
+
+        After a death callers have waited already, and the pool was warm before: who needs it waits for it.
+        """
+        if self.context.restarted:
+            self.context.nursery.start_soon(pool.run)
+        else:
+            await self.context.nursery.start(pool.run)
 
     async def start(self) -> None:
         """Serve calls."""

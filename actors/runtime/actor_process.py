@@ -313,15 +313,15 @@ class ActorProcess:
         self.failure = self._killed_for = ""
         self._ready_at = None
         if self._successor is None:
-            self.child = self._child(self._plan, self.incarnation)
+            self.child = self._child(self._plan, self.incarnation, restarted=self._died_at is not None)
             self.tell(self._reports.lines())
         else:
             self.child, self._successor = self._successor, None
             self.tell(self._reports.lines() + GO + b"\n")
         return self.child
 
-    def _child(self, plan: Plan, incarnation: int, *, beside: bool = False) -> ActorChild:
-        arguments = [*self._arguments, "--incarnation", str(incarnation)]
+    def _child(self, plan: Plan, incarnation: int, *, beside: bool = False, restarted: bool = False) -> ActorChild:
+        arguments = [*self._arguments, "--incarnation", str(incarnation), *(["--restarted"] if restarted else [])]
         environment, cores = devices_for(self.gpus)
         child = start_child(
             self._entry_module,

@@ -264,6 +264,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
                 links=make_links(node, topology, role, cls, settings),
                 open_journal=lambda: open_journal(directory),
                 started_at=arguments.started_at,
+                restarted=arguments.restarted,
                 wall=run_clock(arguments.epoch),
             )
             try:
@@ -355,6 +356,7 @@ def main() -> None:
     parser.add_argument("--epoch", type=float, required=True)
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--beside", type=int)
+    parser.add_argument("--restarted", action="store_true")
     arguments = parser.parse_args()
     keep_freed_memory()
     raise_descriptor_limit()

@@ -13,6 +13,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.sandbox.owner.functions import FunctionSandbox
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
 from agent_rl.environments.arithmetic import Arithmetic
@@ -223,6 +224,42 @@ def test_what_happened_is_counted_in_the_status_and_for_prometheus(tmp_path: Pat
     assert value("agent_rl_tool_sessions") == value("agent_rl_tool_children") == 0
     assert value("agent_rl_warm_interpreters", runs="checks") == 1
     assert value("agent_rl_tool_isolation", level=status.detail.removeprefix("isolation ")) == 1
+
+
+def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the time lost by its death was the warm-up of the checks. An answer that comes early waits for it."""
+
+    class Restarted(ToolExecutor):
+        def __init__(self, context: Any) -> None:
+            super().__init__(replace(context, restarted=True))
+
+    gate: list[trio.Event] = []
+    run = FunctionSandbox.run
+
+    async def late(self: FunctionSandbox, **options: Any) -> None:
+        gate.append(trio.Event())
+        await gate[0].wait()
+        await run(self, **options)
+
+    monkeypatch.setattr(FunctionSandbox, "run", late)
+    judged: list[JudgementReply] = []
+
+    async def main(ask: Ask) -> None:
+        async def judge() -> None:
+            judged.append(await ask(builders.wanted("\\frac{1}{2}", "0.5")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(judge)
+            ran = await ask(call({"code": "print(6 * 7)"}))
+            assert (ran.outcome, ran.stdout) == ("success", "42\n")
+            assert not judged
+            gate[0].set()
+
+    serve(tmp_path, main, cls=Restarted)
+    assert judged[0].judgement is not None
+    assert judged[0].judgement.success
 
 
 def test_answers_are_judged(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def main():
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
     parser.add_argument("--beside", type=int)
+    parser.add_argument("--restarted", action="store_true")
     options = parser.parse_args()
     topology = load_topology(Path(options.topology))
     entry = topology.actors[options.actor.rsplit(".", 1)[0]]

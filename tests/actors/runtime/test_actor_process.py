@@ -67,9 +67,10 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
     reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, lines=lambda: b"")
 
     async def main() -> str:
-        ready, children = trio.Event(), []
+        ready, children, told = trio.Event(), [], []
 
-        def start(*_: Any, **__: Any) -> Child:
+        def start(*_: Any, **options: Any) -> Child:
+            told.append(options)
             children.append(Child(len(children) + 1, ready))
             return children[-1]
 
@@ -100,6 +101,7 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
                     children[0].end()
                     await trio.testing.wait_all_tasks_blocked()
                     assert groups == {3}, "the next process of the former class"
+                    assert told == [{"restarted": False}, {"beside": True}, {"restarted": True}]
                     actor.terminate()
         assert all(child.ended for child in children)
         return faults[0]

@@ -109,6 +109,7 @@ def main():
         parser.add_argument(name, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--restarted", action="store_true")
     options = parser.parse_args()
     path = Path(options.topology)
     role = options.actor.rsplit(".", 1)[0]
