@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import TurnRequest, TurnResult
 from actors.engines.scripted import LOGPROB, ScriptedEngine
-from actors.kv_scheduler import KVScheduler
+from actors.kv_scheduler import REPORT_SECONDS, KVScheduler
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
@@ -26,6 +26,7 @@ from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
 from agent_rl.messages import (
+    EngineLoad,
     EnvironmentMessage,
     GroupOpened,
     GroupsUnfinished,
@@ -90,8 +91,8 @@ class Run:
         self.engines: list[ScriptedEngine] = []
         self._began = trio.Event()
 
-    def scheduler(self, incarnation: int = 1) -> Any:
-        return running(KVScheduler, self.topology, "kv_scheduler", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
+    def scheduler(self, incarnation: int = 1, cls: type[KVScheduler] = KVScheduler) -> Any:
+        return running(cls, self.topology, "kv_scheduler", self.folder, self.stage, incarnation=incarnation, kill=True)  # fmt: skip
 
     def generator(self, incarnation: int = 1, *, replica: int = 0, kill: bool = True) -> Any:
         return running(RolloutGenerator, self.topology, "rollout_generator", self.folder, self.stage, replica=replica, incarnation=incarnation, kill=kill)  # fmt: skip
@@ -291,11 +292,34 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
     simulate(main)
 
 
+class HearsLate(KVScheduler):
+    """The figures of the second generator come later than those of the first, though while they are waited for."""
+
+    late: EngineLoad | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self.until = trio.current_time() + REPORT_SECONDS / 2
+
+    async def handle(self, message: Any) -> Any:
+        if isinstance(message, EngineLoad) and self.sender == "rollout_generator.1":
+            first, self.late = self.late is None, message
+            if trio.current_time() < self.until:
+                if first:
+                    self.context.nursery.start_soon(self._hear_late)
+                return None
+        return await super().handle(message)
+
+    async def _hear_late(self) -> None:
+        await trio.sleep_until(self.until)
+        await super().handle(self.late)
+
+
 @pytest.mark.parametrize(("host", "incarnation"), [("local", 1), ("b", RESTARTS)])
 def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
     tmp_path: Path, model: Path, host: str, incarnation: int
 ) -> None:
-    """Though another generator has more room for them, and is heard as early.
+    """Though another generator has more room for them, and is heard earlier.
 
     Generators on another host go on when the scheduler's host starts again.
     """
@@ -309,7 +333,7 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
                 await run.turn(2)
             await nursery.start(run.until, over, run.generator(replica=0))
             run.unfinished()
-            async with run.scheduler(incarnation):
+            async with run.scheduler(incarnation, HearsLate):
                 await trio.sleep(10)
                 gate.set()
                 for made in await run.trajectories():
