@@ -1,4 +1,4 @@
-"""The filter and evaluations within an rl stage, in virtual time: killed in between, it goes on and tells each result."""
+"""The filter and evaluations within an rl stage, in virtual time: after a kill it goes on and tells each result."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_measured_here_is_said(tmp_path: Path) -> None:
 
 
 def three_hosts(folder: Path) -> list[str]:
-    """Settings of a run without a model over three hosts; a published policy has 4 MiB, and a step takes half a second."""
+    """Settings of a run without a model over three hosts. A published policy has 4 MiB; a step takes half a second."""
     settings = [
         *SCRIPTED,
         THREE,

@@ -1,4 +1,4 @@
-"""A loss that becomes NaN in a real run: the step is skipped; three in a row stop the run, and the next start goes on."""
+"""A loss that becomes NaN in a real run: the step is skipped; three in a row stop the run; the next start goes on."""
 
 from __future__ import annotations
 

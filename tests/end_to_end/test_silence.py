@@ -1,4 +1,4 @@
-"""Each actor is stopped (SIGSTOP) in the middle of a run: it is named within 10 s, with who waits for it, and as back."""
+"""Each actor is stopped (SIGSTOP) during a run: it is named within 10 s, with who waits for it, and later as back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_each_stopped_actor_is_named_and_nothing_is_lost_when_it_goes_on(tmp_pat
         waits = {
             "roc_filter.0": "learner.0 waits for it: ",
             "kv_scheduler.0": "rollout_generator.0 waits for it: rollout requests",
-            "rollout_generator.0": " waits for it: ",  # the filter for trajectories, or the scheduler for room: as it comes
+            "rollout_generator.0": " waits for it: ",  # the filter for trajectories, or the scheduler for room
             "learner.0": "kv_scheduler.0 waits for it: a newer policy",
         }
         for actor, waiting in waits.items():

@@ -30,7 +30,7 @@ context.setsockopt(zmq.LINGER, 2000)
 for path in sys.argv[1:]:
     own = path.rpartition("/")[2]
     nodes = ("kv_scheduler.0", "rollout_generator.0", "tool_executor.0", "roc_filter.0", "learner.0", "supervisor.local")
-    # A node's name with a higher incarnation than its supervisor gave it: its own frames would be taken for a replaced process's.
+    # A node's name with a higher incarnation than its supervisor gave it: its own frames would be a replaced process's.
     newer = [f"{name}#9000000000000000000".encode() for name in nodes if name != own]
     strangers = (None, b"\\xff\\xfe", b"nobody#1", b"nobody#99999999999", *(f"many-{n}#1".encode() for n in range(8)))
     for identity in (*strangers, *newer):

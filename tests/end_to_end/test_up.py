@@ -63,7 +63,7 @@ host = "b"
 
 
 class Cluster:
-    """Two machines: ``trainer``, on which ``up`` is called, and ``rollout``, which has a working directory of its own."""
+    """Two machines: ``trainer``, on which ``up`` is called, and ``rollout``, with a working directory of its own."""
 
     def __init__(self, folder: Path, trainer: Machine, rollout: Machine) -> None:
         self.trainer, self.rollout = trainer, rollout

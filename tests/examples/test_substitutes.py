@@ -60,7 +60,7 @@ PRODUCTION = {
 }
 
 
-# Each keeps its role's contract ----------------------------------------------------------------------------------------------
+# Each keeps its role's contract ---------------------------------------------------------------------------------------
 
 
 class TestGroupAffinityScheduler(SchedulerContract):
@@ -79,7 +79,7 @@ class TestShortestCorrectFilter(FilterContract):
     actor = ShortestCorrectFilter
 
 
-# Each does what it is for ----------------------------------------------------------------------------------------------------
+# Each does what it is for ---------------------------------------------------------------------------------------------
 
 
 def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
     assert loss == pytest.approx((-1.1 + 1) / 2)
 
 
-# One changed line runs it ----------------------------------------------------------------------------------------------------
+# One changed line runs it ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", SUBSTITUTES)

@@ -308,7 +308,7 @@ def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
 
 
 def test_a_connection_made_anew_is_the_only_one(directory):
-    """The former one, which lingers, would take its place at the peer's inbox and then end: nothing arrives any more."""
+    """The former one lingers, would take its place at the peer's inbox, and then end: nothing would arrive any more."""
     address = f"ipc://{directory}/there"
 
     async def main():

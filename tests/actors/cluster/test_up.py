@@ -1,4 +1,4 @@
-"""``agent-rl up``: what it sends where, and what it refuses before anything starts. Shells stand in for ssh and hosts."""
+"""``agent-rl up``: what it sends where, what it refuses before anything starts. Shells stand in for ssh and hosts."""
 
 import json
 import socket

@@ -24,7 +24,7 @@ from transport import CallTimeout, PeerLost
 
 
 class Engine:
-    """Remembers what it was told to load; refuses the policies a test names, and those it is sent as often as it says."""
+    """Remembers what it was told to load; refuses the policies a test names, as often as the test says."""
 
     ranks = 2
 

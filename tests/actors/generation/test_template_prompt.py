@@ -1,4 +1,4 @@
-"""A generator whose environment is prompted by the model's chat template: refused, or run with the template's tool role."""
+"""A generator whose prompt is the model's chat template: refused, or run with the template's tool role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host is lost when its supervisor is silent: this host's actors then doubt the actors of that host, and no others."""
+"""A host is lost when its supervisor is silent: the actors here then doubt the actors of that host, and no others."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_device_nodes(attacked: Attacked) -> None:
 
 
 def test_programs_that_give_privileges(attacked: Attacked) -> None:
-    """su belongs to root and is set-user-id. The loader obeys its caller's variables only where su gets no privileges."""
+    """su belongs to root and is set-user-id. The loader obeys its caller's variables only if su gets no privileges."""
     code = (
         "import ctypes, subprocess\nprint('no_new_privs', ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))\n"
         "env = {'LD_TRACE_LOADED_OBJECTS': '1'}\n"

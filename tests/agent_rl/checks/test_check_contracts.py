@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(folder: Path, role: str, source: str) -> list[Fault]:
-    """The faults of the quickstart with one changed line: this role's class is ``Mine`` of a module with this source."""
+    """The faults of the quickstart with one changed line: the role's class is ``Mine`` of a module with this source."""
     role_name, base = ROLES[role]
     module = f"substitute_{next(_numbers)}"
     (folder / f"{module}.py").write_text(f"{base}\n{textwrap.dedent(source)}")

@@ -77,7 +77,7 @@ def sample(values: dict[str, str]) -> list[Any]:
 
 
 def survives(capsys: pytest.CaptureFixture[str], *arguments: str) -> int:
-    """The exit code of a command that says what is wrong in a few lines; anything raised is a traceback for the user."""
+    """The exit code of a command that says what is wrong in a few lines; what it raises is a traceback for the user."""
     code = main(arguments)
     said = capsys.readouterr().err
     assert code in {0, 2}, said

@@ -1,4 +1,4 @@
-"""What a stage may say for itself: an rl stage's own values of `[algorithm]`, a supervised stage's rate, steps, epochs."""
+"""What a stage may set: an rl stage its own values of `[algorithm]`, a supervised stage its rate, steps and epochs."""
 
 from __future__ import annotations
 

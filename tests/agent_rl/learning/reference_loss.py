@@ -97,7 +97,7 @@ def rollout_terms(
 
 
 def divergences(now: list[Tensor], reference: list[float], estimator: str) -> list[Tensor]:
-    """Of each token from the reference policy. k1 has its value and the gradient of (log pi_theta - log pi_ref)^2 / 2."""
+    """Of each token from the reference policy. k1: its value, and the gradient of (log pi_theta - log pi_ref)^2 / 2."""
     made = []
     for p, ref in zip(now, reference, strict=True):
         if estimator == "k3":

@@ -146,7 +146,7 @@ def assert_equal_to_the_reference(
     for update, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         assert ours.keys() == theirs.keys()
         worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-        # After a descent that is far, the weights themselves are apart by what fp32 rounds: then by the gradient's own size.
+        # After a long descent the weights themselves differ by what fp32 rounds: then by the gradient's own size.
         norm = math.sqrt(sum(float(g.square().sum()) for g in theirs.values()))
         assert worst < 1e-5 * (max(1.0, norm) if update else 1.0)
     assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > least  # else little is compared

@@ -27,7 +27,7 @@ STATES = ("open", "ready", "trained", "evaluated", "dropped")
 
 
 def content(path: Path) -> Any:
-    """All that can be read from a journal, by whole tables and by the queries a run asks; None when it cannot be read."""
+    """All that a journal holds, by whole tables and by the queries of a run; None when it cannot be read."""
     try:
         journal = SqliteJournal(path, read_only=True)
     except JournalError:

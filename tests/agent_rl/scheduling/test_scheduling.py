@@ -1,4 +1,4 @@
-"""The scheduler's decisions: opening within the budget, placing within the KV cache, restarts, retries, cancellation."""
+"""The scheduler's decisions: opening within the budget, placing in the KV cache, restarts, retries, cancellation."""
 
 from __future__ import annotations
 

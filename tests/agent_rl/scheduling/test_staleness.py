@@ -123,7 +123,7 @@ def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
     assert steps.close() is not None
     steps.opened("new", 1)
     steps.decided("new", 1, signal=True)
-    # Three are due by version 3. Were the new one trained at version 1, only the steps at 2 and 3 would be left for them.
+    # Three are due by version 3. If the new one were trained at version 1, only steps 2 and 3 would be left for them.
     assert steps.close() is None
     assert len(steps.waits_for()) == 1
     steps.decided("b", 0, signal=True)
@@ -150,7 +150,7 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     refill: bool,
     lag: int,
 ) -> None:
-    """A random run: groups open within the opening bound, are decided in random order, engines lag behind the learner."""
+    """A random run: groups open within the bound, are decided in random order, and engines lag behind the learner."""
     rng = random.Random(seed)
     steps = assembler(
         groups_per_step=groups_per_step,

@@ -273,7 +273,7 @@ async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> 
 
 
 class Cut:
-    """For FaultyNetwork: while ``closed``, loses every frame; then ``lose`` frames after the next ``skip``, to ``to``."""
+    """For FaultyNetwork: loses every frame while ``closed``; then ``lose`` frames to ``to``, after ``skip`` more."""
 
     def __init__(self) -> None:
         self.closed = False

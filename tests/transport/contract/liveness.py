@@ -204,7 +204,7 @@ class LivenessContract(ContractBase):
         self.run(main)
 
     def test_who_counted_a_peer_as_lost_is_told_again_when_it_is_back(self) -> None:
-        """The newest value of each type, once, though it was handled before. A node that lost nobody is told nothing."""
+        """The newest value of each type, once, though handled before. A node that lost nobody is told nothing."""
 
         async def cut_off(*ways: tuple[str, str]) -> None:
             closed = False
