@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.cli.main import main
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.records.journal import JournalError
@@ -116,20 +117,16 @@ def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
     check_complete(tmp_path, out)
 
 
-def test_results_choose_the_problems_of_a_later_run(tmp_path: Path) -> None:
+def test_results_choose_the_problems_of_a_later_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = finish(begin(tmp_path, *prepare(tmp_path)))
     assert code == 0, out + err
     check_complete(tmp_path, out)
-    data = ["fours.jsonl", "--results", "out", "--out", "hard.jsonl"]
-    command = [sys.executable, "-m", "actors.cli", "data", "difficulty", *data]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"read": PROBLEMS, "kept": PROBLEMS}
-    done = subprocess.run(
-        [*command[:-1], "easier.jsonl", "--below", "0.5"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == {"read": PROBLEMS, "kept": 0, "dropped_too_easy": PROBLEMS}
+    monkeypatch.chdir(tmp_path)
+    command = ["data", "difficulty", "fours.jsonl", "--results", "out", "--out"]
+    assert main([*command, "hard.jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"read": PROBLEMS, "kept": PROBLEMS}
+    assert main([*command, "easier.jsonl", "--below", "0.5"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == {"read": PROBLEMS, "kept": 0, "dropped_too_easy": PROBLEMS}

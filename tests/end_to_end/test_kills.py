@@ -56,12 +56,15 @@ def check_trained_once(directory: Path) -> None:
         *(pytest.param("rollout_generator", way, marks=pytest.mark.slow) for way in ("run_directory", "gloo")),
     ],
 )
-def test_a_killed_actor_is_started_again_and_the_run_balances(
+def test_killed_with_a_sandbox_an_actor_is_started_again_the_run_balances_and_nothing_is_left(
     tmp_path: Path, temporary: Path, role: str, weights_in: str
 ) -> None:
+    """The executor and its interpreters are killed with the actor, at once: none of them can remove its directory."""
     path, directory = write_micro(tmp_path, steps=12)
     traces = Traces(path, temporary)
     ways = ["--set", f"actors.learner.settings.weights_in={weights_in}"]
+    # Without namespaces calls have directories on disk; with them there is nothing to leave.
+    ways += ["--set", "actors.tool_executor.settings.isolation=limits"]
     if weights_in == "gloo":
         ways += ["--set", "actors.rollout_generator.links.transfer=learner"]
     process = start(path, *ways, TMPDIR=str(temporary))
@@ -70,11 +73,17 @@ def test_a_killed_actor_is_started_again_and_the_run_balances(
     published = Path("/dev/shm") / f"agent-rl.published-{os.getuid()}-{run_digest(load_topology(path))}"
     assert published.is_dir() == (weights_in == "shared_memory")
     assert (directory / "weights").is_dir() == (weights_in == "run_directory")
+    assert [folder for folder in temporary.iterdir() if "sandbox" in folder.name]
     os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
+    executor = process_of_actor(path, "tool_executor.0")
+    for pid in (executor, *children_named(executor, "actors.sandbox")):
+        with suppress(ProcessLookupError):  # the interpreters are to end with the executor: one may have been quick
+            os.kill(pid, signal.SIGKILL)
     code, out, err = finish(process)
     assert code == 0, out + err
-    assert f"{role}.0 was killed by SIGKILL; starting it again" in out + err
-    assert re.search(rf"{role}\.0 runs again, \d+\.\d s after it ended", out)
+    for killed in (role, "tool_executor"):
+        assert f"{killed}.0 was killed by SIGKILL; starting it again" in out + err
+        assert re.search(rf"{killed}\.0 runs again, \d+\.\d s after it ended", out)
     check_finished(path, directory, out, steps=12)
     check_trained_once(directory)
     assert not published.exists()
@@ -168,24 +177,4 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_run_continues(tmp_path:
     assert code == 0, out + err
     check_finished(path, directory, out, steps=done + 2)
     check_trained_once(directory)
-    traces.assert_none()
-
-
-def test_what_a_killed_sandbox_leaves_is_swept(tmp_path: Path, temporary: Path) -> None:
-    """The executor and its interpreters are killed at once: none of them can remove its directory."""
-    path, directory = write_micro(tmp_path, steps=8)
-    traces = Traces(path, temporary)
-    # Without namespaces calls have directories on disk; with them there is nothing to leave.
-    process = start(path, "--set", "actors.tool_executor.settings.isolation=limits", TMPDIR=str(temporary))
-    wait_for(lambda: steps_trained(directory) >= 2, "two steps")
-    traces.look(process)
-    executor = process_of_actor(path, "tool_executor.0")
-    left = [folder for folder in temporary.iterdir() if "sandbox" in folder.name]
-    assert left
-    for pid in (executor, *children_named(executor, "actors.sandbox")):
-        with suppress(ProcessLookupError):  # the interpreters are to end with the executor: one may have been quick
-            os.kill(pid, signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    check_finished(path, directory, out, steps=8)
     traces.assert_none()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.cli import main as cli
 from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import audit
@@ -34,22 +35,43 @@ class Failing:
 """
 
 
-def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp_path: Path) -> None:
-    path, directory = write_micro(tmp_path)
-    (tmp_path / "my_tracker.py").write_text(FAILING)
-    trackers = ("--set", 'run.trackers=["tensorboard", "my_tracker:Failing"]')
-    code, out, err = finish(start(path, *trackers))
+def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_and_a_model_that_loads(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "a b ключ"  # weights travel by URI: a name that needs quoting must arrive as what it is
+    folder.mkdir()
+    path, directory = write_micro(folder, steps=40)
+    process = start(path)
+    wait_for(lambda: steps_trained(directory) >= 3, "three steps")
+    os.kill(process.pid, signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert "continue with: agent-rl run" in out + err
+    assert "misbehaved" not in out + err
+    assert "Not finished: the run stands in stage 3 of 4" in (directory / "report.html").read_text(encoding="utf-8")
+    done = steps_trained(directory)
+    assert done < 40
+    assert audit(directory).balanced
+    assert processes_of(path) == []
+    check_nothing_left(path, directory)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
+    journal.close()
+
+    fewer = ("--set", f"stages.2.steps={done + 2}")
+    code, out, err = finish(start(path, *fewer))
     assert code == 0, out + err
     assert "misbehaved" not in out + err
-    check_finished(path, directory, out, steps=3)
-    assert out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
-    check_tracked(directory)
-    assert not runtime_directory(load_topology(path)).exists()  # no socket files
-    assert not (directory / "weights").exists()
-    for role in ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner"):
-        logged = rows(directory / "logs" / f"{role}.0.jsonl")
-        assert {"timestamp", "level", "event", "actor"} <= logged[0].keys()
-        assert [row for row in logged if row["level"] == "error"] == []
+    summary = check_finished(path, directory, out, steps=done + 2)
+    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    steps = journal.steps()
+    assert journal.fact("epoch") == "2"
+    journal.close()
+    trained = [group for step in steps for group in step.groups]
+    assert len(trained) == len(set(trained))
+    assert trained_before <= set(trained)
+    check_nothing_left(path, directory)
+    check_logs(directory, "kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -58,53 +80,24 @@ def test_a_run_ends_with_a_summary_a_balanced_journal_and_a_model_that_loads(tmp
     tokens = AutoTokenizer.from_pretrained(newest)("How many eggs?", return_tensors="pt")
     assert model(**tokens).logits.shape[-1] == model.config.vocab_size
 
-    again, out, _ = finish(start(path))  # nothing is left to do: the same summary, and no step more
+    again, out, _ = finish(start(path, *fewer))  # nothing is left to do: the same summary, and no step more
     assert again == 0
-    check_finished(path, directory, out, steps=3)
+    repeated = check_finished(path, directory, out, steps=done + 2)
+    assert repeated | {"minutes": summary["minutes"]} == summary  # the time of this start counts
 
 
-def check_tracked(directory: Path) -> None:
-    """TensorBoard's files hold the figures of every step, evaluation and supervised stage of metrics.jsonl."""
-    kept = scalars(directory)
-    of_kind = {kind: [] for kind in ("stage", "step", "evaluation")}
-    for row in rows(directory / "metrics.jsonl"):
-        of_kind[row["kind"]].append(row)
-    supervised, steps, (before, after) = of_kind["stage"][0], of_kind["step"], of_kind["evaluation"]
-    assert kept["supervised/sft/loss"][-1] == (3, pytest.approx(supervised["loss"]))
-    for name in ("reward", "success", "train_seconds"):
-        assert kept[f"train/{name}"] == [(row["version"], pytest.approx(row[name])) for row in steps]
-    for row, stage in ((before, "before"), (after, "after")):
-        name = f"success_{stage}_greedy"
-        assert kept[f"evaluation/{name}"] == [(row["version"], pytest.approx(row[name]))]
+def check_nothing_left(path: Path, directory: Path) -> None:
+    """Neither socket files nor published weights are left."""
+    assert not runtime_directory(load_topology(path)).exists()
+    assert not (directory / "weights").exists()
 
 
-def test_interrupted_a_run_drains_and_the_next_one_continues(tmp_path: Path) -> None:
-    path, directory = write_micro(tmp_path, steps=40)
-    process = start(path)
-    wait_for(lambda: steps_trained(directory) >= 3, "three steps")
-    os.kill(process.pid, signal.SIGINT)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert "continue with: agent-rl run" in out + err
-    assert "Not finished: the run stands in stage 3 of 4" in (directory / "report.html").read_text(encoding="utf-8")
-    done = steps_trained(directory)
-    assert done < 40
-    assert audit(directory).balanced
-    assert processes_of(path) == []
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
-    trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
-    journal.close()
-
-    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
-    assert code == 0, out + err
-    check_finished(path, directory, out, steps=done + 2)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
-    steps = journal.steps()
-    assert journal.fact("epoch") == "2"
-    journal.close()
-    trained = [group for step in steps for group in step.groups]
-    assert len(trained) == len(set(trained))
-    assert trained_before <= set(trained)
+def check_logs(directory: Path, *roles: str) -> None:
+    """Each of these actors has a log, with the common fields and without an error."""
+    for role in roles:
+        logged = rows(directory / "logs" / f"{role}.0.jsonl")
+        assert {"timestamp", "level", "event", "actor"} <= logged[0].keys()
+        assert [row for row in logged if row["level"] == "error"] == []
 
 
 @pytest.mark.slow
@@ -129,13 +122,15 @@ def finish_both(main: subprocess.Popen[str], other: subprocess.Popen[str]) -> st
     return out
 
 
-def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
+def test_hosts_that_share_no_disk_train_together_and_one_tracker_that_fails_disturbs_nothing(tmp_path: Path) -> None:
     first, second = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (first, second))
-    link = ("--set", "actors.rollout_generator.links.weights=learner")
+    (tmp_path / "my_tracker.py").write_text(FAILING)
+    settings = ("actors.rollout_generator.links.weights=learner", 'run.trackers=["tensorboard", "my_tracker:Failing"]')
+    changes = [part for setting in settings for part in ("--set", setting)]
     elsewhere = tmp_path / "elsewhere"
-    main = start(path, "--host", "a", *link)
-    other = start(path, "--host", "b", *link, "--set", f"run.directory={elsewhere}")
+    main = start(path, "--host", "a", *changes)
+    other = start(path, "--host", "b", *changes, "--set", f"run.directory={elsewhere}")
     out = finish_both(main, other)
     check_finished(path, directory, out, steps=3)
     (log,) = (elsewhere / "logs").glob("rollout_generator.0*.jsonl")
@@ -143,21 +138,41 @@ def test_hosts_that_share_no_disk_train_together(tmp_path: Path) -> None:
     assert [row["version"] for row in taken_up][-1] == 4
     assert all(row["fetched_bytes"] > 0 for row in taken_up)
     assert not (elsewhere / "weights").exists()
+    assert "misbehaved" not in out
+    assert out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
+    check_tracked(directory)
+    check_logs(directory, "kv_scheduler", "roc_filter", "learner")
+    check_logs(elsewhere, "rollout_generator", "tool_executor")
 
 
-def test_overrides_reach_the_actors_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
-    path, _ = write_micro(tmp_path)
-    code, _, err = finish(start(path, "--set", "stages.2.stepps=5"))
-    assert code == 2
+def check_tracked(directory: Path) -> None:
+    """TensorBoard's files hold the figures of every step, evaluation and supervised stage of metrics.jsonl."""
+    kept = scalars(directory)
+    of_kind = {kind: [] for kind in ("stage", "step", "evaluation")}
+    for row in rows(directory / "metrics.jsonl"):
+        of_kind[row["kind"]].append(row)
+    supervised, steps, (before, after) = of_kind["stage"][0], of_kind["step"], of_kind["evaluation"]
+    assert kept["supervised/sft/loss"][-1] == (3, pytest.approx(supervised["loss"]))
+    for name in ("reward", "success", "train_seconds"):
+        assert kept[f"train/{name}"] == [(row["version"], pytest.approx(row[name])) for row in steps]
+    for row, stage in ((before, "before"), (after, "after")):
+        name = f"success_{stage}_greedy"
+        assert kept[f"evaluation/{name}"] == [(row["version"], pytest.approx(row[name]))]
+
+
+def test_a_wrong_override_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, directory = write_micro(tmp_path)
+    assert cli.main(["run", str(path), "--set", "stages.2.stepps=5"]) == 2
+    err = capsys.readouterr().err
     assert "stages.2.stepps" in err
     assert "steps" in err
     assert "Traceback" not in err
+    assert not directory.exists()
 
 
+@pytest.mark.slow  # tests/actors/test_time_limit.py has the learner that leaves the stage for the evaluation
 def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
-    folder = tmp_path / "a b ключ"  # weights travel by URI: a name that needs quoting must arrive as what it is
-    folder.mkdir()
-    path, directory = write_micro(folder)
+    path, directory = write_micro(tmp_path)
     code, out, err = finish(start(path, "--set", "run.max_minutes=0.0001"))
     assert code == 0, out + err
     summary = json.loads(out.strip().splitlines()[-1])
