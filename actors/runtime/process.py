@@ -88,6 +88,8 @@ MISTAKES = (
 )
 LAST_STATUS_SECONDS = 2.0
 """How long an actor that ends waits until the supervisors have taken in its last status."""
+STARTED_SECONDS = 0.5
+"""How long an actor that has started waits until the supervisors know it, before it handles the first message."""
 STATUS_LINK = "status"
 
 
@@ -109,7 +111,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     Messages that arrive while the actor starts are held back; heartbeats are sent in the meantime.
     """
     ready = trio.Event()
-    stopped = False
+    started = stopped = False
     context = actor.context
     needed = {
         name: context.links[name]
@@ -129,7 +131,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
     async def report() -> None:
         while not failed:
-            status = actor.status() if ready.is_set() else ("starting", ActorFigures())
+            status = actor.status() if started else ("starting", ActorFigures())
             _announce(status_link, actor, *status, missing=vacancy.text)
             await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
@@ -143,7 +145,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         except Exception as error:
             failed = True
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
-            await _last_status_heard(status_link)  # so that the display shows why before the process ends
+            await _heard(status_link, LAST_STATUS_SECONDS)  # so that the display shows why before the process ends
             raise
         node.watch(vacancy.look)
         node.watch(actor.peer_changed)
@@ -152,20 +154,24 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             vacancy.look(gone)
             actor.peer_changed(gone)
         node_nursery.start_soon(vacancy.run)
+        started = True
+        _announce(status_link, actor, *actor.status(), missing=vacancy.text)
+        await _heard(status_link, STARTED_SECONDS)  # a first message that blocks the loop is no start that hangs
         ready.set()
         context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
         await stopping.wait()
         await actor.stop()
         stopped = True
         _announce(status_link, actor, *actor.status())
-        await _last_status_heard(status_link)
+        await _heard(status_link, LAST_STATUS_SECONDS)
         context.log.info("stopped")
         nursery.cancel_scope.cancel()
         node_nursery.cancel_scope.cancel()
 
 
-async def _last_status_heard(status_link: Any) -> None:
-    with trio.move_on_after(LAST_STATUS_SECONDS):
+async def _heard(status_link: Any, seconds: float) -> None:
+    """Wait until the supervisors have taken in the last status, for so long at most."""
+    with trio.move_on_after(seconds):
         await status_link.acknowledged()
 
 

@@ -149,6 +149,29 @@ def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path)
     simulate(main)
 
 
+def test_the_supervisor_knows_that_it_has_started_before_the_first_message_is_handled(tmp_path: Path) -> None:
+    """Code that blocks the event loop in its first message is then no start that hangs."""
+    states: list[set[str]] = []
+
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
+
+            class Noting(RoCFilter):
+                async def handle(self, message: Any) -> Any:
+                    states.append({status.state for status in stage["supervisor.local"].log})
+                    return await super().handle(message)
+
+            nursery.start_soon(enter, stage)
+            await trio.sleep(1)
+            async with running(Noting, topology, "roc_filter", tmp_path, stage):
+                await stage.started("roc_filter.0")
+                await trio.sleep(5)
+
+    simulate(main)
+    assert "running" in states[0]
+
+
 def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
     def tags(sample: int) -> TagCounts:
         return TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
