@@ -134,7 +134,7 @@ class RecordingLearner(Learner):
 
     async def _step(self, stage: Any, ready: Any) -> None:
         folder = self.context.directory / "given" / f"{ready.version:06}"
-        given = [[bytes(frame) for frame in encode(self._groups[group])] for group in ready.groups]
+        given = [[bytes(frame) for frame in encode(self._arrivals._groups[group])] for group in ready.groups]
         if folder.exists():
             assert [frames_of(path) for path in sorted(folder.iterdir())] == given
         else:
