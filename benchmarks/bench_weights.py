@@ -172,11 +172,11 @@ def transfer(hosts: int, mbyte: int, mbit: float) -> tuple[float, float, float]:
 @contextmanager
 def _process(machine: Machine, node: str, folder: Path, content: Path) -> Iterator[Any]:
     words = [sys.executable, "-m", "benchmarks.command", "weights", "--part", node, str(folder), str(content)]
-    process = machine.start(*words, stdin=-1, stdout=-1, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
+    with machine.start(*words, stdin=-1, stdout=-1, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _expect(process: Any, word: str) -> None:

@@ -46,7 +46,7 @@ def test_half_open_connections_to_every_port_stop_no_run(tmp_path: Path) -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     first, second = port_blocks(2)
-    path, directory = write_two_hosts(tmp_path, (first, second), steps=12)
+    path, directory = write_two_hosts(tmp_path, (first, second), steps=60)
     main, other = run_with_few_files(path, "a"), run_with_few_files(path, "b")
     try:
         wait_for(lambda: steps_trained(directory) >= 2, "two steps")
@@ -57,7 +57,7 @@ def test_half_open_connections_to_every_port_stop_no_run(tmp_path: Path) -> None
                 wait_for(lambda: steps_trained(directory) >= done + 2, "steps under attack")  # noqa: B023
         code, out, err = finish(main)
         assert code == 0, out + err
-        check_finished(path, directory, out, steps=12)
+        check_finished(path, directory, out, steps=60)
         code, other_out, other_err = finish(other)
         assert code == 0, other_out + other_err
         assert "starting it again" not in out + other_out
