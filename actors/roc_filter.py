@@ -23,7 +23,7 @@ import trio
 from actors.base import Actor, Announce, Call, Push
 from actors.filter.compaction import Compaction
 from actors.filter.judging import Judging
-from actors.filter.replay import entered_before, restore
+from actors.filter.replay import LEARNER_AT, entered_before, restore
 from actors.filter.sending import ToLearner
 from actors.filter.settings import RoCFilterSettings
 from actors.filter.stored import encode_stored
@@ -221,6 +221,7 @@ class RoCFilter(Actor):
                 skipped = NOT_FINITE if message.figures.skipped else ""
                 if self._journal.step_trained(message.version, message.figures, dropped_for=skipped):
                     self._records.step(message.version, self.context.wall())
+                self._journal.set_fact(LEARNER_AT, str(message.version + 1))
                 self._commit()
                 return Recorded()
             case CheckpointSaved():
@@ -272,6 +273,7 @@ class RoCFilter(Actor):
         self._records.spent(self.context.wall())
         self._journal.set_fact("stage", str(entered.stage))
         self._journal.set_fact("stage_version", str(entered.stage_version))
+        self._journal.set_fact(LEARNER_AT, str(entered.version))
         if entered.left is not None:
             self._records.stage_left(entered.left, self.context.wall())
         if self._take_up(entered) or entered.restored:

@@ -23,6 +23,9 @@ from agent_rl.messages import (
 )
 from agent_rl.records.journal import GroupRow, Journal, JournalError
 
+LEARNER_AT = "learner_at"
+"""The fact that names the version that the learner trains next, as it said last."""
+
 
 def entered_before(journal: Journal) -> StageEntered | None:
     """Where the learner was when the last process of the filter ended; None before the first stage."""
@@ -33,6 +36,8 @@ def entered_before(journal: Journal) -> StageEntered | None:
     steps = journal.steps(stage=int(stage))
     untrained = (step.version for step in steps if not step.trained)
     version = min(untrained, default=steps[-1].version + 1 if steps else begun)
+    if (said := journal.fact(LEARNER_AT)) is not None:
+        version = min(version, int(said))  # it was restored, and trains steps again that are trained
     return StageEntered(int(stage), begun, version, restored=False)
 
 

@@ -149,6 +149,35 @@ def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path)
     simulate(main)
 
 
+def test_a_filter_that_dies_after_the_learner_went_back_sends_again_what_is_trained_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = micro(tmp_path)
+        async with stand_ins(topology, "roc_filter") as stage:
+            learner = stage["learner"]
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+                await enter(stage)
+                await settle_group(stage, 0, ["4", "5", "4", "5"])
+                await settle_group(stage, 1, ["7"] * 4)
+                step = await learner.receive(StepReady)
+                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
+                await learner.call("steps", FILTER)(trained)
+                await enter(stage)  # killed, and restored from the checkpoint before this step
+            await trio.sleep(5)
+            learner.forget()
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
+                assert (await learner.receive(TrainingGroup)).group == step.groups[0]
+                assert (await learner.receive(StepReady)).version == 5
+                await ask(learner.call("steps", FILTER), trained, timeout=30)
+            learner.forget()
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
+                await stage.started("roc_filter.0")
+                await trio.sleep(5)
+                assert not [each for each in learner.log if isinstance(each, StepReady)]
+        assert audit(tmp_path).balanced
+
+    simulate(main)
+
+
 def test_the_supervisor_knows_that_it_has_started_before_the_first_message_is_handled(tmp_path: Path) -> None:
     """Code that blocks the event loop in its first message is then no start that hangs."""
     states: list[set[str]] = []

@@ -145,8 +145,8 @@ def test_a_slow_link_limits_a_run_over_three_hosts_and_a_fast_one_does_not(
         sys.stdout.write(out)  # for docs/measurements.md: pytest -rP
         found.append(json.loads(out.strip().splitlines()[-1]))
     fast, slow = found
-    assert slow["limited_by"].startswith("the link of a, which sends "), slow
-    assert not fast["limited_by"].startswith("the link"), fast
+    assert "the link of " in slow["limited_by"], slow  # weights are passed on: two links share what one did
+    assert "the link of " not in fast["limited_by"], fast
     assert fast["steps_per_s"] > slow["steps_per_s"] > 0
     for each in found:
         assert each["rollouts_per_s"] > 0
