@@ -32,6 +32,10 @@ from benchmarks.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS, generat
 from benchmarks.tuning import CANDIDATES, chosen
 
 OURS = "predictive"
+TURN_S = 32.0
+"""Seconds after which a rollout ends its next turn while decisions are timed: 512 turns a second of 16,384 rollouts."""
+SIZES = {"decisions_per_s": (64, 16_384), "decisions_per_s_512": (512, 131_072)}
+"""Engines and open rollouts."""
 SHORT_SCALE = 0.125
 
 
@@ -51,8 +55,8 @@ class Options:
     """Engines and groups of the traces, times this."""
     processes: int = 2
     """Simulations at once."""
-    decisions: int = 20_000
-    """How many decisions to time; 0: none."""
+    decisions: float = 1.5
+    """How many decisions to time for each open rollout; 0: none."""
     tune: bool = False
     """Try the settings of benchmarks/tuning.py on the training seeds instead, and print the best."""
     short: bool = False
@@ -113,7 +117,10 @@ def _tune(traces: Sequence[str], policies: Sequence[str], seeds: Sequence[int], 
 
 
 def decisions_per_s(engines: int, rollouts: int, decisions: int) -> float:
-    """Turns that `predictive` places a second of processor time, with the end of the turn before and a load update."""
+    """Turns that `predictive` places a second of processor time, with the end of the turn before and a load update.
+
+    Virtual time passes as if each rollout ended a turn every ``TURN_S`` seconds, so forecasts age as in a run.
+    """
     guard = Guarded(POLICIES[OURS].make())
     guard.begin(Setting(32, 512))
     room = 4 * 40_000 * (rollouts // engines + 1)
@@ -128,17 +135,21 @@ def decisions_per_s(engines: int, rollouts: int, decisions: int) -> float:
     ]
     for turn in turns:
         guard.turn_waits(turn, 0.0)
-    placed = sum(isinstance(decision, Place) for decision in guard.decide(0.0))
-    assert placed == rollouts, f"{placed} of {rollouts} rollouts were placed"
+    where = {decision.rollout: decision.engine for decision in guard.decide(0.0) if isinstance(decision, Place)}
+    assert len(where) == rollouts, f"{len(where)} of {rollouts} rollouts were placed"
     began = time.process_time()
     for step in range(decisions):
-        number, now = step * 7919 % rollouts, step * 1e-3
-        turn = turns[number] = turns[number]._replace(turn=turns[number].turn + 1, context=turns[number].context + 200)
-        guard.turn_ended(turn.rollout, turn.context, now)
+        number, now = step * 7919 % rollouts, step * TURN_S / rollouts
+        before = turns[number]
+        context, engine = before.context + 200, where[before.rollout]
+        guard.turn_ended(before.rollout, context, now)
         fact = facts[step % engines]
         guard.engine_reported(fact._replace(kv_used=min(room, step)), now)
+        turn = turns[number] = before._replace(turn=before.turn + 1, context=context, kept_on=engine, kept=context)
         guard.turn_waits(turn, now)
-        assert len(guard.decide(now)) == 1
+        (decision,) = guard.decide(now)
+        assert isinstance(decision, Place)
+        where[turn.rollout] = decision.engine
     return decisions / (time.process_time() - began)
 
 
@@ -200,7 +211,7 @@ def main(options: Options) -> int:
         print_table(f"{trace}: {len(seeds)} seeds, scale {scale:g}", [*header, "faults", "settings"], table)
     figures |= compared(rows, traces, policies) | {"simulation_s": time.monotonic() - began}
     if OURS in policies and options.decisions > 0:
-        figures["decisions_per_s"] = decisions_per_s(64, 16_384, options.decisions)
-        figures["decisions_per_s_512"] = decisions_per_s(512, 131_072, options.decisions)
+        for name, (engines, rollouts) in SIZES.items():
+            figures[name] = decisions_per_s(engines, rollouts, round(options.decisions * rollouts))
     print_figures(figures)
     return 0

@@ -12,6 +12,7 @@ import math
 
 AHEAD = (0.0, *(256.0 * 2**power for power in range(10)))
 """Further tokens at which the use is predicted."""
+_NOBODY = [0.0] * len(AHEAD)
 
 
 class Forecast:
@@ -26,19 +27,21 @@ class Forecast:
     def add(self, context: float, survival: list[float], sign: float = 1.0) -> None:
         """A resident of so many tokens comes (or leaves: ``sign`` -1)."""
         mean, variance = self.mean, self.variance
-        for number, share in enumerate(survival):
-            size = context + AHEAD[number]
-            mean[number] += sign * share * size
-            variance[number] += sign * share * (1 - share) * size * size
+        for number, (share, ahead) in enumerate(zip(survival, AHEAD, strict=True)):
+            size = context + ahead
+            used = sign * share * size
+            mean[number] += used
+            variance[number] += used * size * (1.0 - share)
 
     def most(self, deviations: float, context: float = 0.0, survival: list[float] | None = None) -> float:
         """The most tokens that are used, now or later; with another resident if one is given."""
-        most = 0.0
-        for number, ahead in enumerate(AHEAD):
-            mean, variance = self.mean[number], self.variance[number]
-            if survival is not None:
-                share, size = survival[number], context + ahead
-                mean += share * size
-                variance += share * (1 - share) * size * size
-            most = max(most, mean + deviations * math.sqrt(max(0.0, variance)))
+        most, sqrt = 0.0, math.sqrt
+        for mean, variance, share, ahead in zip(self.mean, self.variance, survival or _NOBODY, AHEAD, strict=True):
+            size = context + ahead
+            used = share * size
+            spread = variance + used * size * (1.0 - share)
+            high = mean + used
+            if spread > 0.0:
+                high += deviations * sqrt(spread)
+            most = max(most, high)
         return most

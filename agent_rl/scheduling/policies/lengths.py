@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,7 +31,9 @@ PRIOR_FRAILTY = 4.0
 FIRST, RATIO, BINS = 16.0, 1.05, 235
 """Bins begin at 0, FIRST, FIRST RATIO, FIRST RATIO^2 ...: the last ones at 1.5 million tokens."""
 LEARNT_EVERY = 32
-"""Rollouts that end until the hazard is computed anew."""
+"""Rollouts that end until the hazard is computed anew, at least."""
+LEARNT_SHARE = 1 / 64
+"""Share of the rollouts that count which end until the hazard is computed anew, at least."""
 FADES_AFTER = 8192
 """Once so many rollouts have ended, all counts are halved, so that a policy that changes is followed."""
 
@@ -48,9 +51,11 @@ class _Problem:
 
 @dataclass(slots=True)
 class _Open:
-    problem: str
+    problem: _Problem
     prompt: int
     grown: float = 0.0
+    bin: int = 0
+    """The bin of ``grown``."""
     quantile: float = math.nan
 
 
@@ -61,8 +66,10 @@ def _bin(grown: float) -> int:
 class Lengths:
     """Survival and quantiles of the lengths of rollouts, in tokens of context."""
 
-    def __init__(self, quantile: float = 0.5) -> None:
+    def __init__(self, quantile: float = 0.5, ahead: Sequence[float] = (0.0,)) -> None:
+        """``ahead``: the further tokens that `survivals` predicts for."""
         self.quantile = quantile
+        self._ahead = ahead
         self._problems: dict[str, _Problem] = {}
         self._open: dict[str, _Open] = {}
         self._ended = [0.0] * BINS
@@ -70,8 +77,12 @@ class Lengths:
         self._hazards = [0.0] * BINS
         self._sums = [0.0] * BINS
         """H at the beginning of each bin."""
+        self._further: dict[int, list[float]] = {}
+        """H(y) - H(y + d) for each d of ``ahead``, y in the middle of a bin. Filled as bins are asked for."""
         self._prior_mean = 0.0
         self._seen = 0
+        self._news = 0
+        """Rollouts that ended since the hazard was computed."""
         self._covered = 0
         self._checked = 0
 
@@ -82,8 +93,7 @@ class Lengths:
         if PRIOR_SHARE * limit > self._prior_mean:
             self._prior_mean = PRIOR_SHARE * limit
             self._learn()
-        known = self._open[rollout] = _Open(problem, prompt)
-        self._problems.setdefault(problem, _Problem())
+        known = self._open[rollout] = _Open(self._problems.setdefault(problem, _Problem()), prompt)
         if self._seen >= 4 * LEARNT_EVERY:
             known.quantile = self.final(rollout, prompt, limit)
 
@@ -93,11 +103,16 @@ class Lengths:
         if known is None or context - known.prompt <= known.grown:
             return
         before, after = known.grown, float(context - known.prompt)
-        first, last = _bin(before), _bin(after)
-        for number in range(first, last + 1):
-            end = after if number == last else _EDGES[number + 1]
-            self._spent[number] += end - max(before, _EDGES[number])
-        self._problems[known.problem].hazard += self._hazard(after) - self._hazard(before)
+        first = last = known.bin
+        if after >= _EDGES[first] + _WIDTHS[first]:
+            last = known.bin = _bin(after)
+            known.problem.hazard += self._hazard(after) - self._hazard(before)
+            for number in range(first, last):
+                self._spent[number] += _EDGES[number + 1] - max(before, _EDGES[number])
+            before = max(before, _EDGES[last])
+        else:
+            known.problem.hazard += self._hazards[first] * (after - before)
+        self._spent[last] += after - before
         known.grown = after
 
     def ended(self, rollout: str, context: int) -> None:
@@ -109,10 +124,11 @@ class Lengths:
         if not math.isnan(known.quantile):
             self._checked += 1
             self._covered += context <= known.quantile
-        self._problems[known.problem].ended += 1
-        self._ended[_bin(max(0, context - known.prompt))] += 1
+        known.problem.ended += 1
+        self._ended[known.bin] += 1
         self._seen += 1
-        if self._seen % LEARNT_EVERY == 0:
+        self._news += 1
+        if self._news >= max(LEARNT_EVERY, LEARNT_SHARE * min(self._seen, FADES_AFTER)):
             self._learn()
 
     def forgotten(self, rollout: str) -> None:
@@ -121,18 +137,20 @@ class Lengths:
 
     # Predictions
 
-    def survival(self, rollout: str, context: float, more: float) -> float:
-        """The probability that a rollout of ``context`` tokens has more than ``more`` further ones. Limits aside."""
-        known = self._open[rollout]
-        grown = max(0.0, context - known.prompt)
-        return math.exp(self._frailty(known) * (self._hazard(grown) - self._hazard(grown + more)))
+    def survivals(self, rollout: str, context: float) -> list[float]:
+        """For each d of ``ahead``, the chance that a rollout of ``context`` tokens has more than d further ones.
 
-    def survivals(self, rollout: str, context: float, more: tuple[float, ...]) -> list[float]:
-        """`survival` for each of ``more``."""
+        Limits aside; as for the middle of the bin, which is 5 % wide.
+        """
         known = self._open[rollout]
-        grown, frailty, exp, hazard = max(0.0, context - known.prompt), self._frailty(known), math.exp, self._hazard
-        here = hazard(grown)
-        return [exp(frailty * (here - hazard(grown + each))) for each in more]
+        number = _bin(context - known.prompt)
+        further = self._further.get(number)
+        if further is None:
+            grown = _EDGES[number] + min(_WIDTHS[number], _EDGES[number]) / 2
+            here = self._hazard(grown)
+            further = self._further[number] = [here - self._hazard(grown + each) for each in self._ahead]
+        frailty, exp = self._frailty(known), math.exp
+        return [exp(frailty * each) for each in further]
 
     def final(self, rollout: str, context: float, limit: int) -> float:
         """The quantile of the final context of a rollout that has ``context`` tokens, at most ``limit``."""
@@ -153,15 +171,17 @@ class Lengths:
     # Hazards
 
     def _frailty(self, known: _Open) -> float:
-        problem = self._problems[known.problem]
+        problem = known.problem
         return (PRIOR_FRAILTY + problem.ended) / (PRIOR_FRAILTY + problem.hazard)
 
     def _hazard(self, grown: float) -> float:
-        number = 0 if grown < FIRST else min(BINS - 1, 1 + int(math.log(grown / FIRST) / _STEP))
+        number = _bin(grown)
         return self._sums[number] + self._hazards[number] * (grown - _EDGES[number])
 
     def _learn(self) -> None:
         """The hazard of each bin, from what ended there, what was spent there, and the prior."""
+        self._news = 0
+        self._further.clear()
         if sum(self._ended) > FADES_AFTER:
             self._ended = [count / 2 for count in self._ended]
             self._spent = [tokens / 2 for tokens in self._spent]

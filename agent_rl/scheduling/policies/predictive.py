@@ -8,7 +8,7 @@ the residents of an engine will need, at its highest point at z deviations above
 rollout starts where the forecast with it stays below ``fill`` K. Residents are at different points of their lives and
 do not reach their ends together, so far more fit than the sum of their lengths allows; at the start of a run, when all
 are at the same point, fewer do. What overflows is preempted by the engine and computed again: unwise, not unsafe.
-Forecasts age as rollouts go on: an engine's is made anew every ``refresh_s`` seconds.
+A forecast changes as residents come and leave. It is made anew every ``refresh_s`` seconds, with what all have written.
 
 **Engines.** Of the engines with room, the one with the fewest seconds a token gets the next rollout (speeds.py); equal
 engines fill equally.
@@ -28,12 +28,11 @@ at which both are equal is the same for all sizes.
 they were opened, all samples of a group one after the other: the oldest batch completes first, and no sample starts
 long after its group's first.
 
-A decision costs O(log engines), and the tools, the lengths and the forecast O(1), besides the refreshing.
+A decision costs O(log engines). Making a forecast anew costs O(1) for each resident, every ``refresh_s`` seconds.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
 from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, WaitingTurn
@@ -103,7 +102,7 @@ class Predictive(Policy):
     ) -> None:
         """``deviations`` is z above. A move must save ``move_gain`` times what it costs."""
         self._overfull = overfull
-        self.lengths = Lengths()
+        self.lengths = Lengths(ahead=AHEAD)
         self.speeds = Speeds()
         self._deviations = deviations
         self._fill = fill
@@ -112,7 +111,7 @@ class Predictive(Policy):
         self._move_gain = move_gain
         self._engines: dict[str, _Engine] = {}
         self._load = Loads()
-        """Seconds a token of each engine that takes turns; FULL_ENGINE where no rollout may start."""
+        """Seconds a token of each engine that takes turns; FULL_ENGINE where the last rollout tried did not fit."""
         self._pace = Loads()
         """Seconds a token of each engine that takes turns."""
         self._known: dict[str, _Resident] = {}
@@ -120,10 +119,8 @@ class Predictive(Policy):
         """Next turns whose engine counts them as residents."""
         self._again: deque[WaitingTurn] = deque()
         self._starts: deque[WaitingTurn] = deque()
-        self._tools: list[tuple[float, str]] = []
+        self._tools: deque[tuple[float, str]] = deque()
         """Rollouts whose tools run, by the time at which their prefix is dropped."""
-        self._newest: tuple[float, list[float]] = (0.0, [])
-        """Context and survival of the rollout that waits first: an engine has room if it fits there."""
         self._grown = self._written = 1.0
         """Tokens that contexts grew by, and those of them that engines wrote."""
 
@@ -134,9 +131,10 @@ class Predictive(Policy):
         engine = self._engines.get(facts.engine)
         if engine is None:
             engine = self._engines[facts.engine] = _Engine(facts)
-        changed = engine.facts[1:2] + engine.facts[5:6] != facts[1:2] + facts[5:6] or facts.engine not in self._load
-        engine.facts = facts
+        before, engine.facts = engine.facts, facts
+        changed = before.kv_total != facts.kv_total or before.max_rollouts != facts.max_rollouts
         if facts.engine not in self._load:
+            changed = True
             self._load.set(facts.engine, 0.0)
             self._pace.set(facts.engine, 0.0)
         if changed or now - engine.refreshed >= self._refresh_s:
@@ -175,7 +173,7 @@ class Predictive(Policy):
     def _count(self, engine: _Engine, rollout: str, context: float) -> None:
         resident = self._known[rollout]
         resident.counted = context
-        resident.survival = self.lengths.survivals(rollout, context, AHEAD)
+        resident.survival = self.lengths.survivals(rollout, context)
         engine.forecast.add(context, resident.survival)
 
     def _clock(self, engine: _Engine, now: float) -> float:
@@ -190,15 +188,17 @@ class Predictive(Policy):
         """The loads of the engine, after its forecast changed."""
         name = engine.facts.engine
         if name in self._load:
+            facts = engine.facts
             engine.most = engine.forecast.most(self._deviations)
-            pace = self.speeds.seconds(name, min(1.0, engine.most / max(1, engine.facts.kv_total)))
+            pace = self.speeds.seconds(name, min(1.0, engine.most / max(1, facts.kv_total)))
+            full = engine.most > self._fill * facts.kv_total or len(engine.residents) >= facts.max_rollouts
             self._pace.set(name, pace)
-            self._load.set(name, pace if self._fits(engine, *self._newest) else FULL_ENGINE)
+            self._load.set(name, FULL_ENGINE if full and engine.residents else pace)
 
     def _fits(self, engine: _Engine, context: float, survival: list[float]) -> bool:
         if len(engine.residents) >= engine.facts.max_rollouts:
             return False
-        if not engine.residents or not survival:
+        if not engine.residents:
             return True
         return engine.forecast.most(self._deviations, context, survival) <= self._fill * engine.facts.kv_total
 
@@ -232,14 +232,12 @@ class Predictive(Policy):
             self._settle(rollout, engine, now)
 
     def turn_ended(self, rollout: str, context: int, now: float) -> None:
-        """The tools run; the resident counts with its new length."""
+        """The tools run. The resident's new length counts when the forecast is made anew."""
         resident = self._known[rollout]
         self._learn(rollout, context, now)
         resident.tools_since = now
         if resident.engine in self._engines:
-            self._settle(rollout, resident.engine, now)
-            resident.writes = False
-            heapq.heappush(self._tools, (now + self._hold_s, rollout))
+            self._tools.append((now + self._hold_s, rollout))
 
     def rollout_ended(self, rollout: str, context: int, now: float) -> None:
         """Learn from it; it is no resident any more."""
@@ -273,15 +271,16 @@ class Predictive(Policy):
 
     def _settle(self, rollout: str, name: str, now: float) -> None:
         """The rollout is a resident of this engine, with its present length, and writes."""
-        self._leave(rollout)
         resident, engine = self._known[rollout], self._engines[name]
-        resident.engine = name
         resident.placed_at = now
         resident.placed_clock = self._clock(engine, now)
         resident.writes = True
-        engine.residents[rollout] = None
-        self._count(engine, rollout, resident.context)
-        self._update(engine)
+        if resident.engine != name:
+            self._leave(rollout)
+            resident.engine = name
+            engine.residents[rollout] = None
+            self._count(engine, rollout, resident.context)
+            self._update(engine)
 
     def _leave(self, rollout: str) -> None:
         resident = self._known.get(rollout)
@@ -305,7 +304,7 @@ class Predictive(Policy):
         """Drop what waits too long for tools; next turns; what must start again; new rollouts while they fit."""
         decisions: list[Decision] = []
         while self._tools and self._tools[0][0] <= now:
-            due, rollout = heapq.heappop(self._tools)
+            due, rollout = self._tools.popleft()
             resident = self._known.get(rollout)
             if resident is not None and resident.tools_since == due - self._hold_s and resident.engine:
                 self._leave(rollout)
@@ -333,19 +332,15 @@ class Predictive(Policy):
 
     def _room_for(self, turn: WaitingTurn, now: float) -> str | None:
         """The fastest engine with room for the rollout; None if there is none."""
-        context = float(turn.context)
-        if self._newest[0] < context or not self._newest[1]:
-            self._newest = (context, self.lengths.survivals(turn.rollout, context, AHEAD))
+        survival: list[float] = []
         while self._load[name := self._load.least()] < FULL_ENGINE:
             engine = self._engines[name]
             if now - engine.refreshed >= self._refresh_s:
                 self._refresh(engine, now)
                 continue
-            survival = self.lengths.survivals(turn.rollout, context, AHEAD)
-            if self._fits(engine, context, survival):
-                self._newest = (context, survival)
+            survival = survival or self.lengths.survivals(turn.rollout, turn.context)
+            if self._fits(engine, turn.context, survival):
                 return name
-            self._newest = (context, survival)
             self._load.set(name, FULL_ENGINE)
         return None
 
@@ -375,11 +370,13 @@ class Predictive(Policy):
         there = self._engines[other]
         if home.most - home.facts.kv_total <= turn.context:  # no room is needed here
             saved = self._pace[name] - self._pace[other]
-            left = self.lengths.final(turn.rollout, turn.context, turn.limit) - turn.context
-            cost = self.speeds.prefill(other, turn.context) * (1 + len(there.residents))
             kept = turn.kept if turn.kept_on == name else 0
+            if saved <= 0 and kept == turn.context:
+                return name
+            cost = self.speeds.prefill(other, turn.context) * (1 + len(there.residents))
             cost -= self.speeds.prefill(name, turn.context - kept) * len(home.residents)
+            left = self.lengths.final(turn.rollout, turn.context, turn.limit) - turn.context
             if saved * left * self._written / self._grown <= self._move_gain * cost:
                 return name
-        survival = self.lengths.survivals(turn.rollout, turn.context, AHEAD)
+        survival = self.lengths.survivals(turn.rollout, turn.context)
         return other if self._fits(there, turn.context, survival) else name

@@ -241,7 +241,7 @@ def test_quantiles_hold_on_lengths_of_any_shape() -> None:
 
 def test_samples_of_a_problem_and_the_length_so_far_are_evidence() -> None:
     source = random.Random(1)
-    lengths = Lengths(0.5)
+    lengths = Lengths(0.5, ahead=(0.0, 100.0, 1000.0, 10_000.0))
     for problem in range(300):
         center = source.lognormvariate(7, 0.6)
         for sample in range(8):
@@ -256,7 +256,7 @@ def test_samples_of_a_problem_and_the_length_so_far_are_evidence() -> None:
     assert lengths.final("new/0", 10, 100_000) > 1.3 * unknown
     assert lengths.final("other/0", 9000, 100_000) > 9000
     assert lengths.final("other/0", 9000, 9500) <= 9500
-    alive = lengths.survivals("other/0", 500, (0.0, 100.0, 1000.0, 10_000.0))
+    alive = lengths.survivals("other/0", 500)
     assert alive == sorted(alive, reverse=True)
     assert alive[0] == 1.0
 
