@@ -11,8 +11,9 @@ What is unsafe is contained, counted and named in `Guarded.faults`:
 ``decisions_endless``      a policy returned more decisions at once than there are rollouts: the rest is ignored
 =========================  =====================================================================================
 
-A turn is starved when, since it began to wait, ``PATIENCE`` times as many rollouts were started as were open then.
-First come, first served starts at most as many. A policy that raises an exception stops the run with its file and line.
+A turn is starved when, since the first decision after it began to wait, ``PATIENCE`` times as many rollouts were
+started as were open then. First come, first served starts at most as many. A policy that raises an exception stops the
+run with its file and line.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Guarded:
         self._in_tools: set[str] = set()
         self._queue: deque[tuple[int, WaitingTurn]] = deque()
         """Turns in the order in which they began to wait, each with the number of starts that starves it."""
+        self._arrived: list[WaitingTurn] = []
+        """Turns that wait since the policy decided last."""
         self._starts = 0
 
     @_named
@@ -121,8 +124,7 @@ class Guarded:
         """A turn waits for an engine."""
         self._leave(turn.rollout)
         self._waiting[turn.rollout] = turn
-        opened = len(self._waiting) + len(self._placed) + len(self._in_tools)
-        self._queue.append((self._starts + PATIENCE * opened + AT_LEAST, turn))
+        self._arrived.append(turn)
         self.policy.turn_waits(turn, now)
 
     @_named
@@ -164,7 +166,11 @@ class Guarded:
     @_named
     def decide(self, now: float) -> list[Decision]:
         """The policy's decisions, made safe, and those of the guard for rollouts that starve."""
-        most = 2 * (len(self._waiting) + len(self._placed) + len(self._in_tools)) + AT_LEAST
+        opened = len(self._waiting) + len(self._placed) + len(self._in_tools)
+        starved_at = self._starts + PATIENCE * opened + AT_LEAST
+        self._queue.extend((starved_at, turn) for turn in self._arrived)
+        self._arrived.clear()
+        most = 2 * opened + AT_LEAST
         given = list(islice(self.policy.decide(now), most + 1))
         if len(given) > most:
             self._record("decisions_endless", f"{len(given)} decisions at once; at most {most} count")

@@ -24,68 +24,27 @@ was evicted already, otherwise when they exceed ``overfull`` K. They would evict
 seconds costs t x / K seconds of the engine, and their prefill costs x times the prefill's seconds a token. So the time
 at which both are equal is the same for all sizes.
 
-**Order.** Interrupted and dropped rollouts first, since their groups wait for them; then groups in the order in which
-they were opened, all samples of a group one after the other: the oldest batch completes first, and no sample starts
-long after its group's first.
+**Order.** Interrupted and dropped rollouts first, since their groups wait for them; then groups in the order of
+starts.py, in which the samples of a group start close together. A late sample starts where it fits at present.
 
 A decision costs O(log engines). Making a forecast anew costs O(1) for each resident, every ``refresh_s`` seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.forecast import AHEAD, Forecast
 from agent_rl.scheduling.policies.lengths import Lengths
 from agent_rl.scheduling.policies.loads import Loads
+from agent_rl.scheduling.policies.residents import EngineUse, Resident
 from agent_rl.scheduling.policies.speeds import Speeds
+from agent_rl.scheduling.policies.starts import Starts
 
 FULL_ENGINE = 1e18
 """The load of an engine without room."""
-
-
-class _Engine:
-    __slots__ = ("clock", "facts", "forecast", "most", "now", "refreshed", "residents")
-
-    def __init__(self, facts: EngineFacts) -> None:
-        self.facts = facts
-        self.forecast = Forecast()
-        self.most = 0.0
-        self.residents: dict[str, None] = {}
-        self.refreshed = 0.0
-        self.clock = 0.0
-        """Tokens that a rollout would have written here until ``now``."""
-        self.now = 0.0
-
-
-class _Resident:
-    __slots__ = (
-        "context",
-        "counted",
-        "engine",
-        "limit",
-        "missing",
-        "placed_at",
-        "placed_clock",
-        "survival",
-        "tools_since",
-        "writes",
-    )
-
-    def __init__(self, turn: WaitingTurn) -> None:
-        self.engine = ""
-        self.limit = turn.limit
-        self.context = turn.context
-        self.missing = 0
-        """Tokens to prefill in the turn under way."""
-        self.placed_at = 0.0
-        self.placed_clock = 0.0
-        self.writes = False
-        self.tools_since = -1.0
-        self.counted = 0.0
-        """The context that the forecast of its engine counts, with this survival."""
-        self.survival: list[float] = []
 
 
 class Predictive(Policy):
@@ -109,20 +68,30 @@ class Predictive(Policy):
         self._hold_s = hold_s
         self._refresh_s = refresh_s
         self._move_gain = move_gain
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, EngineUse] = {}
         self._load = Loads()
         """Seconds a token of each engine that takes turns; FULL_ENGINE where the last rollout tried did not fit."""
         self._pace = Loads()
         """Seconds a token of each engine that takes turns."""
-        self._known: dict[str, _Resident] = {}
+        self._known: dict[str, Resident] = {}
         self._next: deque[WaitingTurn] = deque()
         """Next turns whose engine counts them as residents."""
         self._again: deque[WaitingTurn] = deque()
-        self._starts: deque[WaitingTurn] = deque()
+        self._starts = Starts()
+        self._places = 0.0
+        """Further rollouts that have room on the engines that take turns."""
+        self._residents = 0
+        """Residents of all engines."""
+        self._share_of_new = 1.0
+        """Tokens that the newest rollout adds to the forecast of an engine, at most."""
         self._tools: deque[tuple[float, str]] = deque()
         """Rollouts whose tools run, by the time at which their prefix is dropped."""
         self._grown = self._written = 1.0
         """Tokens that contexts grew by, and those of them that engines wrote."""
+
+    def begin(self, setting: Setting) -> None:
+        """The run begins, or enters another stage."""
+        self._starts.begin(setting)
 
     # Engines
 
@@ -130,7 +99,7 @@ class Predictive(Policy):
         """An engine joins, or its facts changed."""
         engine = self._engines.get(facts.engine)
         if engine is None:
-            engine = self._engines[facts.engine] = _Engine(facts)
+            engine = self._engines[facts.engine] = EngineUse(facts)
         before, engine.facts = engine.facts, facts
         changed = before.kv_total != facts.kv_total or before.max_rollouts != facts.max_rollouts
         if facts.engine not in self._load:
@@ -145,6 +114,8 @@ class Predictive(Policy):
         del now
         self._load.remove(engine)
         self._pace.remove(engine)
+        if engine in self._engines:
+            self._has_places(self._engines[engine], 0.0)
 
     def engine_gone(self, engine: str, now: float) -> None:
         """The engine's residents are nowhere."""
@@ -156,7 +127,7 @@ class Predictive(Policy):
             del self._engines[engine]
         self.speeds.gone(engine)
 
-    def _refresh(self, engine: _Engine, now: float) -> None:
+    def _refresh(self, engine: EngineUse, now: float) -> None:
         """Make the forecast anew, with what the residents have written since."""
         engine.refreshed = now
         clock = self._clock(engine, now)
@@ -170,21 +141,21 @@ class Predictive(Policy):
             self._count(engine, rollout, max(context, resident.context))
         self._update(engine)
 
-    def _count(self, engine: _Engine, rollout: str, context: float) -> None:
+    def _count(self, engine: EngineUse, rollout: str, context: float) -> None:
         resident = self._known[rollout]
         resident.counted = context
         resident.survival = self.lengths.survivals(rollout, context)
         engine.forecast.add(context, resident.survival)
 
-    def _clock(self, engine: _Engine, now: float) -> float:
+    def _clock(self, engine: EngineUse, now: float) -> float:
         engine.clock += (now - engine.now) / self.speeds.seconds(engine.facts.engine, self._share(engine))
         engine.now = now
         return engine.clock
 
-    def _share(self, engine: _Engine) -> float:
+    def _share(self, engine: EngineUse) -> float:
         return min(1.0, engine.forecast.mean[0] / max(1, engine.facts.kv_total))
 
-    def _update(self, engine: _Engine) -> None:
+    def _update(self, engine: EngineUse) -> None:
         """The loads of the engine, after its forecast changed."""
         name = engine.facts.engine
         if name in self._load:
@@ -192,10 +163,16 @@ class Predictive(Policy):
             engine.most = engine.forecast.most(self._deviations)
             pace = self.speeds.seconds(name, min(1.0, engine.most / max(1, facts.kv_total)))
             full = engine.most > self._fill * facts.kv_total or len(engine.residents) >= facts.max_rollouts
+            self._has_places(engine, (self._fill * facts.kv_total - engine.most) / self._share_of_new)
             self._pace.set(name, pace)
             self._load.set(name, FULL_ENGINE if full and engine.residents else pace)
 
-    def _fits(self, engine: _Engine, context: float, survival: list[float]) -> bool:
+    def _has_places(self, engine: EngineUse, places: float) -> None:
+        places = max(0.0, min(places, engine.facts.max_rollouts - len(engine.residents)))
+        self._places += places - engine.places
+        engine.places = places
+
+    def _fits(self, engine: EngineUse, context: float, survival: list[float]) -> bool:
         if len(engine.residents) >= engine.facts.max_rollouts:
             return False
         if not engine.residents:
@@ -206,13 +183,14 @@ class Predictive(Policy):
 
     def turn_waits(self, turn: WaitingTurn, now: float) -> None:
         """Sort the turn in: it goes on where it is, starts again somewhere, or is new."""
-        del now
         resident = self._known.get(turn.rollout)
         if resident is None:
-            self._known[turn.rollout] = _Resident(turn)
+            self._known[turn.rollout] = Resident(turn)
             self.lengths.started(turn.rollout, turn.problem, turn.prompt, turn.limit)
             self.lengths.grew(turn.rollout, turn.context)
-            self._starts.append(turn)
+            survival = self.lengths.survivals(turn.rollout, turn.context)
+            self._share_of_new = max(share * (turn.context + d) for share, d in zip(survival, AHEAD, strict=True))
+            self._starts.add(turn, self.lengths.final(turn.rollout, turn.context, turn.limit), now)
             return
         self._grown += max(0, turn.context - resident.context)
         resident.tools_since = -1.0
@@ -227,6 +205,7 @@ class Predictive(Policy):
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
         """The guard placed the turn."""
+        self._starts.remove(rollout, now)
         self._forget_waiting(rollout)
         if engine in self._engines:
             self._settle(rollout, engine, now)
@@ -245,6 +224,7 @@ class Predictive(Policy):
         self._leave(rollout)
         del self._known[rollout]
         self.lengths.ended(rollout, context)
+        self._starts.ended(now)
 
     def rollout_dropped(self, rollout: str, now: float) -> None:
         """It is no resident any more."""
@@ -279,6 +259,7 @@ class Predictive(Policy):
             self._leave(rollout)
             resident.engine = name
             engine.residents[rollout] = None
+            self._residents += 1
             self._count(engine, rollout, resident.context)
             self._update(engine)
 
@@ -289,12 +270,14 @@ class Predictive(Policy):
         engine = self._engines.get(resident.engine)
         if engine is not None and rollout in engine.residents:
             del engine.residents[rollout]
+            self._residents -= 1
             engine.forecast.add(resident.counted, resident.survival, -1.0)
             self._update(engine)
         resident.engine = ""
 
     def _forget_waiting(self, rollout: str) -> None:
-        for queue in (self._next, self._again, self._starts):
+        self._starts.remove(rollout)
+        for queue in (self._next, self._again):
             for turn in [turn for turn in queue if turn.rollout == rollout]:
                 queue.remove(turn)
 
@@ -321,16 +304,24 @@ class Predictive(Policy):
                 self._again.append(turn)
                 continue
             decisions.append(self._place(turn, chosen, now))
-        for queue in (self._again, self._starts):
-            while queue and len(self._load):
-                turn = queue[0]
-                engine = self._room_for(turn, now)
-                if engine is None:
-                    return decisions
-                decisions.append(self._place(queue.popleft(), engine, now))
+        while self._again and len(self._load):
+            engine = self._room_for(self._again[0], now)
+            if engine is None:
+                break
+            decisions.append(self._place(self._again.popleft(), engine, now))
+        while len(self._load):
+            start = self._starts.first(now, self._places if self._residents else math.inf)
+            if start is None:
+                break
+            turn, late = start
+            engine = None if self._again and not late else self._room_for(turn, now, late=late)
+            if engine is None:
+                break
+            self._starts.remove(turn.rollout, now)
+            decisions.append(self._place(turn, engine, now))
         return decisions
 
-    def _room_for(self, turn: WaitingTurn, now: float) -> str | None:
+    def _room_for(self, turn: WaitingTurn, now: float, *, late: bool = False) -> str | None:
         """The fastest engine with room for the rollout; None if there is none."""
         survival: list[float] = []
         while self._load[name := self._load.least()] < FULL_ENGINE:
@@ -342,7 +333,10 @@ class Predictive(Policy):
             if self._fits(engine, turn.context, survival):
                 return name
             self._load.set(name, FULL_ENGINE)
-        return None
+        engine = self._engines[self._pace.least()]
+        fits_now = engine.forecast.mean[0] + turn.context <= self._fill * engine.facts.kv_total
+        has_row = len(engine.residents) < engine.facts.max_rollouts
+        return engine.facts.engine if late and fits_now and has_row else None
 
     def _place(self, turn: WaitingTurn, engine: str, now: float) -> Place:
         self._settle(turn.rollout, engine, now)
