@@ -262,6 +262,13 @@ class PromisesTooMuch(KVScheduler):
         await super().handle(message)
 
 
+class CountsMoreCache(KVScheduler):
+    async def handle(self, message: Any) -> None:
+        if hasattr(message, "kv_tokens_total"):
+            message = replace(message, kv_tokens_total=9 * message.kv_tokens_total)
+        await super().handle(message)
+
+
 class DrawsProblemsByChance(KVScheduler):
     def problem(self, stage: int, number: int, purpose: Any) -> Any:
         return super().problem(stage, random.randrange(10**6), purpose)
@@ -300,6 +307,22 @@ SCHEDULERS = [
 @pytest.mark.parametrize(("actor", "promise", "said"), SCHEDULERS, ids=lambda value: getattr(value, "__name__", None))
 def test_a_broken_scheduler_fails(actor: Any, promise: str, said: str, tmp_path: Path) -> None:
     assert said in broken(SchedulerContract, actor, f"test_{promise}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("round_robin", "rollouts at once in an engine of 2 rows"), ("worst_case", "which fit at their longest")],
+)
+def test_a_policy_that_does_not_promise_what_is_likely_fails(policy: str, said: str, tmp_path: Path) -> None:
+    promise = "test_no_engine_is_promised_more_than_it_has"
+    attributes = {"settings": {"policy": policy}, "promises": "likely"}
+    assert said in broken(SchedulerContract, KVScheduler, promise, tmp_path, **attributes)
+
+
+def test_a_scheduler_that_counts_more_cache_than_there_is_fails_where_the_likely_must_fit(tmp_path: Path) -> None:
+    promise = "test_no_engine_is_promised_more_than_it_has"
+    attributes = {"settings": {"policy": "predictive"}, "promises": "likely"}
+    assert "than the cache" in broken(SchedulerContract, CountsMoreCache, promise, tmp_path, **attributes)
 
 
 # Generators -----------------------------------------------------------------------------------------------------------

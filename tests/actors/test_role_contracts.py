@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
+
 from actors.contract import (
     ExecutorContract,
     FilterContract,
@@ -18,6 +22,13 @@ from actors.tool_executor import ToolExecutor
 
 class TestKVScheduler(SchedulerContract):
     actor = KVScheduler
+
+
+@pytest.mark.slow
+class TestKVSchedulerThatPredicts(SchedulerContract):
+    actor = KVScheduler
+    settings: ClassVar[dict[str, str]] = {"policy": "predictive"}
+    promises = "likely"
 
 
 class TestRolloutGenerator(GeneratorContract):
