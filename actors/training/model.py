@@ -13,6 +13,7 @@ import trio
 
 from actors.base import ActorContext
 from actors.training.building import build, device_of
+from actors.training.busy import Busy
 from actors.training.followers import Followers, RankLostError
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
@@ -54,8 +55,7 @@ class TrainedModel:
         refuse_unavailable(context)
         self._context = context
         self._thread = trio.CapacityLimiter(1)
-        self._busy_seconds = 0.0
-        self._began: float | None = None
+        self._busy = Busy(context.now)
         self._saving_seconds = 0.0
         self.store, self._claim = _store(context, self._write)
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
@@ -113,11 +113,11 @@ class TrainedModel:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in torch's only thread, without blocking the event loop."""
-        self._began = self._context.now()
         given = {} if self._followers is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
         try:
-            result: T = await self._context.in_thread(work, limiter=self._thread, **given)
-            return result  # noqa: TRY300 - an else would come before the finally all the same
+            with self._busy.working():
+                result: T = await self._context.in_thread(work, limiter=self._thread, **given)
+                return result
         except RuntimeError as error:
             if self._followers is None:
                 raise
@@ -128,9 +128,6 @@ class TrainedModel:
                 f"the ranks of the learner waited for each other longer than rank_timeout_seconds "
                 f"({self._context.settings.rank_timeout_seconds:g} s), so one of them hangs"
             ) from error
-        finally:
-            self._busy_seconds += self._context.now() - self._began
-            self._began = None
 
     async def _stay_in_touch(self) -> None:
         """Let the other ranks hear of this one while it waits for rollouts."""
@@ -151,7 +148,7 @@ class TrainedModel:
 
     def busy_seconds(self) -> float:
         """Seconds in torch: training, and reading and copying weights."""
-        return self._busy_seconds + (self._context.now() - self._began if self._began is not None else 0.0)
+        return self._busy.seconds()
 
     def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> tuple[SftStage, SupervisedBatches[Any]]:
         """A supervised stage with its number of steps, and its batches from ``position`` on.
