@@ -75,7 +75,7 @@ def be_rank(text: str) -> None:
     if begin.ranks > 1:
         place = begin.place if begin.rank else socket.socket(fileno=begin.place)
         sizes = MeshSizes(shard=begin.ranks)
-        ranks = joined(begin.rank, sizes, place=place, device=setting.device, seconds=SECONDS)
+        ranks = joined(begin.rank, sizes, place=place, device=setting.device, seconds=SECONDS, meeting_seconds=SECONDS)
     ours = Ours(setting, ranks)
     start, seconds = dict(whole(ours.weights())), []
     gradients: dict[str, Tensor] = {}

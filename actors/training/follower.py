@@ -1,22 +1,19 @@
 """A rank of a learner other than rank 0: a process that rank 0's actor starts, and that cannot outlive it.
 
-``lifeline.py PARENT actors.training.follower`` reads one JSON object from its standard input (`Beginning`), makes the
-trainer that the topology names, and carries out rank 0's orders.
+``lifeline.py PARENT actors.training.follower PIPE`` reads one JSON object from its standard input (`Beginning`), makes
+the trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 import tomllib
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from actors.training.signs import LastWords, SignGiver
 from agent_rl.config.topology import Topology
-
-ALIKE_SECONDS = 20.0
-"""So long a rank that cannot make its trainer waits for rank 0, which has the same error as a rule, to say so."""
 
 
 class Beginning(BaseModel):
@@ -30,13 +27,32 @@ class Beginning(BaseModel):
     rank: int
     port: int
     """Where the ranks meet, on this host."""
+    silent_seconds: float
+    """The longest that rank 0 may hear nothing of this one."""
 
 
 def main() -> None:
-    """Entry point. Exits with an error when rank 0 is lost, after a line on stderr."""
+    """Entry point. Exits with an error when it cannot go on, or rank 0 is lost; rank 0 hears why."""
     beginning = Beginning.model_validate_json(sys.stdin.read())
+    signs = SignGiver(int(sys.argv[1]), beginning.silent_seconds)
+    from agent_rl.config.plugins import ContractError
+    from agent_rl.files.disk import DiskError
+    from agent_rl.learning.finite import TrainingStoppedError
+
+    try:
+        _train(beginning)
+    except (TrainingStoppedError, ContractError, DiskError) as error:
+        signs.last_words(LastWords(str(error), "mistake"))
+        raise SystemExit(1) from error  # rank 0 tells the user
+    except Exception as error:
+        kind = "torch" if isinstance(error, RuntimeError) else "error"
+        signs.last_words(LastWords(f"{type(error).__name__}: {error}", kind))
+        raise
+
+
+def _train(beginning: Beginning) -> None:
     from actors.training.building import build, device_of
-    from actors.training.orders import ALIKE, follow
+    from actors.training.orders import follow
     from agent_rl.config.parallel import mesh_sizes
     from agent_rl.config.plugins import resolve
     from agent_rl.learning.ranks import joined
@@ -51,12 +67,9 @@ def main() -> None:
         place=beginning.port,
         device=device_of(settings.device, beginning.rank, entry.ranks),
         seconds=settings.rank_timeout_seconds,
+        meeting_seconds=settings.rank_meeting_seconds,
     )
-    try:
-        trainer = build(Trainer, topology, settings, directory=beginning.directory, base=beginning.base, ranks=ranks)
-    except ALIKE as error:
-        time.sleep(ALIKE_SECONDS)
-        raise SystemExit(str(error)) from error
+    trainer = build(Trainer, topology, settings, directory=beginning.directory, base=beginning.base, ranks=ranks)
     follow(trainer)
     ranks.leave()
 

@@ -1,15 +1,14 @@
 """The processes of a learner's other ranks, as rank 0's actor has them: started with it, watched, ended with it.
 
 Rank 0's actor owns the others. They are in its process group and die with it (`actors/runtime/lifeline.py`), so the
-supervisor starts, kills and restarts all ranks as one. When one of them ends, rank 0 fails and names it; the supervisor
-then starts the learner again, which goes on from its newest checkpoint.
+supervisor starts, kills and restarts all ranks as one. When one of them ends, falls silent or says that it cannot go
+on, rank 0 fails and names it; the supervisor then starts the learner again, which goes on from its newest checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,20 +17,25 @@ from typing import TYPE_CHECKING
 import trio
 
 import actors
+from actors.training.signs import Signs, SilentError
 from agent_rl.config.full import resolved_text
+from agent_rl.learning.finite import TrainingStoppedError
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
 
 LIFELINE = Path(actors.__path__[0]) / "runtime" / "lifeline.py"
 MODULE = "actors.training.follower"
-LOOPBACK = "127.0.0.1"
 LEAVE_SECONDS = 10.0
 """How long a rank that was told to end may take."""
+OTHER_SECONDS = 5.0
+"""How long after an error of torch another rank may be found that has caused it."""
+ENDED_SECONDS = 5.0
+"""How long the process of a rank may take to end after it has closed its pipe."""
 
 
 class RankLostError(Exception):
-    """A rank has ended by itself. The message names the rank."""
+    """A rank has ended by itself, is silent, or cannot go on. The message names the rank."""
 
 
 class Followers:
@@ -40,13 +44,14 @@ class Followers:
     def __init__(self, context: ActorContext, count: int) -> None:
         """Start so many. The caller is the main thread: a rank dies with the thread that started it."""
         from actors.training.follower import Beginning
+        from agent_rl.learning.ranks import meeting_place
 
-        self.place = socket.create_server((LOOPBACK, 0))
-        """Where the ranks meet."""
+        self.place = meeting_place()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._signs: dict[int, Signs] = {}
         self._leaving = False
+        self._silent_seconds: float = context.settings.rank_silent_seconds
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's modules beside the topology
-        command = [sys.executable, "-P", str(LIFELINE), str(os.getpid()), MODULE]
         for rank in range(1, count + 1):
             beginning = Beginning(
                 topology=resolved_text(context.topology),
@@ -55,8 +60,13 @@ class Followers:
                 base=context.base.absolute(),
                 rank=rank,
                 port=self.place.getsockname()[1],
+                silent_seconds=self._silent_seconds,
             )
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            reading, writing = os.pipe()
+            command = [sys.executable, "-P", str(LIFELINE), str(os.getpid()), MODULE, str(writing)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[writing])
+            os.close(writing)
+            self._signs[rank] = Signs(reading, self._silent_seconds)
             self._processes[rank] = process
             assert process.stdin is not None
             process.stdin.write(beginning.model_dump_json().encode())
@@ -64,19 +74,40 @@ class Followers:
             context.log.info("rank started", rank=rank, pid=process.pid)
 
     async def watch(self) -> None:
-        """Wait for ever. Raises RankLostError when a rank ends before it is told to."""
-        async with trio.open_nursery() as nursery:
-            for rank, process in self._processes.items():
-                nursery.start_soon(self._watch, rank, process)
+        """Wait for ever. Raises RankLostError when a rank ends before it is told to, or when it is silent.
 
-    async def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        descriptor = os.pidfd_open(process.pid)
+        Raises TrainingStoppedError when a rank cannot go on, and a restart would not help. All ranks are then killed.
+        """
         try:
-            await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
+            async with trio.open_nursery() as nursery:
+                for rank in self._processes:
+                    nursery.start_soon(self._watch, rank)
+        except* (RankLostError, TrainingStoppedError):
+            self.kill()
+            raise
+
+    async def _watch(self, rank: int) -> None:
+        process = self._processes[rank]
+        name = f"rank {rank} of the learner (process {process.pid})"
+        try:
+            words = await self._signs[rank].watch()
+        except SilentError:
+            stopped = "; the process is stopped (SIGSTOP or a debugger)" if _stopped(process.pid) else ""
+            raise RankLostError(
+                f"{name} has given no sign of life for rank_silent_seconds ({self._silent_seconds:g} s){stopped}"
+            ) from None
+        if words is not None:
+            text = f"{name} cannot go on: {words.fault}"
+            if words.kind == "torch":
+                await trio.sleep(OTHER_SECONDS)  # cancelled when another rank is named
+            raise TrainingStoppedError(text) if words.kind == "mistake" else RankLostError(text)
         if not self._leaving:
-            raise RankLostError(f"rank {rank} of the learner (process {process.pid}) {_ended(process.wait())}")
+            raise RankLostError(f"{name} {await _ended(process)}")
+
+    def kill(self) -> None:
+        """End all ranks now: one that waits for another would wait on."""
+        for process in self._processes.values():
+            process.kill()
 
     def leaving(self) -> None:
         """The ranks were told to end."""
@@ -92,5 +123,26 @@ class Followers:
                 process.wait()
 
 
-def _ended(status: int) -> str:
+async def _ended(process: subprocess.Popen[bytes]) -> str:
+    """How a process that has closed its pipe ended; one that has not is killed."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        with trio.move_on_after(ENDED_SECONDS) as limit:
+            await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+    if limit.cancelled_caught:
+        process.kill()
+        process.wait()
+        return "closed its pipe and did not end"
+    status = process.wait()
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in {"T", "t"}

@@ -14,7 +14,7 @@ import trio
 from actors.base import ActorContext
 from actors.training.building import build, device_of
 from actors.training.busy import Busy
-from actors.training.followers import Followers, RankLostError
+from actors.training.followers import OTHER_SECONDS, Followers, RankLostError
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights
@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 SAVING_SHARE = 0.05
 """The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
-LOST_SECONDS = 5.0
-"""How long after an error of torch the end of another rank's process may be noticed."""
 SOONEST = 1.0
 """Seconds of a supervised stage before a new process saves its first checkpoint."""
 
@@ -95,8 +93,14 @@ class TrainedModel:
             kind = LeadTrainer
             sizes = mesh_sizes(topology.actors[context.role].ranks, topology.model.parallel)
             device = device_of(settings.device, 0, sizes.ranks)
-            seconds = settings.rank_timeout_seconds
-            ranks = joined(0, sizes, place=self._followers.place, device=device, seconds=seconds)
+            ranks = joined(
+                0,
+                sizes,
+                place=self._followers.place,
+                device=device,
+                seconds=settings.rank_timeout_seconds,
+                meeting_seconds=settings.rank_meeting_seconds,
+            )
         self.trainer = build(kind, topology, settings, directory=context.directory, base=context.base, ranks=ranks)
         self._environments = Environments(topology, context.base)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
@@ -121,7 +125,7 @@ class TrainedModel:
         except RuntimeError as error:
             if self._followers is None:
                 raise
-            await trio.sleep(LOST_SECONDS)  # of torch, perhaps about a lost rank, which `watch` then names
+            await trio.sleep(2 * OTHER_SECONDS)  # cancelled when `watch` names a rank that has caused it
             if "timed out" not in str(error).lower():
                 raise
             raise RankLostError(

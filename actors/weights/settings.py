@@ -37,6 +37,10 @@ class LearnerSettings(Settings):
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     rank_timeout_seconds: PositiveFloat = 600.0
     """Of several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
+    rank_silent_seconds: PositiveFloat = 30.0
+    """Of several ranks: when rank 0 has heard nothing of a rank's process for so long, it ends all ranks."""
+    rank_meeting_seconds: PositiveFloat = 50.0
+    """Of several ranks: seconds from the start in which all must have met. Importing torch takes most of them."""
     record_timeout_seconds: PositiveFloat = 120.0
     """Seconds the filter may take to record a step. After that, the learner restarts and reports the step again."""
 

@@ -8,10 +8,17 @@ micro-batches and holds its own part of weights, gradients and moments; what con
 
 `Ranks` is one process alone, without a process group. `joined` makes the ranks of a mesh by torch's process groups:
 gloo for tensors in host memory, and NCCL (RCCL on ROCm) for those on GPUs. NCCL and RCCL have not been run.
+
+How they meet, before anything else::
+
+    rank i: version of torch --> store of rank 0 --all are there, of one version--> every rank: the process groups
+                                    `--(a rank is missing at the deadline, or another version)--> an error, on all
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import socket
 from collections.abc import Sequence
@@ -23,9 +30,20 @@ from torch import Tensor
 
 from agent_rl.config.parallel import MeshSizes
 from agent_rl.learning.batching import rank_microbatches
+from agent_rl.learning.finite import TrainingStoppedError
 
 LOOPBACK = "127.0.0.1"
 """Where ranks of one host meet."""
+BESIDE_SECONDS = 3600.0
+"""How long the thread beside waits for other ranks, which write files. A rank that is dead is noticed before."""
+HEARD = timedelta(seconds=5.0)
+"""How long rank 0 waits until the others have heard why they cannot train together."""
+VERDICT = "verdict"
+"""The key under which rank 0 says why the ranks cannot train together; empty when they can."""
+
+
+class RanksApartError(Exception):
+    """Not all ranks have met in time. The message names those that are missing."""
 
 
 class Ranks:
@@ -41,6 +59,11 @@ class Ranks:
     """Whether this rank writes its part: ranks of other copies hold the same."""
     mesh: Any = None
     """torch's mesh of the ranks that share one model; None for one process alone."""
+
+    @property
+    def beside(self) -> Ranks:
+        """The same ranks for another thread, which agrees and tells while this one computes."""
+        return self
 
     def microbatches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
         """The micro-batches of this rank, as many as of every other, some perhaps empty. See `rank_microbatches`."""
@@ -70,6 +93,10 @@ class Ranks:
         """Rank 0's message; others give an empty one."""
         return message
 
+    def all_told(self, message: bytes) -> list[bytes]:
+        """The messages of all ranks, in their order."""
+        return [message]
+
     def leave(self) -> None:
         """Close the connections to the other ranks."""
 
@@ -79,18 +106,28 @@ class JoinedRanks(Ranks):
 
     def __init__(self, rank: int, sizes: MeshSizes, device: str) -> None:
         """The process group of torch exists already."""
+        from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
 
         self.rank, self.size = rank, sizes.ranks
         self.shard, self.shards = rank % sizes.shard, sizes.shard
         self.saves = rank < sizes.shard
         self._copies = sizes.replicate
+        self.group: Any = None
+        """None: torch's default group."""
+        self._beside = copy.copy(self)
+        self._beside.group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=BESIDE_SECONDS))
         kind = torch.device(device).type
         if sizes.replicate > 1:
             names = ("replicate", "shard")
             self.mesh = init_device_mesh(kind, (sizes.replicate, sizes.shard), mesh_dim_names=names)
         else:
             self.mesh = init_device_mesh(kind, (sizes.shard,), mesh_dim_names=("shard",))
+
+    @property
+    def beside(self) -> JoinedRanks:
+        """The same ranks for another thread, which agrees and tells while this one computes."""
+        return self._beside
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks, in float64."""
@@ -100,7 +137,7 @@ class JoinedRanks(Ranks):
     def greatest(self, value: float) -> float:
         """The greatest value of any rank."""
         found = torch.tensor([value], dtype=torch.float64)
-        _reduce(found, "MAX")
+        self._reduce(found, "MAX")
         return float(found)
 
     def agreed(self, fault: str) -> str:
@@ -110,7 +147,7 @@ class JoinedRanks(Ranks):
 
     def summed(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor in host memory over all ranks, in place."""
-        _reduce(tensor, "SUM")
+        self._reduce(tensor, "SUM")
         return tensor
 
     def norm(self, norm: Tensor) -> Tensor:
@@ -122,16 +159,25 @@ class JoinedRanks(Ranks):
         """Rank 0's message; others give an empty one."""
         return self._from(0, message)
 
+    def all_told(self, message: bytes) -> list[bytes]:
+        """The messages of all ranks, in their order."""
+        return [self._from(rank, message if rank == self.rank else b"") for rank in range(self.size)]
+
+    def _reduce(self, tensor: Tensor, operation: str) -> None:
+        from torch import distributed
+
+        distributed.all_reduce(tensor, getattr(distributed.ReduceOp, operation), group=self.group)
+
     def _from(self, rank: int, message: bytes) -> bytes:
         from torch import distributed
 
         size = torch.tensor([len(message)])
-        distributed.broadcast(size, rank)
+        distributed.broadcast(size, rank, group=self.group)
         content = torch.empty(int(size), dtype=torch.uint8)
         if self.rank == rank:
             content = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else content
         if len(content):
-            distributed.broadcast(content, rank)
+            distributed.broadcast(content, rank, group=self.group)
         return content.numpy().tobytes()
 
     def leave(self) -> None:
@@ -146,28 +192,69 @@ def meeting_place() -> socket.socket:
     return socket.create_server((LOOPBACK, 0))
 
 
-def joined(rank: int, sizes: MeshSizes, *, place: socket.socket | int, device: str, seconds: float) -> JoinedRanks:
-    """Meet the other ranks and return what they share. Each operation waits at most so many seconds for the others.
+def joined(
+    rank: int,
+    sizes: MeshSizes,
+    *,
+    place: socket.socket | int,
+    device: str,
+    seconds: float,
+    meeting_seconds: float,
+    version: str = torch.__version__,
+) -> JoinedRanks:
+    """Meet the other ranks and return what they share. Each operation waits at most ``seconds`` for the others.
 
-    ``place`` is `meeting_place` for rank 0, and its port for the others. Raises RuntimeError when not all come.
+    ``place`` is `meeting_place` for rank 0, and its port for the others. Raises RanksApartError when not all come
+    within ``meeting_seconds``, and TrainingStoppedError when they have different ``version``s of torch.
     """
     from torch import distributed
 
     torch_distributed: Any = distributed
-    timeout = timedelta(seconds=seconds)
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device of each process
     served = {} if isinstance(place, int) else {"master_listen_fd": place.dup().detach()}
     port = place if isinstance(place, int) else int(place.getsockname()[1])
-    store = torch_distributed.TCPStore(
-        LOOPBACK, port, sizes.ranks, rank == 0, timeout, wait_for_workers=False, **served
-    )
+    meeting = timedelta(seconds=meeting_seconds)
+    apart = f"{LOOPBACK}:{port} within {meeting_seconds:g} s"
+    try:
+        store = torch_distributed.TCPStore(
+            LOOPBACK, port, sizes.ranks, rank == 0, meeting, wait_for_workers=False, **served
+        )
+    except RuntimeError as error:  # torch.distributed's own errors are of this type
+        raise RanksApartError(f"rank {rank} of the learner did not reach rank 0 at {apart}") from error
+    _meet(store, rank, sizes.ranks, version, meeting, apart)
+    timeout = timedelta(seconds=seconds)
+    store.set_timeout(timeout)
     backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     torch_distributed.init_process_group(backend, store=store, rank=rank, world_size=sizes.ranks, timeout=timeout)
     return JoinedRanks(rank, sizes, device)
 
 
-def _reduce(tensor: Tensor, operation: str) -> None:
-    from torch import distributed
-
-    distributed.all_reduce(tensor, getattr(distributed.ReduceOp, operation))
+def _meet(store: Any, rank: int, size: int, version: str, within: timedelta, apart: str) -> None:
+    """Wait until all ranks have given their version of torch, and rank 0 its verdict. Raises as `joined` does."""
+    keys = [f"torch of rank {each}" for each in range(size)]
+    store.set(keys[rank], version)
+    if rank == 0:
+        try:
+            store.wait(keys, within)
+        except RuntimeError as error:
+            missing = [number for number, key in enumerate(keys) if not store.check([key])]
+            names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+            raise RanksApartError(f"{names} of the learner did not reach rank 0 at {apart}") from error
+        versions = [store.get(key).decode() for key in keys]
+        others = [f"rank {number} has {each}" for number, each in enumerate(versions) if each != version]
+        text = f"rank 0 of the learner has torch {version}, and {', '.join(others)}; install one version for all"
+        fault = text if others else ""
+        store.set(VERDICT, fault)
+        if fault:
+            with contextlib.suppress(RuntimeError):  # the store ends with this process, and the others would not know
+                store.wait([f"heard by rank {each}" for each in range(1, size)], HEARD)
+    else:
+        try:
+            store.wait([VERDICT], within)
+            fault = store.get(VERDICT).decode()
+            store.set(f"heard by rank {rank}", "")
+        except RuntimeError as error:
+            raise RanksApartError(f"rank {rank} of the learner heard no verdict of rank 0 at {apart}") from error
+    if fault:
+        raise TrainingStoppedError(fault)

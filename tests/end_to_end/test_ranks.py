@@ -1,18 +1,35 @@
-"""A learner of two processes: it trains, and when one of them is killed, both start again from the checkpoint."""
+"""A learner of two processes: it trains a whole recipe, and whatever happens to one of them, all end and go on."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from agent_rl.records.audit import audit
+from agent_rl.records.checkpoint_files import verify
 from tests.end_to_end.processes import alive, family, finish, process_of_actor, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right
 
 STEPS = 8
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHORT = {
+    "run.checkpoint_every": 2,
+    "actors.learner.ranks": 2,
+    "actors.learner.settings.rank_timeout_seconds": 40,  # rank 0 is in touch every 10 s, while it trains too
+    "algorithm.groups_per_step": 4,
+    "stages.0.steps": 300,
+    "stages.1.problems": 20,
+    "stages.2.steps": STEPS,
+    "stages.3.problems": 20,
+}
+"""The quickstart's stages, each shorter: about a minute on two free cores."""
+ENDED_SECONDS = 60.0
+"""All ranks have ended so long after one of them was stopped, at most."""
 
 
 def followers(path: Path) -> set[int]:
@@ -22,10 +39,51 @@ def followers(path: Path) -> set[int]:
     return {pid for pid, command in commands.items() if b"actors.training.follower" in command}
 
 
+def two_ranks(folder: Path, *, steps: int = STEPS, **settings: object) -> tuple[Path, Path, list[str]]:
+    """A topology with rl alone, its run directory, and the arguments for two ranks with these learner's settings."""
+    path, directory = write_half_right(folder, steps=steps)
+    given = {"actors.learner.ranks": 2, "run.checkpoint_every": 2}
+    given |= {f"actors.learner.settings.{name}": value for name, value in settings.items()}
+    return path, directory, [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+
+
+def whole(directory: Path) -> Path:
+    """The newest checkpoint, after each of its files was read."""
+    newest = max((directory / "checkpoints").glob("version-*"))
+    verify(newest)
+    assert {folder.name for folder in (newest / "training").glob("rank-*")} == {"rank-0", "rank-1"}
+    assert not list(directory.rglob(".*.partial"))
+    return newest
+
+
+def restarts(said: str) -> list[str]:
+    """The lines that say why the learner is started again."""
+    return [line for line in said.splitlines() if "learner.0" in line and "starting it again" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_ranks_train_the_quickstart(tmp_path: Path, killed: bool) -> None:
+    path, directory = tmp_path / "quickstart.toml", tmp_path / "run"
+    path.write_text((EXAMPLES / "quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"'))
+    process = start(path, *[word for name, value in SHORT.items() for word in ("--set", f"{name}={value}")])
+    if killed:
+        wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+        (other,) = followers(path)
+        os.kill(other, signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert len(restarts(out + err)) == int(killed), out + err
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    whole(directory)
+
+
 @pytest.mark.slow
 def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
-    path, directory = write_half_right(tmp_path, steps=STEPS)
-    process = start(path, "--set", "actors.learner.ranks=2", "--set", "run.checkpoint_every=2")
+    path, directory, arguments = two_ranks(tmp_path)
+    process = start(path, *arguments)
     wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
     (other,) = followers(path)
     learner = process_of_actor(path, "learner.0")
@@ -40,8 +98,63 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path
     balance = audit(directory)
     assert balance.balanced, balance.lines()
     assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
-    newest = max((directory / "checkpoints").glob("version-*"))
-    assert {folder.name for folder in (newest / "training").glob("rank-*")} == {"rank-0", "rank-1"}
+    whole(directory)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_ends_all_and_they_start_again(tmp_path: Path) -> None:
+    path, directory, arguments = two_ranks(tmp_path, rank_silent_seconds=10)
+    process = start(path, *arguments)
+    wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+    (other,) = followers(path)
+    learner = process_of_actor(path, "learner.0")
+    stopped = time.monotonic()
+    os.kill(other, signal.SIGSTOP)
+    wait_for(lambda: not alive({learner, other}), "the end of both ranks")
+    assert time.monotonic() - stopped < ENDED_SECONDS
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    (line,) = restarts(out + err)
+    assert f"rank 1 of the learner (process {other}) has given no sign of life for rank_silent_seconds (10 s)" in line
+    assert "the process is stopped" in line
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    whole(directory)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_rank_stops_the_run_with_one_message(tmp_path: Path) -> None:
+    path, directory, arguments = two_ranks(tmp_path, steps=400)
+    process = start(path, *arguments)
+    wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+    (other,) = followers(path)
+    resource.prlimit(other, resource.RLIMIT_FSIZE, (1000, 1000))  # as a quota's end
+    code, out, err = finish(process)
+    said = out + err
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if "stopping the run: " in line]
+    assert "cannot be written: File too large; make room on its disk, then run again" in line
+    assert "starting it again" not in said
+    assert not alive({other})
+    trained = steps_trained(directory)
+    whole(directory)
+    code, out, err = finish(start(path, *arguments, "--set", f"stages.0.steps={trained + 3}"))
+    assert code == 0, out + err
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.open) == (trained + 3, 0)
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_meet_in_time_stop_the_run_with_one_message(tmp_path: Path) -> None:
+    path, _, arguments = two_ranks(tmp_path, rank_meeting_seconds=0.01)
+    process = start(path, *arguments, "--set", "actors.learner.restarts=0")
+    code, out, err = finish(process)
+    said = out + err
+    assert code == 1, said
+    (line,) = [line for line in said.splitlines() if "it said: " in line]
+    assert "RanksApartError: rank 1 of the learner did not reach rank 0 at 127.0.0.1:" in line
 
 
 @pytest.mark.slow

@@ -212,7 +212,11 @@ def main(size: int, replicate: int, model: Path, folder: Path, cases: Sequence[s
     torch.set_num_threads(1)
     sizes = MeshSizes(replicate=replicate, shard=size // replicate)
     rank, children, place = fork(size)
-    ranks = Ranks() if size == 1 else joining.joined(rank, sizes, place=place, device="cpu", seconds=60.0)
+    ranks = (
+        Ranks()
+        if size == 1
+        else joining.joined(rank, sizes, place=place, device="cpu", seconds=60.0, meeting_seconds=60.0)
+    )
     found = {}
     for case in cases:
         if ":" in case:

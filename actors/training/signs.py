@@ -1,0 +1,107 @@
+"""Signs of life that a rank gives to rank 0 through a pipe, and its last words when it cannot go on.
+
+::
+
+    a thread of rank i --a line, every few seconds--> rank 0: `Signs`
+    rank i fails -------its last words, as JSON-----> rank 0 says why, and ends all ranks
+    nothing comes for rank_silent_seconds ----------> rank 0 names the rank, and ends all ranks
+
+A process that is stopped, or whose machine stands still, gives no signs; its connections stay open, so torch alone
+would wait for it until ``rank_timeout_seconds``. The pipe's end is the end of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+SIGNS = 10
+"""So many signs are given within the seconds after which a rank counts as silent."""
+SLICES = 5
+"""The silence is measured in so many parts, each by a new timer: a machine that was suspended counts one of them."""
+LAST_WORDS_BYTES = select.PIPE_BUF // 4
+"""Of a fault's text. With what JSON adds the line is shorter than `PIPE_BUF`, so it is written whole or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """Why a rank cannot go on."""
+
+    fault: str
+    kind: Literal["mistake", "error", "torch"] = "error"
+    """``mistake``: a restart would not help. ``torch``: an error of torch, perhaps about another rank that is lost."""
+
+
+class SilentError(Exception):
+    """A process has given no sign for as long as it may be silent."""
+
+
+class SignGiver:
+    """The side of the rank. One thread gives signs until the process ends."""
+
+    def __init__(self, pipe: int, silent_seconds: float) -> None:
+        """``pipe`` is the writing end."""
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._ended = threading.Event()
+        self._seconds = silent_seconds / SIGNS
+        self._thread = threading.Thread(target=self._give, daemon=True, name="signs of life")
+        self._thread.start()
+
+    def _give(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self._write(b"\n")
+
+    def last_words(self, words: LastWords) -> None:
+        """Tell rank 0 why this rank cannot go on."""
+        text = " ".join(words.fault.split()).encode()[:LAST_WORDS_BYTES].decode(errors="ignore")
+        self._write(json.dumps({"fault": text, "kind": words.kind}, ensure_ascii=False).encode() + b"\n")
+
+    def close(self) -> None:
+        """Give no more signs, and close the pipe."""
+        self._ended.set()
+        self._thread.join()
+        os.close(self._pipe)
+
+    def _write(self, line: bytes) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # rank 0 does not read, or has ended: we soon end
+            os.write(self._pipe, line)
+
+
+class Signs:
+    """Rank 0's side of one rank's pipe."""
+
+    def __init__(self, pipe: int, silent_seconds: float) -> None:
+        """``pipe`` is the reading end."""
+        self._pipe = pipe
+        self._slice = silent_seconds / SLICES
+
+    async def watch(self) -> LastWords | None:
+        """Wait until the rank has ended or cannot go on: its last words, or None for a rank that left none.
+
+        Raises SilentError.
+        """
+        rest, missed = b"", 0
+        try:
+            while missed < SLICES:
+                with trio.move_on_after(self._slice) as limit:
+                    await trio.lowlevel.wait_readable(self._pipe)
+                if limit.cancelled_caught:
+                    missed += 1
+                    continue
+                missed = 0
+                if not (some := os.read(self._pipe, 1 << 16)):
+                    return None
+                *lines, rest = (rest + some).split(b"\n")
+                for line in filter(None, lines):
+                    return LastWords(**json.loads(line))
+        finally:
+            os.close(self._pipe)
+        raise SilentError
