@@ -211,6 +211,7 @@ class Learner(Actor):
             current = [stage.kind for stage in stages[self._position.stage :]][:1]
             if self._position.step or current != ["sft"]:  # else the previous stage's checkpoint suffices
                 await self._checkpoint()
+        await self._model.saving.settled()
         self._ended.set()
 
     async def _next_stage(self) -> None:
@@ -230,7 +231,7 @@ class Learner(Actor):
             figures = self._sft_figures = from_object(SupervisedFigures, self._supervised["figures"])
         self._figures = replace(self._figures, step=began_at, steps=stage.steps)
         began = self.context.now()
-        self._model.begin()
+        self._model.saving.begin()
         for step in range(began_at, stage.steps):
             if self._stopping:
                 return False
@@ -248,8 +249,8 @@ class Learner(Actor):
             self._figures = replace(self._figures, step=step + 1, loss=figures.loss, seconds_per_step=pace)
             if (step + 1) % 20 == 0:
                 self.log.info("sft step", step=step + 1, **row(figures))
-            if self._model.due() and not self._skipped.in_a_row and step + 1 < stage.steps:
-                await self._checkpoint()
+            if self._model.saving.due() and not self._skipped.in_a_row and step + 1 < stage.steps:
+                await self._checkpoint(beside=True)
         self._model.trainer.reset_optimizer()  # the moments of the supervised loss do not fit the next stage's loss
         self._position = replace(self._position, version=self._position.version + 1, step=0)
         return True
@@ -340,13 +341,14 @@ class Learner(Actor):
         elif trained:
             self._skipped.trained()
         if collapsed := self._watch.step(step + 1, ready.figures.sampled, figures.entropy):
+            await self._model.saving.settled()
             checkpoints = self._model.checkpoints
             best = checkpoints.of_version(self._watch.best_version) or checkpoints.newest()
             await self._checkpoint(keep_all=True)
             raise TrainingStoppedError(collapse_message(stage.name, step + 1, collapsed, best))
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
-        if self._checkpoint_due and not self._skipped.in_a_row:  # a stopped run resumes before the first
-            await self._checkpoint()
+        if self._checkpoint_due and not self._skipped.in_a_row and not self._model.saving.beside:
+            await self._checkpoint(beside=True)  # not after a skipped step: a stopped run resumes before the first
 
     async def _skip(self, stage: SftStage | RlStage, step: int, fault: NotFiniteError, at: Position) -> None:
         """Count a skipped step; ``at`` is the position before it. Raises TrainingStoppedError at the third in a row."""
@@ -365,14 +367,25 @@ class Learner(Actor):
         """Publish the present policy and the position in the recipe. Waits only until the weights are copied."""
         await self._model.publish(Policy(self._epoch, self._position.version), self._position)
 
-    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False) -> None:
-        """Save weights and optimizer for position ``at`` (default: the present one). Delete all but the newest few."""
-        position, checkpoints = at or self._position, self._model.checkpoints
-        if position not in checkpoints.positions():  # a position that is reached again has the same weights
-            self._watch.saved(position.version)
-            extra = {"watch": self._watch.state(), **self._mark.kept()}
-            await self._model.save(position, extra | ({"supervised": self._supervised} if position.step else {}))
+    async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False, beside: bool = False) -> None:
+        """Save weights and optimizer for position ``at`` (default: the present one). Delete all but the newest few.
+
+        ``beside``: return as soon as they are copied, and write while training goes on.
+        """
+        position, model = at or self._position, self._model
         self._checkpoint_due = False
+        await model.saving.settled()
+        if position in model.checkpoints.positions():  # a position that is reached again has the same weights
+            await self._saved(position, keep_all=keep_all)
+            return
+        self._watch.saved(position.version)
+        extra = {"watch": self._watch.state(), **self._mark.kept()}
+        extra |= {"supervised": self._supervised} if position.step else {}
+        after = partial(self._saved, position, keep_all=keep_all)
+        await model.save(position, extra, after, beside=beside)
+
+    async def _saved(self, position: Position, *, keep_all: bool) -> None:
+        checkpoints = self._model.checkpoints
         if not keep_all:
             checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
         oldest = min(saved.version for saved in checkpoints.positions())
@@ -381,11 +394,13 @@ class Learner(Actor):
     async def _ask(self, link: str, message: Any) -> Any:
         """Tell the filter something to record. The call is repeated when the filter restarts."""
         timeout = self.context.settings.record_timeout_seconds
-        self._waiting_for = self.context.wait(type(message), f"the answer to {type(message).__name__}")
+        beside = isinstance(message, CheckpointSaved) and self._model.saving.beside  # the recipe does not wait for it
+        if not beside:
+            self._waiting_for = self.context.wait(type(message), f"the answer to {type(message).__name__}")
         try:
             return await ask(self.context.link(link), message, timeout=timeout, log=self.log)
         finally:
-            self._waiting_for = ""
+            self._waiting_for = self._waiting_for if beside else ""
 
     def _seconds_left(self) -> float:
         """Seconds until the run's time limit; infinite without a limit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -40,19 +41,22 @@ def main() -> None:
     from agent_rl.learning.finite import TrainingStoppedError
 
     try:
-        _train(beginning)
+        _train(beginning, lambda error: signs.last_words(_last_words(error)))
     except (TrainingStoppedError, ContractError, DiskError) as error:
         signs.last_words(LastWords(str(error), "mistake"))
         raise SystemExit(1) from error  # rank 0 tells the user
     except Exception as error:
-        kind = "torch" if isinstance(error, RuntimeError) else "error"
-        signs.last_words(LastWords(f"{type(error).__name__}: {error}", kind))
+        signs.last_words(_last_words(error))
         raise
 
 
-def _train(beginning: Beginning) -> None:
+def _last_words(error: Exception) -> LastWords:
+    return LastWords(f"{type(error).__name__}: {error}", "torch" if isinstance(error, RuntimeError) else "error")
+
+
+def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     from actors.training.building import build, device_of
-    from actors.training.orders import follow
+    from actors.training.orders import Writing, follow
     from agent_rl.config.parallel import mesh_sizes
     from agent_rl.config.plugins import resolve
     from agent_rl.learning.ranks import joined
@@ -70,7 +74,7 @@ def _train(beginning: Beginning) -> None:
         meeting_seconds=settings.rank_meeting_seconds,
     )
     trainer = build(Trainer, topology, settings, directory=beginning.directory, base=beginning.base, ranks=ranks)
-    follow(trainer)
+    follow(trainer, Writing(failed))
     ranks.leave()
 
 

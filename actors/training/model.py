@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ from actors.base import ActorContext
 from actors.training.building import build, device_of
 from actors.training.busy import Busy
 from actors.training.followers import OTHER_SECONDS, Followers, RankLostError
+from actors.training.saving import Saving
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights
@@ -34,15 +35,12 @@ from agent_rl.messages import Policy, TransferOffer, TransferWanted, WeightsPart
 from agent_rl.records.checkpoint_files import Position
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agent_rl.learning.trainer import Trainer
     from agent_rl.rollout.prompts import ChatFormat
 
 T = TypeVar("T")
-
-SAVING_SHARE = 0.05
-"""The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
-SOONEST = 1.0
-"""Seconds of a supervised stage before a new process saves its first checkpoint."""
 
 
 class TrainedModel:
@@ -54,7 +52,8 @@ class TrainedModel:
         self._context = context
         self._thread = trio.CapacityLimiter(1)
         self._busy = Busy(context.now)
-        self._saving_seconds = 0.0
+        self._writer = trio.CapacityLimiter(1)
+        self.saving = Saving(context)
         self.store, self._claim = _store(context, self._write)
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
         self._references = context.directory / "reference"
@@ -77,7 +76,7 @@ class TrainedModel:
         loaded = await self.in_thread(self._load)
         if self._followers is not None:
             self._context.nursery.start_soon(self._stay_in_touch)
-        self.begin()
+        self.saving.begin()
         self._context.nursery.start_soon(self.publisher.run)
         return loaded
 
@@ -117,11 +116,15 @@ class TrainedModel:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in torch's only thread, without blocking the event loop."""
+        with self._busy.working():
+            return await self._together(work, self._thread)
+
+    async def _together(self, work: Callable[[], T], thread: trio.CapacityLimiter) -> T:
+        """Run work in which ranks wait for each other. When one of them is lost, the error names it."""
         given = {} if self._followers is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
         try:
-            with self._busy.working():
-                result: T = await self._context.in_thread(work, limiter=self._thread, **given)
-                return result
+            result: T = await self._context.in_thread(work, limiter=thread, **given)
+            return result  # noqa: TRY300 - an else would come before the except all the same
         except RuntimeError as error:
             if self._followers is None:
                 raise
@@ -203,12 +206,16 @@ class TrainedModel:
     # Published policies
 
     async def publish(self, policy: Policy, position: Position) -> None:
-        """Publish the present weights as ``policy``. Waits only until they are copied."""
-        weights = None
+        """Publish the present weights as ``policy``. Waits only until they are copied, or written by several ranks."""
+        weights: dict[str, Tensor] | Path | None = None
         if not self.publisher.knows(policy):
-            settings = self._context.settings
+            settings, store = self._context.settings, self.store
             device = settings.device if settings.weights_in == "nccl" else "cpu"
-            weights = await self.in_thread(lambda: self.trainer.copy_weights(policy.version, device))
+            if self._followers is not None and isinstance(store, PublishedWeights):
+                weights = store.path(policy)
+                await self.in_thread(lambda: self.trainer.write_weights(policy.version, store.path(policy)))
+            else:
+                weights = await self.in_thread(lambda: self.trainer.copy_weights(policy.version, device))
         self.publisher.offer(policy, weights, position.stage, position.stage_version)
 
     async def hand_out(self, wanted: WeightsWanted | TransferWanted, asker: str) -> WeightsPart | TransferOffer:
@@ -225,28 +232,17 @@ class TrainedModel:
         self.publisher.gone(generator)
         self.store.gone(generator)
 
-    # Checkpoints
-
-    def begin(self) -> None:
-        """A supervised stage begins: its time is counted from now on."""
-        self._going_since = self._saved_at = self._context.now()
-
-    def due(self) -> bool:
-        """Whether to save a checkpoint within a supervised stage: little work may be lost, and saving must stay cheap.
-
-        A new process saves early, then after twice the time, up to ``checkpoint_seconds``. So a process that is always
-        killed early also makes progress.
-        """
-        now = self._context.now()
-        least = min(self._context.topology.run.checkpoint_seconds, max(SOONEST, self._saved_at - self._going_since))
-        return now - self._saved_at >= max(least, self._saving_seconds / SAVING_SHARE)
-
-    async def save(self, position: Position, extra: Mapping[str, Any]) -> None:
-        """Save weights, optimizer and ``extra`` for a position."""
-        began = self._context.now()
-        await self.in_thread(lambda: self.trainer.save(self.checkpoints.path(position), position, extra))
-        self._saved_at = self._context.now()
-        self._saving_seconds = self._saved_at - began
+    async def save(
+        self, position: Position, extra: Mapping[str, Any], after: Callable[[], Awaitable[None]], *, beside: bool
+    ) -> None:
+        """Save weights, optimizer and ``extra`` for a position, and do ``after``. See `Saving.save`."""
+        path = self.checkpoints.path(position)
+        await self.saving.save(
+            lambda: self.in_thread(lambda: self.trainer.stage(path, position, extra)),
+            lambda staged: self._together(staged.write, self._writer),
+            after,
+            beside=beside,
+        )
 
 
 def _encoded(chat: ChatFormat, rows: Rows, number: int) -> Masked:

@@ -12,7 +12,8 @@ raises on all ranks alike, as a step that is not finite, the other ranks let go 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError
+from agent_rl.learning.checkpoints import StagedCheckpoint
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
@@ -80,10 +82,15 @@ class LeadTrainer(Trainer):
         self._tell("copy_weights", version=version)
         return super().copy_weights(version, device)
 
-    def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
+    def write_weights(self, version: int, path: Path) -> None:
         """See `Trainer`."""
-        self._tell("save", directory=str(directory), position=asdict(position))
-        super().save(directory, position, extra)
+        self._tell("write_weights", version=version, path=str(path))
+        super().write_weights(version, path)
+
+    def stage(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> StagedCheckpoint:
+        """See `Trainer`. The others begin to write at once, each in a thread of its own, and wait there for rank 0."""
+        self._tell("stage", directory=str(directory), position=asdict(position))
+        return super().stage(directory, position, extra)
 
     def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
         """See `Trainer`."""
@@ -107,19 +114,48 @@ class LeadTrainer(Trainer):
         self.ranks.told(msgpack.packb(orders))
 
 
-def follow(trainer: Trainer) -> None:
+class Writing:
+    """The thread in which a rank writes its part of a checkpoint, one at a time, while it trains."""
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        """``failed`` is told, in the thread, of an error that the other ranks do not have."""
+        self._failed = failed
+        self._thread: threading.Thread | None = None
+
+    def start(self, staged: StagedCheckpoint) -> None:
+        """Write beside what follows."""
+        self._thread = threading.Thread(target=self._write, args=(staged,), daemon=True, name="checkpoint")
+        self._thread.start()
+
+    def _write(self, staged: StagedCheckpoint) -> None:
+        try:
+            staged.write()
+        except ALIKE:
+            return  # rank 0 has the same error, and decides
+        except Exception as error:  # noqa: BLE001 - the thread has no caller; rank 0 hears of it, and ends all ranks
+            self._failed(error)
+
+    def finish(self) -> None:
+        """Wait until what was started is written. Its own collectives have a deadline."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def follow(trainer: Trainer, writing: Writing) -> None:
     """Carry out the orders of rank 0, until it says that this is the end. Raises RuntimeError when rank 0 is lost."""
     while True:
         for method, arguments in msgpack.unpackb(trainer.ranks.told(b"")):
             if method == "end":
+                writing.finish()
                 return
             try:
-                _perform(trainer, method, arguments)
+                _perform(trainer, writing, method, arguments)
             except ALIKE:
                 continue  # rank 0 has the same error, and decides
 
 
-def _perform(trainer: Trainer, method: str, given: dict[str, Any]) -> None:
+def _perform(trainer: Trainer, writing: Writing, method: str, given: dict[str, Any]) -> None:
     match method:
         case "nothing":
             pass
@@ -139,8 +175,11 @@ def _perform(trainer: Trainer, method: str, given: dict[str, Any]) -> None:
             trainer.load_reference(Path(given["path"]))
         case "copy_weights":
             trainer.copy_weights(given["version"])
-        case "save":
-            trainer.save(Path(given["directory"]), Position(**given["position"]))
+        case "write_weights":
+            trainer.write_weights(given["version"], Path(given["path"]))
+        case "stage":
+            writing.finish()  # one copy at a time
+            writing.start(trainer.stage(Path(given["directory"]), Position(**given["position"])))
         case "restore":
             trainer.restore(Path(given["directory"]))
         case _:

@@ -76,13 +76,16 @@ class PublishedWeights:
         self._chains = Chains()
         sweep_partial(directory)
 
-    def keep(self, policy: Policy, weights: dict[str, Tensor]) -> tuple[str, int, int]:
+    def keep(self, policy: Policy, weights: dict[str, Tensor] | Path) -> tuple[str, int, int]:
         """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``.
+
+        ``weights`` may be the `path` of the file where that is written already.
 
         The directory may be a link to a folder that hosts share: the URI is that of the folder.
         """
         path = self.path(policy)
-        self._write(weights, path)
+        if not isinstance(weights, Path):
+            self._write(weights, path)
         if not self._fetched:
             return path.resolve().as_uri(), 0, 0
         checksums = self._checksums[policy] = part_checksums(path)

@@ -14,6 +14,8 @@ from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from actors.base import ActorContext
@@ -26,7 +28,8 @@ MOST_WAITED_FOR = 100
 @dataclass(frozen=True, slots=True)
 class _Offer:
     policy: Policy
-    weights: dict[str, Tensor] | None
+    weights: Any
+    """Tensors by name, or the path of the file to which several ranks have written them."""
     stage: int
     stage_version: int
 
@@ -58,8 +61,11 @@ class Publisher:
         """Whether the policy's weights were already offered, so that no copy is needed."""
         return policy == self._newest
 
-    def offer(self, policy: Policy, weights: dict[str, Tensor] | None, stage: int, stage_version: int) -> None:
-        """Publish a policy with the learner's position. ``weights`` None: use the weights offered before."""
+    def offer(self, policy: Policy, weights: dict[str, Tensor] | Path | None, stage: int, stage_version: int) -> None:
+        """Publish a policy with the learner's position. ``weights`` None: use the weights offered before.
+
+        A path is that of the policy's file in the store, where several ranks have written it already.
+        """
         if weights is None and self._next is not None and self._next.policy == policy:
             weights = self._next.weights
         if weights is not None:

@@ -23,6 +23,8 @@ GATHERED_LAYERS = 2
 """A sharded model computes a layer while the next one is gathered."""
 LOGITS_MIB = 128
 """The default of the learner's setting."""
+SENT = ("nccl", "gloo")
+"""Ways of ``weights_in`` in which rank 0 sends the policy from its memory."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
 
 
@@ -154,13 +156,17 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
         return
     host, settings = f"host {topology.main_host}", entry.settings
     of_size = f"{count:,} weights x {width} bytes"
-    yield Need(host, "memory: policy being published", served, of_size)
+    way = str(settings.get("weights_in", "run_directory"))
+    if entry.ranks == 1 or way in SENT:  # else each rank writes its rows to the file, tensor by tensor
+        yield Need(host, "memory: policy being published", served, of_size)
+    state = (4 if entry.ranks > 1 else width) + 8 + (4 if width == 2 and entry.ranks == 1 else 0)
+    staged = f"{count:,} weights x {state} bytes, one at a time"
+    yield Need(host, "memory: checkpoint being written", state * count, staged)
     kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
     if kept and settings.get("mismatch_tokens", 1):
         yield Need(host, "memory: older policies (mismatch_tokens)", kept * served, f"{kept} x {of_size}")
     if topology.algorithm.updates_per_step > 1:
         yield Need(host, "memory: state before a step", 12 * count, f"{count:,} weights x 12 bytes")
-    way = str(settings.get("weights_in", "run_directory"))
     if way == "shared_memory":
         yield Need(host, "shared memory: published policies", 2 * served, f"2 x {of_size}")
     generator = topology.actors.get(GENERATOR)

@@ -10,7 +10,13 @@
 
 Model loaders read every ``*.safetensors`` of the top folder as weights, so no other tensors are there. Each rank that
 holds a part of the optimizer writes its own ``rank-N``: of each tensor the rows that it holds. The rows of all ranks,
-in their order, are the tensor, so any other number of ranks can read it.
+in their order, are the tensor, so any other number of ranks can read it. The files of the model are made by all of
+these ranks: each writes its rows.
+
+::
+
+    between two steps: weights, optimizer, random states --copied--> StagedCheckpoint
+    beside the next steps, in a thread:                              `--write--> files --flushed--> renamed: whole
 
 A checkpoint is written completely or not at all, and flushed to disk before it gets its name. `verify` reads every
 file.
@@ -30,12 +36,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agent_rl.files.disk import partial_of, remove, whole
-from agent_rl.learning.exporting import export, noted, own_parts, raise_together, write_trained
-from agent_rl.learning.finite import TrainingStoppedError, refuse_not_finite
+from agent_rl.learning.exporting import (
+    Shares,
+    noted,
+    own_parts,
+    raise_together,
+    refuse_together,
+    write_model,
+    write_together,
+)
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.sharding import local, own_rows
+from agent_rl.learning.sharding import own_rows
 from agent_rl.learning.tensor_files import TensorFiles
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,
@@ -53,70 +66,97 @@ RNG_FILE = "rng.safetensors"
 SHARD_BYTES = 5 * 10**9
 
 
-def save_checkpoint(
-    directory: Path,
-    position: Position,
-    *,
-    model: PolicyModel,
-    optimizer: Optimizer,
-    tokenizer: Any,
-    extra: Mapping[str, Any],
-) -> None:
-    """Write a checkpoint. ``extra`` is stored as JSON beside the position. With several ranks, all call this.
+class StagedCheckpoint:
+    """Copies in host memory of all that a checkpoint holds. Training goes on while a thread writes them (`write`).
 
-    Raises TrainingStoppedError and writes nothing when weights or moments are not finite.
+    The copies take as much host memory as the checkpoint takes of the disk, until they are dropped. Of several ranks
+    each has copies of its own parts, in float32. All of them call both methods, `write` in a thread of its own.
     """
-    ranks = model.ranks
-    tensors, steps = optimizer.state()
-    own = {name: local(tensor) for name, tensor in model.module.state_dict().items()}
-    _refuse_together(own | tensors, directory, ranks)
-    if ranks.rank > 0:
-        _write_parts(partial_of(directory), model, tensors)
-        return
-    with whole(directory) as partial:
-        (partial / "training").mkdir(parents=True)
-        tokenizer.save_pretrained(partial)
-        _write_parts(partial, model, tensors)
-        written = [path for path in sorted(partial.rglob("*")) if path.is_file()]
-        files = {path.relative_to(partial).as_posix(): _flushed(path) for path in written}
-        state = {**asdict(position), "optimizer_steps": steps, "extra": dict(extra), "files": files}
-        (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
-        _flushed(partial / STATE_FILE)
-        for folder in (*partial.glob(f"{RANKS}*"), partial / "training", partial):
-            _flush_names(folder)
-        remove(directory)  # an incomplete checkpoint of this name
-    _flush_names(directory.parent)
 
-
-def _refuse_together(tensors: Mapping[str, Tensor], directory: Path, ranks: Ranks) -> None:
-    fault = ""
-    try:
-        refuse_not_finite(tensors, directory)
-    except TrainingStoppedError as error:
-        fault = str(error)
-    if found := ranks.agreed(fault):
-        raise TrainingStoppedError(found)
-
-
-def _write_parts(partial: Path, model: PolicyModel, tensors: Mapping[str, Tensor]) -> None:
-    """Write the model as rank 0, and this rank's part of the optimizer."""
-    ranks = model.ranks
-    ranks.agreed("")  # the folder exists from here on
-    if ranks.size == 1:
-        model.save(partial)
-    else:
-        export(model, partial, SHARD_BYTES)
-    if model.adapted:
-        write_trained(model, partial / ADAPTER_FILE)
-    folder = partial / f"{RANKS}{ranks.shard}"
-
-    def own_files() -> None:
-        folder.mkdir()
-        _save_sharded(tensors, folder, "optimizer")
+    def __init__(
+        self,
+        directory: Path,
+        position: Position,
+        *,
+        model: PolicyModel,
+        optimizer: Optimizer,
+        tokenizer: Any,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """``extra`` is stored as JSON beside the position. No other thread may use ``tokenizer``."""
+        self._directory, self._position = directory, position
+        self._extra = json.loads(json.dumps(dict(extra)))  # the caller's lists may grow
+        self._model, self._tokenizer, self._ranks = model, tokenizer, model.ranks.beside
+        several, copied = model.ranks.size > 1, model.ranks.saves
+        self._tensors, self._steps = optimizer.state(copy=True) if copied else ({}, {})
         on_gpus = {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-        save_file({"cpu": torch.get_rng_state(), **on_gpus}, folder / RNG_FILE)
+        self._random = {"cpu": torch.get_rng_state(), **on_gpus}
+        self._trained: dict[str, Tensor] = {}
+        if copied and (several or model.adapted):
+            for name, tensor in model.trained().items():
+                master = self._tensors.get(f"{name}.master") if several else None
+                self._trained[name] = tensor.to("cpu", copy=True) if master is None else master
+        self._shares = Shares.served(model, self._trained) if several else None
+        self._adapters = Shares.trained(model, self._trained) if model.adapted else None
+        fresh = model.adapted  # adapters are merged into new tensors, and the others are never trained
+        served = () if several else model.served()
+        self._served = {name: tensor.to("cpu", copy=not fresh) for name, tensor in served}
 
-    raise_together(noted(own_files) if ranks.saves else 0, folder, ranks)
+    def write(self) -> None:
+        """Write the checkpoint, completely or not at all.
+
+        Raises DiskError, and TrainingStoppedError when weights or moments are not finite; then nothing was written.
+        """
+        directory, ranks = self._directory, self._ranks
+        refuse_together(self._served | self._trained | self._tensors, directory, ranks)
+        if ranks.rank > 0:
+            self._write_parts(partial_of(directory))
+            return
+        with whole(directory) as partial:
+            (partial / "training").mkdir(parents=True)
+            self._tokenizer.save_pretrained(partial)
+            files = self._write_parts(partial)
+            state = {**asdict(self._position), "optimizer_steps": self._steps, "extra": self._extra, "files": files}
+            (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
+            _flushed(partial / STATE_FILE)
+            for folder in (*partial.glob(f"{RANKS}*"), partial / "training", partial):
+                _flush_names(folder)
+            remove(directory)  # an incomplete checkpoint of this name
+        _flush_names(directory.parent)
+
+    def _write_parts(self, partial: Path) -> dict[str, tuple[int, int]]:
+        """Write the model and the optimizer, each rank its rows; returns size and checksum of every file by name."""
+        model, ranks = self._model, self._ranks
+        ranks.agreed("")  # the folder exists from here on
+        if self._shares is None:
+            model.save(partial, self._served)
+        else:
+            write_model(model, self._shares, partial, SHARD_BYTES, ranks)
+        if self._adapters is not None:
+            write_together({partial / ADAPTER_FILE: self._adapters.layout}, self._adapters.rows, ranks)
+        folder = partial / f"{RANKS}{ranks.shard}"
+
+        def own_files() -> None:
+            folder.mkdir()
+            _save_sharded(self._tensors, folder, "optimizer")
+            save_file(self._random, folder / RNG_FILE)
+
+        raise_together(noted(own_files) if ranks.saves else 0, folder, ranks)
+        return _flushed_together(partial, ranks)
+
+
+def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
+    """Flush all files to the disk, each rank some of them; returns their sizes and checksums by name."""
+    files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+    found: dict[str, tuple[int, int]] = {}
+
+    def flush() -> None:
+        for path in files[ranks.rank :: ranks.size]:
+            found[path.relative_to(partial).as_posix()] = _flushed(path)
+
+    raise_together(noted(flush), partial, ranks)
+    parts = [json.loads(message) for message in ranks.all_told(json.dumps(found).encode())]
+    return dict(sorted((name, tuple(file)) for part in parts for name, file in part.items()))
 
 
 def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer) -> tuple[Position, dict[str, Any]]:

@@ -1,62 +1,111 @@
-"""Tensors of a model on disk, whichever ranks hold them: written tensor by tensor by rank 0, and read by rows.
+"""Tensors of a model on disk, whichever ranks hold them: each rank writes its own rows, and reads its own rows.
 
-Every function is a collective: all ranks call it. A full or broken disk is noted while the others still gather, and
+::
+
+    rank 0: files with headers and room --agreed--> every rank: its rows, tensor by tensor --agreed--> whole
+
+No process ever has the whole model: a rank has its own rows, and of these one tensor's in the type of the file. All
+ranks must see the files. `write_together` is a collective: all ranks call it. A full or broken disk of one rank is
 raised on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from agent_rl.files.disk import DiskError, disk_errno
+from agent_rl.files.disk import DiskError, disk_errno, partial_of, whole
 from agent_rl.learning import sharding
+from agent_rl.learning.finite import TrainingStoppedError, refuse_not_finite
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.tensor_files import INDEX, TensorFiles, TensorWriter, file_layouts, index_of
+from agent_rl.learning.tensor_files import INDEX, Layout, TensorFiles, TensorRows, file_layouts, index_of
 
-Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
+OwnRows: TypeAlias = Mapping[str, tuple[int, Callable[[], Tensor]]]
+"""This rank's rows of tensors: the first row, and what makes them in the type of the file."""
 
 
-def export(model: PolicyModel, directory: Path, most_bytes: int) -> None:
-    """Write a directory that `from_pretrained` loads, with one tensor at a time in memory.
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Tensors as files hold them, and this rank's rows of them.
 
-    Files have at most so many bytes, or one tensor. Raises DiskError.
+    Made between two steps, and used at any time: while a sharded model computes, it must not be asked for its tensors.
     """
-    layout = model.served_layout()
+
+    layout: Layout
+    rows: OwnRows
+
+    @classmethod
+    def served(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
+        """What engines load. See `PolicyModel.served_rows`."""
+        return cls(model.served_layout(), model.served_rows(copies))
+
+    @classmethod
+    def trained(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
+        """What training changes; ``copies`` are of this rank's parts, and none on a rank that writes nothing."""
+        parameters = dict(model.named_parameters())
+        rows = {name: (sharding.own_rows(parameters[name])[0], copy.detach) for name, copy in copies.items()}
+        return cls({name: (p.shape, p.dtype) for name, p in parameters.items()}, rows)
+
+
+def write_together(
+    files: Mapping[Path, Layout], rows: OwnRows, ranks: Ranks, *, first: Callable[[], object] = lambda: None
+) -> None:
+    """Write files of tensors, each rank its own rows. As rank 0, do ``first`` before. Raises DiskError."""
+
+    def begin() -> None:
+        first()
+        for path, layout in files.items():
+            TensorRows.create(path, layout)
+
+    def fill() -> None:
+        for path, layout in files.items():
+            with TensorRows(path, layout) as file:
+                for name in layout:
+                    at, make = rows[name]
+                    file.write(name, at, make())
+
+    path = next(iter(files))
+    raise_together(noted(begin) if ranks.rank == 0 else 0, path, ranks)
+    raise_together(noted(fill) if ranks.saves else 0, path, ranks)
+
+
+def write_model(model: PolicyModel, shares: Shares, directory: Path, most_bytes: int, ranks: Ranks) -> None:
+    """Write a directory that `from_pretrained` loads, in files of at most so many bytes, or one tensor.
+
+    ``shares`` are `Shares.served`. Raises DiskError.
+    """
+    layout = shares.layout
     files = file_layouts(layout, most_bytes)
-    tensors = iter(model.served())
-    number = 0
-    for name, part in files.items():
-        number = number or write(part, ((each, next(tensors)[1]) for each in part), directory / name, model.ranks)
-    if model.ranks.rank == 0:
+
+    def describe() -> None:
         model.module.config.save_pretrained(directory)
         model.module.generation_config.save_pretrained(directory)
         if len(files) > 1:
             size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout.values())
             (directory / INDEX).write_text(index_of(files, size))
-    raise_together(number, directory, model.ranks)
+
+    write_together({directory / name: part for name, part in files.items()}, shares.rows, ranks, first=describe)
 
 
-def write_trained(model: PolicyModel, path: Path) -> None:
-    """Write the whole tensors that training changes to one file. Raises DiskError."""
-    parameters = dict(model.named_parameters())
-    layout = {name: (p.shape, p.dtype) for name, p in parameters.items()}
-    whole = ((name, sharding.gathered(p.detach())) for name, p in parameters.items())
-    raise_together(write(layout, whole, path, model.ranks), path, model.ranks)
+def write_served(model: PolicyModel, path: Path) -> None:
+    """Write one file of what engines load, completely or not at all. Raises DiskError, and as `refuse_together`."""
+    refuse_together(model.trained(), path, model.ranks)
+    write_one(Shares.served(model, {}), path, model.ranks)
 
 
-def write(layout: Layout, tensors: Iterable[tuple[str, Tensor]], path: Path, ranks: Ranks) -> int:
-    """Take all ``tensors``, and as rank 0 write them to a file; returns the error number of a bad disk, or 0."""
-    writer: list[TensorWriter] = []
-    number = noted(lambda: writer.append(TensorWriter(path, layout))) if ranks.rank == 0 else 0
-    for _, tensor in tensors:
-        if writer and not number:
-            number = noted(lambda tensor=tensor: writer[0].write(tensor))  # type: ignore[misc]
-    return number or (noted(writer[0].close) if writer else 0)
+def write_one(shares: Shares, path: Path, ranks: Ranks) -> None:
+    """Write one file, completely or not at all. Raises DiskError."""
+    if ranks.rank == 0:
+        with whole(path) as part:
+            write_together({part: shares.layout}, shares.rows, ranks)
+    else:
+        write_together({partial_of(path): shares.layout}, shares.rows, ranks)
 
 
 def noted(work: Callable[[], object]) -> int:
@@ -75,6 +124,17 @@ def raise_together(number: int, path: Path, ranks: Ranks) -> None:
     """Raise DiskError on all ranks when one of them has an error number. All ranks wait for each other."""
     if found := int(ranks.greatest(number)):
         raise DiskError(path, found)
+
+
+def refuse_together(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks) -> None:
+    """Raise TrainingStoppedError on all ranks when a tensor of one of them, meant for ``path``, is not finite."""
+    fault = ""
+    try:
+        refuse_not_finite(tensors, path)
+    except TrainingStoppedError as error:
+        fault = str(error)
+    if found := ranks.agreed(fault):
+        raise TrainingStoppedError(found)
 
 
 def own_parts(model: PolicyModel, files: TensorFiles) -> dict[str, Tensor]:

@@ -87,8 +87,7 @@ class Optimizer:
     def snapshot(self) -> Callable[[], None]:
         """Copy weights and moments to host memory; returns a function that restores them, bit for bit."""
         weights = {name: weight.detach().to("cpu", copy=True) for name, weight in self._masters.items()}
-        tensors, steps = self.state()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        tensors, steps = self.state(copy=True)
 
         def put_back() -> None:
             for name, weight in self._masters.items():
@@ -97,10 +96,11 @@ class Optimizer:
 
         return put_back
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+    def state(self, *, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk.
 
-        Of sharded weights, the parts of this rank.
+        Of sharded weights, the parts of this rank. Tensors that are on the host already share their memory, unless a
+        ``copy`` is asked for.
         """
         tensors: dict[str, Tensor] = {}
         steps: dict[str, float] = {}
@@ -109,9 +109,10 @@ class Optimizer:
                 if key == "step":
                     steps[name] = float(value)
                 else:
-                    tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+                    tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=copy).contiguous()
         if self._keeps_masters:
-            tensors |= {f"{name}.master": weight.detach().cpu().contiguous() for name, weight in self._masters.items()}
+            for name, weight in self._masters.items():
+                tensors[f"{name}.master"] = weight.detach().to("cpu", copy=copy).contiguous()
         return tensors, steps
 
     def load(self, tensors: dict[str, Tensor], steps: dict[str, float]) -> None:

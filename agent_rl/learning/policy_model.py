@@ -177,6 +177,29 @@ class PolicyModel:
                 tensor = tensor + _delta(adapters[plain]).to(tensor.dtype)
             yield plain, tensor.to(self.dtype) if self.ranks.size > 1 else tensor
 
+    def served_rows(self, copies: Mapping[str, Tensor]) -> dict[str, tuple[int, Callable[[], Tensor]]]:
+        """The rows of what `served` gives that this rank has: the first, and what makes them in their type there.
+
+        ``copies`` of `trained` tensors are taken in place of the present ones. All ranks call this; what makes the rows
+        may be called at any time, in any thread.
+        """
+        adapters = _adapted_layers(self.module) if self.adapted else {}
+        layout = self.served_layout()
+        found: dict[str, tuple[int, Callable[[], Tensor]]] = {}
+        for name, kept in self._kept():
+            plain = name.replace(".base_layer.", ".")
+            part, (first, end), dtype = (
+                copies.get(name, sharding.local(kept)),
+                sharding.own_rows(kept),
+                layout[plain][1],
+            )
+            if plain in adapters:
+                make = partial(_merged, part, slice(first, end), *_factors(adapters[plain]), dtype)
+            else:
+                make = partial(part.to, dtype)
+            found[plain] = first, make
+        return found
+
     def served_layout(self) -> dict[str, tuple[Sequence[int], torch.dtype]]:
         """The shapes and types of what `served` gives, by name."""
         several = self.ranks.size > 1
@@ -231,12 +254,12 @@ class PolicyModel:
                 if name in weights:
                     tensor.copy_(weights[name])
 
-    def save(self, directory: Path) -> None:
-        """Write a directory that `from_pretrained` loads, adapters merged; large models in several files.
+    def save(self, directory: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write a directory that `from_pretrained` loads, with these `served` tensors; large models in several files.
 
         For one rank. See `agent_rl.learning.exporting` for several.
         """
-        self.module.save_pretrained(directory, state_dict=dict(self.served()) if self.adapted else None)
+        self.module.save_pretrained(directory, state_dict=dict(weights))
 
 
 def _packed_logprobs(
@@ -297,7 +320,16 @@ def _adapted_layers(module: nn.Module) -> dict[str, Any]:
 
 def _delta(layer: Any) -> Tensor:
     """What a layer's adapters add to its weight: alpha / rank * B A."""
-    with torch.no_grad():
-        down, up = (sharding.gathered(adapters[ADAPTER].weight) for adapters in (layer.lora_A, layer.lora_B))
-        delta: Tensor = (up.float() @ down.float()) * layer.scaling[ADAPTER]
-    return delta
+    down, up, scale = _factors(layer)
+    return (up @ down) * scale
+
+
+def _factors(layer: Any) -> tuple[Tensor, Tensor, float]:
+    """Copies of a layer's adapters A and B, whole and in float32, and alpha / rank."""
+    down, up = (sharding.gathered(each[ADAPTER].weight.detach()).float() for each in (layer.lora_A, layer.lora_B))
+    return down.clone(), up.clone(), layer.scaling[ADAPTER]
+
+
+def _merged(base: Tensor, rows: slice, down: Tensor, up: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Rows of a weight with what its adapters add; the sum is that of whole weights, bit for bit."""
+    return (base + ((up @ down) * scale)[rows].to(base.dtype)).to(dtype)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from agent_rl.files.disk import whole
-from agent_rl.learning.exporting import own_parts, write_trained
+from agent_rl.learning.exporting import Shares, own_parts, write_one
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.ranks import Ranks
@@ -32,11 +31,7 @@ class StageStart:
     def keep(self, path: Path) -> None:
         """Make the present policy the reference, and write its trained tensors to ``path`` for a restart."""
         self._weights = {name: tensor.to("cpu", copy=True) for name, tensor in self._model.trained().items()}
-        if self._model.ranks.rank == 0:
-            with whole(path) as partial:
-                write_trained(self._model, partial)
-        else:
-            write_trained(self._model, path)  # gathers with rank 0, and writes nothing
+        write_one(Shares.trained(self._model, self._weights), path, self._model.ranks)
 
     def load(self, path: Path) -> None:
         """Take the reference from a file. Raises TrainingStoppedError when it is missing or of another model."""

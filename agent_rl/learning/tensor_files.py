@@ -1,13 +1,15 @@
-"""Safetensors files that need not fit into memory: read by rows, and written tensor by tensor."""
+"""Safetensors files that need not fit into memory: read by rows, and written by rows."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -25,6 +27,9 @@ NAMES = {
 }
 """The types of the format (github.com/huggingface/safetensors, README)."""
 INDEX = "model.safetensors.index.json"
+
+Layout: TypeAlias = Mapping[str, tuple[Sequence[int], torch.dtype]]
+"""Shapes and types of tensors by name, in their order."""
 
 
 class TensorFiles:
@@ -77,38 +82,76 @@ def model_files_of(directory: Path) -> list[Path]:
     return sorted(directory.glob("model*.safetensors"))
 
 
-class TensorWriter:
-    """Writes one safetensors file, tensor by tensor, in the order of ``layout``: shapes and types by name."""
+class TensorRows:
+    """A safetensors file of a ``layout`` (shapes and types by name), into which several processes write rows."""
 
-    def __init__(self, path: Path, layout: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        for name, (shape, dtype) in layout.items():
-            size = torch.Size(shape).numel() * dtype.itemsize
-            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
-            at += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._file = path.open("wb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
+    def __init__(self, path: Path, layout: Layout) -> None:
+        """The file exists already: see `create`."""
+        self._begins, self._layout = len(_header(layout)), layout
+        self._offsets = _offsets(layout)
+        self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
-    def write(self, tensor: Tensor) -> None:
-        """The next tensor, on any device."""
-        self._file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    @staticmethod
+    def create(path: Path, layout: Layout) -> None:
+        """Make the file with its header, and with its whole room on the disk. Raises OSError."""
+        with path.open("wb", buffering=0) as file:
+            header = _header(layout)
+            _write(file.fileno(), memoryview(header), 0)
+            if size := sum(_size(*each) for each in layout.values()):
+                os.posix_fallocate(file.fileno(), len(header), size)
 
-    def close(self) -> None:
-        """All tensors are written."""
-        self._file.close()
+    def write(self, name: str, first: int, rows: Tensor) -> None:
+        """Write rows of a tensor, from row ``first`` on; they may be on any device. Raises OSError."""
+        shape, dtype = self._layout[name]
+        if rows.dtype != dtype or tuple(rows.shape[1:]) != tuple(shape[1:]):
+            raise ValueError(f"{name} is {dtype} of {list(shape)}, and its rows are {rows.dtype} of {list(rows.shape)}")
+        if not rows.numel():
+            return
+        content = rows.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        at = self._begins + self._offsets[name] + first * _size(shape[1:], dtype)
+        _write(self._file, content, at)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
 
 
-def file_layouts(
-    layout: Mapping[str, tuple[Sequence[int], torch.dtype]], most_bytes: int
-) -> dict[str, dict[str, tuple[Sequence[int], torch.dtype]]]:
+def _header(layout: Layout) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for (name, (shape, dtype)), at in zip(layout.items(), _offsets(layout).values(), strict=True):
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + _size(shape, dtype)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _offsets(layout: Layout) -> dict[str, int]:
+    """Where each tensor begins, counted from the end of the header."""
+    ends = accumulate(_size(*each) for each in layout.values())
+    return dict(zip(layout, chain([0], ends), strict=False))
+
+
+def _size(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a tensor."""
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _write(file: int, content: memoryview, at: int) -> None:
+    while content:
+        done = os.pwrite(file, content, at)
+        content, at = content[done:], at + done
+
+
+def file_layouts(layout: Layout, most_bytes: int) -> dict[str, Layout]:
     """The files of a model by name, in the order of their tensors, each of at most so many bytes or one tensor."""
     files: list[dict[str, tuple[Sequence[int], torch.dtype]]] = [{}]
     room = most_bytes
     for name, (shape, dtype) in layout.items():
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = _size(shape, dtype)
         if files[-1] and size > room:
             files.append({})
             room = most_bytes

@@ -5,6 +5,7 @@ All methods are synchronous and use no sockets; the learner actor calls them in 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import split_evenly
-from agent_rl.learning.checkpoints import load_checkpoint, save_checkpoint
+from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
+from agent_rl.learning.exporting import write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
@@ -76,6 +78,8 @@ class Trainer:
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
+        self._own_tokenizer: Any = None
+        """The tokenizer of the thread that writes checkpoints."""
         self.ranks = ranks = ranks or Ranks()
         options = options or ModelOptions()
         self.model = PolicyModel(
@@ -320,21 +324,40 @@ class Trainer:
         weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.served() if lead}
         trained = self.model.trained()
         if self.model.adapted or self.ranks.size > 1:
-            self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained.items()})
+            self._remember(version)
         else:
             self.older.remember(version, {name: weights[name].to("cpu") for name in trained})
         if device != "cpu":
             torch.cuda.synchronize(device)
         return weights
 
+    def write_weights(self, version: int, path: Path) -> None:
+        """Write the weights of ``version`` to one safetensors file, completely or not at all; training waits for it.
+
+        Each rank writes its own rows, so no process has the whole model. Raises DiskError, and TrainingStoppedError
+        when a weight is not finite.
+        """
+        write_served(self.model, path)
+        self._remember(version)
+
+    def _remember(self, version: int) -> None:
+        trained = self.model.trained().items()
+        self.older.remember(version, {name: tensor.to("cpu", copy=True) for name, tensor in trained})
+
     def save(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint that `from_pretrained` loads and `restore` continues. See `save_checkpoint`."""
-        save_checkpoint(
+        """Write a checkpoint that `from_pretrained` loads and `restore` continues. See `StagedCheckpoint`."""
+        self.stage(directory, position, extra).write()
+
+    def stage(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> StagedCheckpoint:
+        """Copy what a checkpoint holds; training may then continue, and another thread write it."""
+        if self._own_tokenizer is None:
+            self._own_tokenizer = copy.deepcopy(self.tokenizer)  # tokenizers refuse to be used by two threads at once
+        return StagedCheckpoint(
             directory,
             position,
             model=self.model,
             optimizer=self.optimizer,
-            tokenizer=self.tokenizer,
+            tokenizer=self._own_tokenizer,
             extra=extra or {},
         )
 

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -220,20 +221,34 @@ class Trained:
         del device
         return {"version": version, "groups": len(self.groups), "padding": self._padding}
 
-    def save(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> None:
-        """Write a checkpoint."""
-        with whole(directory) as partial:
-            (partial / STATE_FILE).parent.mkdir(parents=True)
-            (partial / TRAINED).write_text(json.dumps(self.groups))
-            at = {name: getattr(position, name) for name in ("stage", "stage_version", "version", "step")}
-            state = {**at, "extra": dict(extra), "files": {TRAINED: file_checksum(partial / TRAINED)}}
-            (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
+    def stage(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> StagedGroups:
+        """Copy what a checkpoint holds."""
+        return StagedGroups(directory, position, json.dumps(dict(extra)), json.dumps(self.groups))
 
     def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
         """Go on from a checkpoint. Raises CheckpointError."""
         state = verify(directory)
         self.groups = trained_groups(directory)
         return position_of(state), dict(state["extra"])
+
+
+@dataclass(frozen=True, slots=True)
+class StagedGroups:
+    """A checkpoint that is to be written; ``extra`` and ``groups`` as JSON."""
+
+    directory: Path
+    position: Position
+    extra: str
+    groups: str
+
+    def write(self) -> None:
+        """Write it, completely or not at all."""
+        with whole(self.directory) as partial:
+            (partial / STATE_FILE).parent.mkdir(parents=True)
+            (partial / TRAINED).write_text(self.groups)
+            at = {name: getattr(self.position, name) for name in ("stage", "stage_version", "version", "step")}
+            state = {**at, "extra": json.loads(self.extra), "files": {TRAINED: file_checksum(partial / TRAINED)}}
+            (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
 
 
 def trained_groups(checkpoint: Path) -> list[str]:

@@ -617,7 +617,7 @@ class DriftsInEmptySteps(Learner):
 
 
 class SavesNothing(Learner):
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, **how: Any) -> None:
         pass
 
 
@@ -626,7 +626,7 @@ class SavesOnlyStages(Learner):
         self._checkpoint = self._no_checkpoint  # type: ignore[method-assign]
         await super().stop()
 
-    async def _no_checkpoint(self) -> None:
+    async def _no_checkpoint(self, **how: Any) -> None:
         pass
 
 

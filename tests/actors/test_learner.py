@@ -6,6 +6,7 @@ On the real clock: torch works in a thread, and a mock clock would leap over it.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,6 +61,7 @@ def at_versions(*bad: int) -> type[Learner]:
         async def _publish(self) -> None:
             await super()._publish()
             await self._model.publisher.settled()  # all are to be there, also those that the next would overtake
+            await self._model.saving.settled()  # no checkpoint is put off
 
     return Faulty
 
@@ -195,12 +197,53 @@ def test_the_checkpoint_of_a_stopped_run_holds_the_weights_from_before_the_first
 def test_no_checkpoint_is_of_a_skipped_step_and_none_is_forgotten(tmp_path: Path) -> None:
     async def main() -> None:
         async with learning(at_versions(1, 2, 4), rl_alone(tmp_path), tmp_path, range(6)) as stage:
-            await taken(stage, 6)
-            await stage["roc_filter"].receive(CheckpointSaved)
-            saved = [m.version for m in stage["roc_filter"].log if isinstance(m, CheckpointSaved)]
+            saved = [(await stage["roc_filter"].receive(CheckpointSaved)).version for _ in range(2)]
             assert saved == [4, 6]  # that of version 2 came with the next step that was trained
 
     trio.run(main)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    trained = threading.Event()
+
+    class Slow(Learner):
+        async def start(self) -> None:
+            await super().start()
+            stage = self._model.trainer.stage
+
+            def staged(*given: Any) -> Any:
+                made = stage(*given)
+                write = made.write
+
+                def slow() -> None:
+                    assert trained.wait(60.0)
+                    write()
+
+                made.write = slow  # type: ignore[method-assign]
+                return made
+
+            self._model.trainer.stage = staged  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with learning(Slow, rl_alone(tmp_path), tmp_path, range(6)) as stage:
+            await taken(stage, 5)
+            assert positions(tmp_path) == []
+            assert not [m for m in stage["roc_filter"].log if isinstance(m, CheckpointSaved)]
+            trained.set()
+            assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
+
+    trio.run(main)
+    found = tmp_path / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    trio.run(one_checkpoint, twin)
+    expected = twin / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
+    assert same(load_file(found), load_file(expected))  # later steps have not changed the copies
+
+
+async def one_checkpoint(folder: Path) -> None:
+    async with learning(at_versions(), rl_alone(folder), folder, range(2)) as stage:
+        assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
 
 
 def test_an_empty_step_between_skipped_ones_is_no_good_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
-from actors.training.model import TrainedModel
+from actors.training.saving import Saving
 from actors.weights.files import Checkpoints
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
@@ -118,16 +118,15 @@ def test_killed_anywhere_it_ends_with_the_same_bits_and_trains_every_group_once(
     ],
 )
 def test_a_new_process_saves_a_supervised_stage_soon_and_then_seldom(saving: float, expected: list[float]) -> None:
-    model, saved = TrainedModel.__new__(TrainedModel), []
-    model._going_since = model._saved_at = 100.0
-    model._saving_seconds = 0.0
+    time, saved = 100.0, []
+    run = SimpleNamespace(checkpoint_seconds=5.0)
+    context: Any = SimpleNamespace(now=lambda: time, topology=SimpleNamespace(run=run))
+    saves = Saving(context)
     for tick in range(300):
-        now = 100.0 + tick / 10
-        run = SimpleNamespace(checkpoint_seconds=5.0)
-        model._context = SimpleNamespace(now=lambda now=now: now, topology=SimpleNamespace(run=run))  # type: ignore[assignment]
-        if model.due():
+        time = 100.0 + tick / 10
+        if saves.due():
             saved.append(tick / 10)
-            model._saved_at, model._saving_seconds = now, saving
+            saves._saved_at, saves._seconds = time, saving
     assert saved == pytest.approx(expected, abs=0.2)
 
 
@@ -138,7 +137,7 @@ class EveryThird(Learner):
 
     async def start(self) -> None:
         await super().start()
-        self._model.due = lambda: self._position.step % 3 == 0  # type: ignore[method-assign]
+        self._model.saving.due = lambda: self._position.step % 3 == 0  # type: ignore[method-assign]
         trainer, train = self._model.trainer, self._model.trainer.sft_step
 
         def counted(batch: Any, stage: Any, step: int) -> SupervisedFigures:

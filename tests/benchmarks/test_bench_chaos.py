@@ -278,7 +278,7 @@ def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     trained = Trained(60.0, tmp_path)  # the folder is there: steps take no time
     group = TrainingGroup("g0", 2, Policy(1, 0), (), np.zeros(0, dtype=np.float32))
     trained.rl_step([group], load_topology(EXAMPLE).stages[2], 0)  # type: ignore[arg-type]
-    trained.save(tmp_path / "version-000001-stage-02", Position(2, 0, 1), {"watch": 3})
+    trained.stage(tmp_path / "version-000001-stage-02", Position(2, 0, 1), {"watch": 3}).write()
     restored = Trained(60.0, tmp_path)
     assert restored.restore(tmp_path / "version-000001-stage-02") == (Position(2, 0, 1), {"watch": 3})
     assert restored.groups == ["g0"]

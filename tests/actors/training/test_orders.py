@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.training.orders import LeadTrainer, follow
+from actors.training.orders import LeadTrainer, Writing, follow
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import RlStage, SftStage
+from agent_rl.files.disk import DiskError
 from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.trainer import Trainer
@@ -29,7 +30,8 @@ METHODS = (
     "keep_reference",
     "load_reference",
     "copy_weights",
-    "save",
+    "write_weights",
+    "stage",
     "restore",
 )
 
@@ -47,6 +49,18 @@ class Wire(Ranks):
         return self.messages.popleft()
 
 
+class Staged:
+    """A checkpoint without content, that takes down when it is written."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...]]], error: Exception | None = None) -> None:
+        self._calls, self._error = calls, error
+
+    def write(self) -> None:
+        self._calls.append(("write", ()))
+        if self._error is not None:
+            raise self._error
+
+
 class Called:
     """A trainer without a model, that takes down what is called."""
 
@@ -58,12 +72,17 @@ class Called:
         if name not in METHODS:
             raise AttributeError(name)
 
-        def call(*given: Any) -> None:
+        def call(*given: Any) -> Any:
             self.calls.append((name, given))
             if name == "rl_step":
                 raise NotFiniteError("of all ranks")
+            return Staged(self.calls) if name == "stage" else None
 
         return call
+
+
+def fails(error: Exception) -> None:
+    pytest.fail(f"nothing fails here, and {error!r} did")
 
 
 @pytest.fixture
@@ -96,10 +115,11 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     lead.load_reference(Path("/run/r"))
     lead.rl_step([given], RL, 4)  # on the other rank it raises what rank 0 decides about
     lead.copy_weights(7)
-    lead.save(Path("/run/b"), position, {"only": "rank 0 needs it"})
+    lead.write_weights(8, Path("/run/w"))
+    lead.stage(Path("/run/b"), position, {"only": "rank 0 needs it"})
     lead.dismiss()
     other: Any = Called(lead.ranks)
-    follow(other)
+    follow(other, Writing(fails))
     assert [name for name, _ in other.calls] == [
         "restore",
         "enter",
@@ -109,13 +129,16 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
         "load_reference",
         "rl_step",
         "copy_weights",
-        "save",
+        "write_weights",
+        "stage",
+        "write",
     ]
     arguments = dict(other.calls)
     assert arguments["enter"] == (algorithm,)
     assert arguments["sft_step"] == ([([1, 2], [0, 1])], SFT, 2)
     assert arguments["copy_weights"] == (7,)
-    assert arguments["save"] == (Path("/run/b"), position)
+    assert arguments["write_weights"] == (8, Path("/run/w"))
+    assert arguments["stage"] == (Path("/run/b"), position)
     ((found,), stage, step) = arguments["rl_step"]
     assert (stage, step) == (RL, 4)
     assert (found.group, found.policy) == (given.group, given.policy)
@@ -128,4 +151,14 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
 def test_what_is_no_order_is_refused(lead: LeadTrainer) -> None:
     lead._tell("rm", path="/")
     with pytest.raises(ValueError, match="no order is named 'rm'"):
-        follow(Called(lead.ranks))  # type: ignore[arg-type]
+        follow(Called(lead.ranks), Writing(fails))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "told"), [(DiskError(Path("/run/b"), 28), 0), (ValueError("of this rank"), 1)])
+def test_rank_0_hears_of_an_error_in_writing_that_it_does_not_have(error: Exception, told: int) -> None:
+    failures: list[Exception] = []
+    writing = Writing(failures.append)
+    writing.start(Staged([], error))  # type: ignore[arg-type]
+    writing.finish()
+    writing.finish()  # nothing is being written
+    assert failures == [error] * told

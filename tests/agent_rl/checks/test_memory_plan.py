@@ -125,6 +125,17 @@ def test_ranks_share_what_is_sharded_and_checkpointing_keeps_inputs() -> None:
     assert many["layers gathered"] == few["layers gathered"]
 
 
+def test_several_ranks_stage_their_parts_and_rank_0_holds_no_policy(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    overrides = [f'model={{path="{tmp_path}", dtype="bfloat16"}}', "actors.learner.ranks=4"]
+    found = {need.what: need.size for need in plan(load_topology(Path("examples/quickstart.toml"), overrides))}
+    assert found["memory: checkpoint being written"] == 12 * 14_768_307_200
+    assert "memory: policy being published" not in found
+    sent = [*overrides, 'actors.learner.settings={weights_in="gloo"}']
+    found = {need.what: need.size for need in plan(load_topology(Path("examples/quickstart.toml"), sent))}
+    assert found["memory: policy being published"] == 2 * 14_768_307_200
+
+
 def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     overrides = [
@@ -139,6 +150,8 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert found["learner", "moments"] == 4 * model
     assert found["each of 2 GPUs of an engine", "weights"] == model // 2
     assert found["host local", "shared memory: published policies"] == 2 * model
+    assert found["host local", "memory: policy being published"] == model
+    assert found["host local", "memory: checkpoint being written"] == 7 * model
     assert found["host local", "shared memory: fetched policy"] == model
     rows = plan_rows(needs, str)
     assert len({len(row) for row in rows}) == 1

@@ -24,6 +24,7 @@ from agent_rl.config.algorithm import Algorithm, KlPenalty
 from agent_rl.config.parallel import MeshSizes
 from agent_rl.config.topology import Lora, RlStage, SftStage
 from agent_rl.learning import ranks as joining
+from agent_rl.learning import sharding
 from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.ranks import Ranks
@@ -191,7 +192,15 @@ def checkpointed(case: str, model: Path, folder: Path, ranks: Ranks) -> None:
     else:
         for step in range(2):
             rl(trainer, step)
+    if dtype != "lora" and ranks.size > 1:
+        sharding.gathered = refused  # type: ignore[assignment]
     trainer.save(folder / names[-1], position, {"kept": "this"})
+    if ranks.size > 1:
+        trainer.write_weights(2, folder / f"{names[-1]}.safetensors")
+
+
+def refused(tensor: torch.Tensor) -> torch.Tensor:
+    raise AssertionError(f"a whole tensor of {list(tensor.shape)} is gathered, and each rank should write its rows")
 
 
 def fork(size: int) -> tuple[int, list[int], Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agent_rl.config.topology import InitialiseModel
@@ -94,6 +95,10 @@ def test_a_checkpoint_of_four_ranks_is_one_of_two_and_of_one_bit_for_bit(
         assert again.keys() == first.keys()
         assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
     assert len(list((tmp_path / "four" / "training").glob("rank-*"))) == 4
+    for published in ("four", "two", "copies"):
+        served = load_file(tmp_path / f"{published}.safetensors")
+        assert served.keys() == load_file(tmp_path / "four" / "model.safetensors").keys()
+        assert all(torch.equal(tensor, first[name]) for name, tensor in served.items())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "four").state_dict()
     assert all(torch.equal(loaded[name], first[name].to(loaded[name].dtype)) for name in loaded.keys() & first.keys())
 
