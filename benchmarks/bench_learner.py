@@ -4,7 +4,7 @@
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
     agent-rl bench learner --growth 300
     agent-rl bench learner --short
-    agent-rl bench learner --ranks 1,2,4 --threads 4
+    agent-rl bench learner --ranks 1,2,4,2x2 --threads 4
     agent-rl bench learner --quick
 
 One whole update: forward, backward, clipped AdamW. Plain transformers computes the same loss (the norms of the
@@ -47,7 +47,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.linear import CACHES
 from agent_rl.learning.tiny import initialise_model
 from benchmarks.command import Failure, Hidden, WrongOptions
-from benchmarks.learner_ranks import be_rank, measure_ranks
+from benchmarks.learner_ranks import be_rank, measure_ranks, sizes_of
 from benchmarks.learner_sides import Attention, Ours, Padded, Setting, Side, Spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
@@ -260,7 +260,7 @@ class Options:
     growth: int = 0
     """Measure the growth of memory over so many updates, and nothing else."""
     ranks: tuple[str, ...] = ()
-    """Numbers of ranks, as in 1,2,4: compare them, and measure nothing else."""
+    """Layouts of ranks, as in 1,4,2x2 (2 parts of the model, each of 2 ranks that share layers); nothing else."""
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
     peak: Hidden = ()
@@ -271,9 +271,14 @@ class Options:
 def print_ranks(options: Options, setting: Setting) -> None:
     """Measure several ranks, and print the table and the figures."""
     words = [word for given in options.ranks for word in given.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise WrongOptions(f"--ranks {','.join(words)}: write numbers of ranks, as in 1,2,4")
-    rows, figures = measure_ranks(setting, [int(word) for word in words], options.rounds, options.threads)
+    try:
+        for word in words:
+            sizes_of(word)
+    except ValueError:
+        raise WrongOptions(
+            f"--ranks {','.join(words)}: write numbers of ranks, or SHARDxTENSOR, as in 1,4,2x2"
+        ) from None
+    rows, figures = measure_ranks(setting, words, options.rounds, options.threads)
     header = ["ranks", "threads", "tokens/s", "MiB", "of one", "x ranks", "RSS at import", "MiB beyond"]
     print_table("weights, gradients and moments of the fullest rank, and resident memory", header, rows)
     print_figures(

@@ -1,7 +1,8 @@
 """A learner of several ranks beside one: tokens a second, memory of each rank, and how far the results are apart.
 
-Each number of ranks has processes of its own, one after the other, which share the same number of threads between them
-and train the same steps from the same weights.
+A layout is a number of ranks that share the model, or SHARDxTENSOR: so many parts, each of ranks that share layers.
+Each layout has processes of its own, one after the other, which share the same number of threads between them and train
+the same steps from the same weights.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Begin:
 
     setting: dict[str, Any]
     rank: int
-    ranks: int
+    layout: str
     place: int
     """Where they meet: of rank 0 a file descriptor, of others a port."""
     rounds: int
@@ -71,10 +72,9 @@ def be_rank(text: str) -> None:
     begin, after_import = Begin(**json.loads(text)), rss()
     setting = Setting(**{**begin.setting, "model": Path(begin.setting["model"])})
     torch.set_num_threads(setting.threads)
-    ranks = Ranks()
-    if begin.ranks > 1:
+    ranks, sizes = Ranks(), sizes_of(begin.layout)
+    if sizes.ranks > 1:
         place = begin.place if begin.rank else socket.socket(fileno=begin.place)
-        sizes = MeshSizes(shard=begin.ranks)
         ranks = joined(begin.rank, sizes, place=place, device=setting.device, seconds=SECONDS, meeting_seconds=SECONDS)
     ours = Ours(setting, ranks)
     start, seconds = dict(whole(ours.weights())), []
@@ -102,15 +102,25 @@ def whole(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]
         yield name, gathered(tensor.detach()).to("cpu", copy=True)
 
 
-def run_ranks(setting: Setting, ranks: int, rounds: int, folder: Path) -> list[Measured]:
-    """Train with so many ranks; results lie in ``folder``. Raises Failure when a rank fails."""
+def sizes_of(layout: str) -> MeshSizes:
+    """The sizes of a layout. Raises ValueError."""
+    shard, *tensor = map(int, layout.split("x"))
+    sizes = MeshSizes(1, shard, *tensor or [1])
+    if len(tensor) > 1 or min(sizes.shard, sizes.tensor) < 1:
+        raise ValueError(layout)
+    return sizes
+
+
+def run_ranks(setting: Setting, layout: str, rounds: int, folder: Path) -> list[Measured]:
+    """Train with the ranks of a layout; results lie in ``folder``. Raises Failure when a rank fails."""
+    ranks = sizes_of(layout).ranks
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as place:
         processes = []
         for rank in range(ranks):
             where = place.getsockname()[1] if rank else place.fileno()
             given = {**asdict(setting), "model": str(setting.model)}
-            begin = Begin(given, rank, ranks, where, rounds, str(folder))
+            begin = Begin(given, rank, layout, where, rounds, str(folder))
             command = [sys.executable, "-m", "benchmarks.command", "learner", "--rank", json.dumps(asdict(begin))]
             environment = os.environ | {"OMP_NUM_THREADS": str(setting.threads)}
             processes.append(
@@ -123,7 +133,7 @@ def run_ranks(setting: Setting, ranks: int, rounds: int, folder: Path) -> list[M
             with suppress(ProcessLookupError):
                 process.kill()
     if any(codes):
-        raise Failure(f"with {ranks} ranks the processes ended with {codes}")
+        raise Failure(f"with the ranks {layout} the processes ended with {codes}")
     return [Measured(**json.loads((folder / f"{rank}.json").read_text())) for rank in range(ranks)]
 
 
@@ -137,30 +147,31 @@ def difference(folder: Path, other: Path, name: str) -> float:
 
 
 def measure_ranks(
-    setting: Setting, counts: Sequence[int], rounds: int, threads: int
+    setting: Setting, layouts: Sequence[str], rounds: int, threads: int
 ) -> tuple[list[list[object]], dict[str, float | str | None]]:
     """Rows of the table, and the figures. One rank is always measured, for the comparison."""
     rows: list[list[object]] = []
     figures: dict[str, float | str | None] = {}
     tokens = [work.tokens + sum(map(len, work.prompts)) for work in map(setting.work, range(max(STEPS, rounds)))]
     gradients, updates, shares = [0.0], [0.0], {}
+    ordered = sorted({"1", *layouts}, key=lambda layout: (sizes_of(layout).ranks, layout))
     with tempfile.TemporaryDirectory() as name:
         alone = Path(name) / "1"
-        for ranks in sorted({1, *counts}):
-            folder = Path(name) / str(ranks)
-            measured = run_ranks(replace(setting, threads=max(1, threads // ranks)), ranks, rounds, folder)
+        for layout in ordered:
+            folder, ranks = Path(name) / layout, sizes_of(layout).ranks
+            measured = run_ranks(replace(setting, threads=max(1, threads // ranks)), layout, rounds, folder)
             rates = [count / spent for count, spent in zip(tokens[1:], measured[0].seconds, strict=True)]
-            figures[f"tokens_per_s_ranks_{ranks}"] = rate = statistics.median(rates)
-            shares[ranks] = max(each.tensors for each in measured)
+            figures[f"tokens_per_s_ranks_{layout}"] = rate = statistics.median(rates)
+            shares[layout] = max(each.tensors for each in measured)
             if ranks > 1:
                 gradients.append(difference(folder, alone, "gradients.safetensors"))
                 updates.append(difference(folder, alone, "changes.safetensors"))
-            share, mib = shares[ranks] / shares[1], shares[ranks] / 2**20
+            share, mib = shares[layout] / shares["1"], shares[layout] / 2**20
             grown = max(each.rss - each.rss_import for each in measured) / 2**20
             imported = max(each.rss_import for each in measured) / 2**20
-            rows.append([ranks, max(1, threads // ranks), rate, mib, share, share * ranks, imported, grown])
-    most = max(counts)
-    figures["memory_share_per_rank"] = shares[most] / shares[1]
-    figures["memory_share_per_rank_over_ideal"] = shares[most] / shares[1] * most
+            rows.append([layout, max(1, threads // ranks), rate, mib, share, share * ranks, imported, grown])
+    most = sizes_of(ordered[-1]).ranks
+    figures["memory_share_per_rank"] = shares[ordered[-1]] / shares["1"]
+    figures["memory_share_per_rank_over_ideal"] = shares[ordered[-1]] / shares["1"] * most
     figures["ranks_gradient_difference"], figures["ranks_update_difference"] = max(gradients), max(updates)
     return rows, figures

@@ -6,11 +6,13 @@ processor the resident memory was up to half more than this; `docs/measurements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import engine_gpus
 from agent_rl.config.topology import RlStage, Topology
@@ -26,6 +28,7 @@ LOGITS_MIB = 128
 SENT = ("nccl", "gloo")
 """Ways of ``weights_in`` in which rank 0 sends the policy from its memory."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
+MODEL = "model.path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +56,63 @@ class Training:
     checkpointed: bool
     logits_mib: int
     on_gpu: bool
+    tensor: int = 1
+
+
+def model_configs(topology: Topology) -> dict[str, Mapping[str, Any]]:
+    """What config.json says of each model that the learner computes with, by the key that names the model.
+
+    Left out are models that cannot be read, which another check tells. The trained model is the first.
+    """
+    spec, kl = topology.model.initialise, topology.algorithm.kl
+    found: dict[str, Mapping[str, Any]] = {}
+    if spec is not None:
+        found["model.initialise"] = {
+            "model_type": spec.architecture,
+            "hidden_size": spec.hidden_size,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "intermediate_size": spec.mlp_size,
+            "vocab_size": 1,
+            "max_position_embeddings": spec.max_length,
+        }
+    names = {MODEL: topology.model.path, "algorithm.kl.reference": kl.reference if kl is not None else None}
+    for key, name in names.items():
+        if name is not None and name != STAGE_START:
+            with suppress(HubError, Unreadable):
+                files = ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
+                found[key] = files.config
+    return found
 
 
 def shape_of(topology: Topology) -> Shape | None:
     """The shape of the topology's model; None where it is made here, or cannot be read, or is of another kind."""
-    name = topology.model.path
-    if name is None:
-        return None
-    try:
-        return Shape.of(ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser()).config)
-    except (HubError, Unreadable):
-        return None
+    config = model_configs(topology).get(MODEL)
+    return None if config is None else Shape.of(config)
 
 
 def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need]:
     """The rows of one rank of the learner, all weights trained."""
-    count, width, tokens = shape.weights, training.width, training.tokens
-    if training.shard > 1:
-        part = f"{count:,} weights / {training.shard} ranks"
-        yield Need(where, "weights, float32", 4 * count // training.shard, f"{part} x 4 bytes")
-        yield Need(where, "gradients", 4 * count // training.shard, f"{part} x 4 bytes")
-        yield Need(where, "moments", 8 * count // training.shard, f"{part} x 8 bytes")
+    count, width, tokens, tensor = shape.weights, training.width, training.tokens, training.tensor
+    divided = f" / {tensor}" if tensor > 1 else ""
+    parts = training.shard * tensor
+    if parts > 1:
+        part = f"{count:,} weights / {parts} ranks"
+        yield Need(where, "weights, float32", 4 * count // parts, f"{part} x 4 bytes")
+        yield Need(where, "gradients", 4 * count // parts, f"{part} x 4 bytes")
+        yield Need(where, "moments", 8 * count // parts, f"{part} x 8 bytes")
         gathered = GATHERED_LAYERS * shape.layer_weights + (1 if shape.tied else 2) * shape.embedding
         how = f"({GATHERED_LAYERS} layers x {shape.layer_weights:,} + embeddings) x {width} bytes, and their gradients"
-        yield Need(where, "layers gathered", 2 * width * gathered, how)
+        yield Need(where, "layers gathered", 2 * width * gathered // tensor, how + divided)
     else:
         yield Need(where, "weights", width * count, f"{count:,} weights x {width} bytes")
         if width == 2:
             yield Need(where, "float32 copies", 4 * count, f"{count:,} weights x 4 bytes")
         yield Need(where, "gradients", 4 * count, f"{count:,} weights x 4 bytes")
         yield Need(where, "moments", 8 * count, f"{count:,} weights x 8 bytes")
-    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu)
+    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu, ranks=tensor)
     outer = shape.outer_activation_bytes(width)
     if training.checkpointed:
         inputs = width * shape.hidden
@@ -93,7 +122,7 @@ def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need
         size = tokens * (shape.layers * layer + outer)
         how = f"{tokens:,} tokens x ({shape.layers} layers x {layer:,} bytes, {outer:,})"
     yield Need(where, "activations", size, how)
-    logits = min(3 * training.logits_mib << 20, 3 * 4 * tokens * shape.vocabulary)
+    logits = min(3 * training.logits_mib << 20, 3 * 4 * tokens * shape.vocabulary // tensor)
     yield Need(where, "logits", logits, f"at most 3 x logits_mib {training.logits_mib}")
 
 
@@ -124,6 +153,7 @@ def _learner(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         checkpointed=topology.model.parallel.checkpoint_activations,
         logits_mib=int(settings.get("logits_mib", LOGITS_MIB)),
         on_gpu=str(settings.get("device", "cpu")).startswith("cuda"),
+        tensor=mesh.tensor,
     )
     where = f"each of {entry.ranks} ranks" if entry.ranks > 1 else "learner"
     yield from learner_needs(shape, training, where)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from agent_rl.checks.memory import model_configs
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
+from agent_rl.models.shapes import DENSE, Shape
 
 
 def rank_faults(topology: Topology, source: Source) -> Iterator[Fault]:
-    """Ranks that no class computes with, that make no mesh, or that name one GPU for all of them.
+    """Ranks that no class computes with, that make no mesh, that name one GPU for all, or that do not divide layers.
 
     Whether there are enough GPUs is checked with the placement.
     """
@@ -34,6 +37,8 @@ def rank_faults(topology: Topology, source: Source) -> Iterator[Fault]:
             continue
         if entry.ranks > 1:
             yield from _device_faults(entry, role, source)
+        if topology.model.parallel.tensor > 1:
+            yield from _layer_faults(topology, source)
 
 
 def _device_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fault]:
@@ -45,3 +50,18 @@ def _device_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fau
         message = f"{device} is one GPU, and each of {entry.ranks} ranks has its own"
         yield source.fault(("actors", role, "settings", "device"), message, 'write "cuda": rank 0 has cuda:0')
         return
+
+
+def _layer_faults(topology: Topology, source: Source) -> Iterator[Fault]:
+    """Models whose layers ``model.parallel.tensor`` ranks cannot share."""
+    place, ranks = ("model", "parallel", "tensor"), topology.model.parallel.tensor
+    for name, config in model_configs(topology).items():
+        shape = Shape.of(config)
+        if shape is None:
+            message = f"{name} is of the kind {config.get('model_type')}, whose layers ranks cannot share"
+            yield source.fault(place, message, f"write shard in its place; {', '.join(DENSE)} can be shared")
+            continue
+        sizes = {"heads": shape.heads, "heads of keys and values": shape.kv_heads, "values in an MLP": shape.mlp}
+        if whole := [f"{size} {what}" for what, size in sizes.items() if size % ranks]:
+            message = f"{ranks} ranks cannot share {' and '.join(whole)} of {name}"
+            yield source.fault(place, message, f"write a divisor of {math.gcd(*sizes.values())}, or shard in its place")

@@ -17,7 +17,7 @@ class Parallel(Part):
     replicate: PositiveInt = 1
     """Copies of the sharded model, each trained on other sequences."""
     tensor: PositiveInt = 1
-    """Ranks that compute each layer together. Only 1 is built."""
+    """Ranks that compute each layer together: heads, MLP and vocabulary are divided among them."""
     checkpoint_activations: bool = False
     """Keep only the input of each layer for the backward pass: a third more work, far less memory."""
     offload: bool = False
@@ -43,15 +43,13 @@ class MeshSizes:
 def mesh_sizes(ranks: int, parallel: Parallel) -> MeshSizes:
     """The mesh of so many ranks. Raises ValueError, with the remedy, when the sizes do not make that many."""
     others = parallel.replicate * parallel.tensor
-    if parallel.tensor > 1:
-        raise ValueError(f"model.parallel.tensor is {parallel.tensor}, and only 1 is built; write shard in its place")
     if parallel.compile and ranks > 1:
         raise ValueError(f"model.parallel.compile is for one rank, and there are {ranks}; leave it out")
     if parallel.shard is None:
         if ranks % others:
             raise ValueError(
-                f"{ranks} ranks cannot be shared by model.parallel.replicate = {parallel.replicate}; write a multiple "
-                f"of {others}"
+                f"{ranks} ranks cannot be shared by model.parallel.replicate = {parallel.replicate} times tensor = "
+                f"{parallel.tensor}; write a multiple of {others}"
             )
         return MeshSizes(parallel.replicate, ranks // others, parallel.tensor)
     product = parallel.shard * others

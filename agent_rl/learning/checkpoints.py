@@ -9,9 +9,9 @@
     training/rank-N/rng.safetensors              states of torch's random generators
 
 Model loaders read every ``*.safetensors`` of the top folder as weights, so no other tensors are there. Each rank that
-holds a part of the optimizer writes its own ``rank-N``: of each tensor the rows that it holds. The rows of all ranks,
-in their order, are the tensor, so any other number of ranks can read it. The files of the model are made by all of
-these ranks: each writes its rows.
+holds a part of the optimizer writes its own ``rank-N``: of each tensor the part that it holds, and where the part
+begins in the whole (`agent_rl.learning.tensor_files`). So any other number and layout of ranks can read it. The files
+of the model are made by all of these ranks: each writes its parts.
 
 ::
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ from agent_rl.learning.exporting import (
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.sharding import own_rows
-from agent_rl.learning.tensor_files import TensorFiles
+from agent_rl.learning.sharding import own_part
+from agent_rl.learning.tensor_files import STARTS, TensorFiles
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,
     CheckpointError,
@@ -89,6 +89,8 @@ class StagedCheckpoint:
         self._model, self._tokenizer, self._ranks = model, tokenizer, model.ranks.beside
         several, copied = model.ranks.size > 1, model.ranks.saves
         self._tensors, self._steps = optimizer.state(copy=True) if copied else ({}, {})
+        own = {name: own_part(parameter) for name, parameter in model.named_parameters()}
+        self._starts = {key: [one.start for one in own[key.rpartition(".")[0]]] for key in self._tensors}
         on_gpus = {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
         self._random = {"cpu": torch.get_rng_state(), **on_gpus}
         self._trained: dict[str, Tensor] = {}
@@ -125,7 +127,7 @@ class StagedCheckpoint:
         _flush_names(directory.parent)
 
     def _write_parts(self, partial: Path) -> dict[str, tuple[int, int]]:
-        """Write the model and the optimizer, each rank its rows; returns size and checksum of every file by name."""
+        """Write the model and the optimizer, each rank its parts; returns size and checksum of every file by name."""
         model, ranks = self._model, self._ranks
         ranks.agreed("")  # the folder exists from here on
         if self._shares is None:
@@ -133,12 +135,12 @@ class StagedCheckpoint:
         else:
             write_model(model, self._shares, partial, SHARD_BYTES, ranks)
         if self._adapters is not None:
-            write_together({partial / ADAPTER_FILE: self._adapters.layout}, self._adapters.rows, ranks)
+            write_together({partial / ADAPTER_FILE: self._adapters.layout}, self._adapters.parts, ranks)
         folder = partial / f"{RANKS}{ranks.shard}"
 
         def own_files() -> None:
             folder.mkdir()
-            _save_sharded(self._tensors, folder, "optimizer")
+            _save_sharded(self._tensors, folder, "optimizer", self._starts)
             save_file(self._random, folder / RNG_FILE)
 
         raise_together(noted(own_files) if ranks.saves else 0, folder, ranks)
@@ -166,7 +168,7 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
     changed since it was written; then nothing was restored.
     """
     state = _verified(directory, model.ranks)
-    own = {name: own_rows(parameter) for name, parameter in model.named_parameters()}
+    own = {name: own_part(parameter) for name, parameter in model.named_parameters()}
 
     def read(kind: str) -> TensorFiles:
         """All files whose names begin with ``kind``, rank by rank."""
@@ -177,7 +179,7 @@ def load_checkpoint(directory: Path, *, model: PolicyModel, optimizer: Optimizer
     try:
         with read("adapter" if model.adapted else "model") as files, read("optimizer") as kept:
             weights = own_parts(model, files)
-            moments = {key: kept.rows(key, *own[key.rpartition(".")[0]]) for key in kept.names()}
+            moments = {key: kept.part(key, own[key.rpartition(".")[0]]) for key in kept.names()}
         model.load(weights)
         optimizer.load(moments, state["optimizer_steps"])
     except (KeyError, ValueError) as error:
@@ -210,8 +212,13 @@ def _by_rank(path: Path) -> tuple[int, str]:
     return int(number or 0), path.name
 
 
-def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> None:
-    """Write tensors, in their order, to files of at most `SHARD_BYTES`; a larger tensor has its own file."""
+def _save_sharded(
+    tensors: Mapping[str, Tensor], directory: Path, stem: str, starts: Mapping[str, Sequence[int]]
+) -> None:
+    """Write tensors, in their order, to files of at most `SHARD_BYTES`; a larger tensor has its own file.
+
+    ``starts``: where each begins in the whole tensor.
+    """
     shards: list[dict[str, Tensor]] = [{}]
     room = SHARD_BYTES
     for name, tensor in tensors.items():
@@ -222,7 +229,8 @@ def _save_sharded(tensors: Mapping[str, Tensor], directory: Path, stem: str) -> 
         room -= tensor.nbytes
     for number, shard in enumerate(shards):
         name = stem if len(shards) == 1 else f"{stem}-{number:05d}"
-        save_file(shard, directory / f"{name}.safetensors")
+        of_shard = {key: starts[key] for key in shard}
+        save_file(shard, directory / f"{name}.safetensors", {STARTS: json.dumps(of_shard)})
 
 
 def _flushed(path: Path) -> tuple[int, int]:

@@ -1,12 +1,12 @@
-"""Tensors of a model on disk, whichever ranks hold them: each rank writes its own rows, and reads its own rows.
+"""Tensors of a model on disk, whichever ranks hold them: each rank writes its own parts, and reads its own parts.
 
 ::
 
-    rank 0: files with headers and room --agreed--> every rank: its rows, tensor by tensor --agreed--> whole
+    rank 0: files with headers and room --agreed--> every rank: its parts, tensor by tensor --agreed--> whole
 
-No process ever has the whole model: a rank has its own rows, and of these one tensor's in the type of the file. All
-ranks must see the files. `write_together` is a collective: all ranks call it. A full or broken disk of one rank is
-raised on every rank.
+No process ever has the whole model: a rank has its own parts, and of these one in the type of the file. All ranks must
+see the files. `write_together` is a collective: all ranks call it. A full or broken disk of one rank is raised on every
+rank.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from agent_rl.learning import sharding
 from agent_rl.learning.finite import TrainingStoppedError, refuse_not_finite
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.tensor_files import INDEX, Layout, TensorFiles, TensorRows, file_layouts, index_of
+from agent_rl.learning.tensor_files import INDEX, Layout, TensorFiles, TensorParts, file_layouts, index_of
 
-OwnRows: TypeAlias = Mapping[str, tuple[int, Callable[[], Tensor]]]
-"""This rank's rows of tensors: the first row, and what makes them in the type of the file."""
+OwnParts: TypeAlias = Mapping[str, tuple[tuple[slice, ...], Callable[[], Tensor]]]
+"""This rank's parts of tensors: where each lies in the whole, and what makes it in the type of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Tensors as files hold them, and this rank's rows of them.
+    """Tensors as files hold them, and this rank's parts of them.
 
     Made between two steps, and used at any time: while a sharded model computes, it must not be asked for its tensors.
     """
 
     layout: Layout
-    rows: OwnRows
+    parts: OwnParts
 
     @classmethod
     def served(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
-        """What engines load. See `PolicyModel.served_rows`."""
-        return cls(model.served_layout(), model.served_rows(copies))
+        """What engines load. See `PolicyModel.served_parts`."""
+        return cls(model.served_layout(), model.served_parts(copies))
 
     @classmethod
     def trained(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
         """What training changes; ``copies`` are of this rank's parts, and none on a rank that writes nothing."""
         parameters = dict(model.named_parameters())
-        rows = {name: (sharding.own_rows(parameters[name])[0], copy.detach) for name, copy in copies.items()}
-        return cls({name: (p.shape, p.dtype) for name, p in parameters.items()}, rows)
+        parts = {name: (sharding.own_part(parameters[name]), copy.detach) for name, copy in copies.items()}
+        return cls({name: (p.shape, p.dtype) for name, p in parameters.items()}, parts)
 
 
 def write_together(
-    files: Mapping[Path, Layout], rows: OwnRows, ranks: Ranks, *, first: Callable[[], object] = lambda: None
+    files: Mapping[Path, Layout], parts: OwnParts, ranks: Ranks, *, first: Callable[[], object] = lambda: None
 ) -> None:
-    """Write files of tensors, each rank its own rows. As rank 0, do ``first`` before. Raises DiskError."""
+    """Write files of tensors, each rank its own parts. As rank 0, do ``first`` before. Raises DiskError."""
 
     def begin() -> None:
         first()
         for path, layout in files.items():
-            TensorRows.create(path, layout)
+            TensorParts.create(path, layout)
 
     def fill() -> None:
         for path, layout in files.items():
-            with TensorRows(path, layout) as file:
+            with TensorParts(path, layout) as file:
                 for name in layout:
-                    at, make = rows[name]
-                    file.write(name, at, make())
+                    part, make = parts[name]
+                    file.write(name, part, make())
 
     path = next(iter(files))
     raise_together(noted(begin) if ranks.rank == 0 else 0, path, ranks)
@@ -90,7 +90,7 @@ def write_model(model: PolicyModel, shares: Shares, directory: Path, most_bytes:
             size = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in layout.values())
             (directory / INDEX).write_text(index_of(files, size))
 
-    write_together({directory / name: part for name, part in files.items()}, shares.rows, ranks, first=describe)
+    write_together({directory / name: part for name, part in files.items()}, shares.parts, ranks, first=describe)
 
 
 def write_served(model: PolicyModel, path: Path) -> None:
@@ -103,9 +103,9 @@ def write_one(shares: Shares, path: Path, ranks: Ranks) -> None:
     """Write one file, completely or not at all. Raises DiskError."""
     if ranks.rank == 0:
         with whole(path) as part:
-            write_together({part: shares.layout}, shares.rows, ranks)
+            write_together({part: shares.layout}, shares.parts, ranks)
     else:
-        write_together({partial_of(path): shares.layout}, shares.rows, ranks)
+        write_together({partial_of(path): shares.layout}, shares.parts, ranks)
 
 
 def noted(work: Callable[[], object]) -> int:
@@ -143,5 +143,5 @@ def own_parts(model: PolicyModel, files: TensorFiles) -> dict[str, Tensor]:
     for name, parameter in model.named_parameters():
         if files.shape(name) != tuple(parameter.shape):
             raise ValueError(f"{name} has the shape {files.shape(name)}, and the model's has {tuple(parameter.shape)}")
-        parts[name] = files.rows(name, *sharding.own_rows(parameter))
+        parts[name] = files.part(name, sharding.own_part(parameter))
     return parts

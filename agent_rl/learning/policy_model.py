@@ -21,6 +21,7 @@ from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
 from agent_rl.learning.packing import ATTENTION, Packed, pack
 from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.tensor_parallel import output_layer
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Lora
@@ -86,7 +87,8 @@ class PolicyModel:
         """Whether adapters alone are trained."""
         if lora is not None:
             _add_adapters(self.module, lora, on_meta=sharded)
-        if self.device.type == "cpu" and dtype == "float32" and not options.compile:
+        divided = self.ranks.layer_mesh is not None
+        if self.device.type == "cpu" and dtype == "float32" and not options.compile and not divided:
             use_one_dnn(self.module)
         if options.activation_checkpointing:
             # renamed in transformers 5.20; checkpoints only what is in training mode
@@ -94,7 +96,8 @@ class PolicyModel:
             (renamed or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
             self.module.train()
         head = self.module.get_output_embeddings()
-        self._tokens_at_once = max(16, options.logits_mib * 2**20 // (4 * head.weight.shape[0]))
+        vocabulary = head.weight.shape[0] // (self.ranks.layer_mesh.size() if divided else 1)
+        self._tokens_at_once = max(16, options.logits_mib * 2**20 // (4 * vocabulary))
         self._decode = self.module.base_model
         if options.compile:
             self._decode = torch.compile(self._decode, dynamic=True)
@@ -177,27 +180,23 @@ class PolicyModel:
                 tensor = tensor + _delta(adapters[plain]).to(tensor.dtype)
             yield plain, tensor.to(self.dtype) if self.ranks.size > 1 else tensor
 
-    def served_rows(self, copies: Mapping[str, Tensor]) -> dict[str, tuple[int, Callable[[], Tensor]]]:
-        """The rows of what `served` gives that this rank has: the first, and what makes them in their type there.
+    def served_parts(self, copies: Mapping[str, Tensor]) -> dict[str, tuple[tuple[slice, ...], Callable[[], Tensor]]]:
+        """The parts of what `served` gives that this rank has: where each lies, and what makes it in its type there.
 
-        ``copies`` of `trained` tensors are taken in place of the present ones. All ranks call this; what makes the rows
+        ``copies`` of `trained` tensors are taken in place of the present ones. All ranks call this; what makes a part
         may be called at any time, in any thread.
         """
         adapters = _adapted_layers(self.module) if self.adapted else {}
         layout = self.served_layout()
-        found: dict[str, tuple[int, Callable[[], Tensor]]] = {}
+        found: dict[str, tuple[tuple[slice, ...], Callable[[], Tensor]]] = {}
         for name, kept in self._kept():
             plain = name.replace(".base_layer.", ".")
-            part, (first, end), dtype = (
-                copies.get(name, sharding.local(kept)),
-                sharding.own_rows(kept),
-                layout[plain][1],
-            )
+            values, part, dtype = copies.get(name, sharding.local(kept)), sharding.own_part(kept), layout[plain][1]
             if plain in adapters:
-                make = partial(_merged, part, slice(first, end), *_factors(adapters[plain]), dtype)
+                make = partial(_merged, values, part, *_factors(adapters[plain]), dtype)
             else:
-                make = partial(part.to, dtype)
-            found[plain] = first, make
+                make = partial(values.to, dtype)
+            found[plain] = part, make
         return found
 
     def served_layout(self) -> dict[str, tuple[Sequence[int], torch.dtype]]:
@@ -275,14 +274,16 @@ def _packed_logprobs(
     """Log-probabilities and entropies of the tokens at ``places`` [m] of a packed row, both [m] float32."""
     states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
     head = module.get_output_embeddings()
+    weight, bias, vocabulary = output_layer(head)
     return chunked_logprobs(
         states.last_hidden_state[0, places - 1],
-        head.weight,
-        head.bias,
+        weight,
+        bias,
         packed.tokens[0, places],
         temperature=temperature,
         tokens_at_once=tokens_at_once,
         with_entropy=with_entropy,
+        vocabulary=vocabulary,
     )
 
 
@@ -330,6 +331,8 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor, float]:
     return down.clone(), up.clone(), layer.scaling[ADAPTER]
 
 
-def _merged(base: Tensor, rows: slice, down: Tensor, up: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Rows of a weight with what its adapters add; the sum is that of whole weights, bit for bit."""
-    return (base + ((up @ down) * scale)[rows].to(base.dtype)).to(dtype)
+def _merged(
+    base: Tensor, part: tuple[slice, ...], down: Tensor, up: Tensor, scale: float, dtype: torch.dtype
+) -> Tensor:
+    """A part of a weight with what its adapters add; the sum is that of whole weights, bit for bit."""
+    return (base + ((up @ down) * scale)[part].to(base.dtype)).to(dtype)

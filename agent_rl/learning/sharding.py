@@ -2,7 +2,8 @@
 
 ::
 
-    meta tensors --fully_shard--> parts without memory --to_empty--> parts --own_rows of the files--> the rank's weights
+    meta tensors --split_layers, fully_shard--> parts without memory --to_empty--> parts
+    files of the model --own_part of each tensor--> parts
 
 Weights are kept, and updated, in float32. Each layer is gathered in the model's type for its forward and its backward
 pass, and dropped afterwards. Gradients are summed over ranks in float32: the loss of each rank already has its share.
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.tensor_files import TensorFiles, model_files_of
+from agent_rl.learning.tensor_parallel import split_layers
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -36,20 +38,42 @@ def gathered(tensor: Tensor) -> Tensor:
     """The whole tensor. A collective for one that is sharded: all ranks call it."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
+    from torch.distributed.tensor import Replicate
+
     given: Any = tensor.detach()
-    whole: Tensor = given.full_tensor()
+    placements = list(given.placements)
+    for dimension, placement in enumerate(placements):  # the last split is undone first; see `own_part`
+        if not placement.is_replicate():
+            placements[dimension] = Replicate()
+            given = given.redistribute(placements=placements)
+    whole: Tensor = given.to_local()
     return whole
 
 
-def own_rows(parameter: Tensor) -> tuple[int, int]:
-    """The first row of this rank's part of a parameter, and the row behind its last."""
-    if not hasattr(parameter, "device_mesh"):
-        return 0, len(parameter)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+def own_part(tensor: Tensor) -> tuple[slice, ...]:
+    """Where this rank's part of a tensor lies in the whole: a slice of each dimension.
 
-    given: Any = parameter
-    shape, offset = compute_local_shape_and_global_offset(given.shape, given.device_mesh, given.placements)
-    return offset[0], offset[0] + shape[0]
+    A tensor is first split over the ranks that compute a layer together (the mesh's last dimension), and what such a
+    rank has over the ranks that share the model. All but the last parts of a split have the same size, rounded up.
+    """
+    bounds = [(0, size) for size in tensor.shape]
+    if hasattr(tensor, "device_mesh"):
+        mesh: Any = tensor.device_mesh
+        placements: Any = tensor.placements  # type: ignore[attr-defined]
+        for dimension, placement in reversed(list(enumerate(placements))):
+            if not placement.is_replicate():
+                start, end = bounds[placement.dim]
+                size = -(-(end - start) // mesh.size(dimension))
+                first = min(end, start + mesh.get_local_rank(dimension) * size)
+                bounds[placement.dim] = first, min(end, first + size)
+    return tuple(slice(*each) for each in bounds)
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Whether the ranks that compute a layer together have different parts of a tensor."""
+    names: Any = getattr(getattr(tensor, "device_mesh", None), "mesh_dim_names", None) or ()
+    placements: Any = getattr(tensor, "placements", ())
+    return any(not each.is_replicate() for name, each in zip(names, placements, strict=True) if name == "tensor")
 
 
 def unloaded(path: Path, attention: str) -> Any:
@@ -62,7 +86,7 @@ def unloaded(path: Path, attention: str) -> Any:
 
 
 def shard(module: Any, ranks: Ranks, *, method: str, dtype: torch.dtype, offload: bool) -> None:
-    """Shard an `unloaded` module over the mesh, layer by layer. ``method`` is what computes with the whole module.
+    """Shard an `unloaded` module over the ranks, layer by layer. ``method`` is what computes with the whole module.
 
     Gradients are then sums over ranks, and computation is in ``dtype``.
     """
@@ -75,6 +99,8 @@ def shard(module: Any, ranks: Ranks, *, method: str, dtype: torch.dtype, offload
         register_fsdp_forward_method,
     )
 
+    if ranks.layer_mesh is not None:
+        split_layers(module, ranks.layer_mesh)
     options: dict[str, Any] = {
         "mesh": ranks.mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
@@ -108,7 +134,7 @@ def load(module: Any, path: Path, device: torch.device) -> None:
                 "transformers, or write actors.learner.ranks = 1"
             )
         for name, parameter in own.items():
-            local(parameter).copy_(files.rows(name, *own_rows(parameter)))
+            local(parameter).copy_(files.part(name, own_part(parameter)))
         for each in module.modules():
             if any(name not in each._non_persistent_buffers_set for name, _ in each.named_buffers(recurse=False)):  # noqa: SLF001
                 raise TrainingStoppedError(f"{path} has buffers besides its weights; write actors.learner.ranks = 1")
@@ -131,7 +157,7 @@ def initialise_adapters(module: nn.Module, seed: int) -> None:
                 generator = torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
                 whole = torch.empty(parameter.shape)
                 nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
-                local(parameter).copy_(whole[slice(*own_rows(parameter))])
+                local(parameter).copy_(whole[own_part(parameter)])
             elif ".lora_B." in name:
                 local(parameter).zero_()
 

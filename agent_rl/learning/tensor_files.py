@@ -1,15 +1,16 @@
-"""Safetensors files that need not fit into memory: read by rows, and written by rows."""
+"""Safetensors files that need not fit into memory: read by parts, and written by parts."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -27,21 +28,33 @@ NAMES = {
 }
 """The types of the format (github.com/huggingface/safetensors, README)."""
 INDEX = "model.safetensors.index.json"
+STARTS = "starts"
+"""The key of a file's metadata that says, as JSON, where its parts of tensors begin in the whole: a list by name."""
 
 Layout: TypeAlias = Mapping[str, tuple[Sequence[int], torch.dtype]]
 """Shapes and types of tensors by name, in their order."""
 
 
 class TensorFiles:
-    """Tensors in files, read by rows. A tensor that several files hold is their rows, file after file."""
+    """Tensors in files, read by parts.
+
+    Several files may hold parts of a tensor, some of them the same part. Their metadata (`STARTS`) says where each part
+    begins. Without it, the parts are the tensor's rows, file after file.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._open = ExitStack()
-        self._parts: dict[str, list[Any]] = {}
+        self._parts: dict[str, list[_Part]] = {}
         for path in paths:
             file = self._open.enter_context(safe_open(path, framework="pt"))
+            starts = json.loads((file.metadata() or {}).get(STARTS, "{}"))
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                self._parts.setdefault(name, []).append(file.get_slice(name))
+                content, before = file.get_slice(name), self._parts.setdefault(name, [])
+                size = content.get_shape()
+                start = starts.get(name) or [before[-1].ends[0] if before else 0, *[0] * (len(size) - 1)][: len(size)]
+                ends = [one + other for one, other in zip(start, size, strict=True)]
+                if all((start, ends) != (each.starts, each.ends) for each in before):
+                    before.append(_Part(content, start, ends))
 
     def __enter__(self) -> Self:
         return self
@@ -57,21 +70,49 @@ class TensorFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a whole tensor. Raises KeyError."""
-        shapes = [part.get_shape() for part in self._parts[name]]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return tuple(map(max, zip(*(part.ends for part in self._parts[name]), strict=True)))
 
-    def rows(self, name: str, start: int, end: int) -> Tensor:
-        """The rows ``start`` to ``end`` of a tensor; only they are read. Raises KeyError."""
-        found, at = [], 0
+    def part(self, name: str, wanted: Sequence[slice]) -> Tensor:
+        """A part of a tensor, a slice of each dimension; only this part is read.
+
+        Raises KeyError, and ValueError when the files do not hold all of the part.
+        """
+        shape = [one.stop - one.start for one in wanted]
+        whole: Tensor | None = None
+        missing = math.prod(shape)
         for part in self._parts[name]:
-            rows = part.get_shape()[0]
-            first, last = max(start, at), min(end, at + rows)
-            if first < last:
-                found.append(part[first - at : last - at])
-            at += rows
-        if not found:
-            return torch.empty((0, *self.shape(name)[1:]))
-        return found[0] if len(found) == 1 else torch.cat(found)
+            common = [
+                (max(one.start, start), min(one.stop, end))
+                for one, start, end in zip(wanted, part.starts, part.ends, strict=True)
+            ]
+            if any(first >= last for first, last in common):
+                continue
+            found: Tensor = part.content[_from(common, part.starts)]
+            if list(found.shape) == shape:
+                return found
+            whole = found.new_empty(shape) if whole is None else whole
+            whole[_from(common, [one.start for one in wanted])] = found
+            missing -= found.numel()
+        if missing:
+            raise ValueError(f"parts of {name} are missing")
+        return torch.empty(shape) if whole is None else whole
+
+    def whole(self, name: str) -> Tensor:
+        """A whole tensor. Raises KeyError."""
+        return self.part(name, [slice(0, size) for size in self.shape(name)])
+
+
+class _Part(NamedTuple):
+    """What a file holds of a tensor."""
+
+    content: Any
+    starts: list[int]
+    ends: list[int]
+
+
+def _from(bounds: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[slice, ...]:
+    """Bounds, as slices of a part that begins at ``starts``."""
+    return tuple(slice(first - start, last - start) for (first, last), start in zip(bounds, starts, strict=True))
 
 
 def model_files_of(directory: Path) -> list[Path]:
@@ -82,8 +123,8 @@ def model_files_of(directory: Path) -> list[Path]:
     return sorted(directory.glob("model*.safetensors"))
 
 
-class TensorRows:
-    """A safetensors file of a ``layout`` (shapes and types by name), into which several processes write rows."""
+class TensorParts:
+    """A safetensors file of a ``layout`` (shapes and types by name), into which several processes write parts."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         """The file exists already: see `create`."""
@@ -100,16 +141,29 @@ class TensorRows:
             if size := sum(_size(*each) for each in layout.values()):
                 os.posix_fallocate(file.fileno(), len(header), size)
 
-    def write(self, name: str, first: int, rows: Tensor) -> None:
-        """Write rows of a tensor, from row ``first`` on; they may be on any device. Raises OSError."""
+    def write(self, name: str, part: Sequence[slice], values: Tensor) -> None:
+        """Write a part of a tensor, a slice of each dimension; of these, the first two may be less than the whole.
+
+        ``values`` may be on any device. Raises OSError.
+        """
         shape, dtype = self._layout[name]
-        if rows.dtype != dtype or tuple(rows.shape[1:]) != tuple(shape[1:]):
-            raise ValueError(f"{name} is {dtype} of {list(shape)}, and its rows are {rows.dtype} of {list(rows.shape)}")
-        if not rows.numel():
+        wanted = [one.stop - one.start for one in part]
+        if values.dtype != dtype or list(values.shape) != wanted or wanted[2:] != list(shape[2:]):
+            raise ValueError(
+                f"{name} is {dtype} of {list(shape)}, and its part of {wanted} is {values.dtype} of "
+                f"{list(values.shape)}"
+            )
+        if not values.numel():
             return
-        content = rows.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-        at = self._begins + self._offsets[name] + first * _size(shape[1:], dtype)
-        _write(self._file, content, at)
+        content = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        row = _size(shape[1:], dtype)
+        at = self._begins + self._offsets[name] + part[0].start * row
+        if wanted[1:] == list(shape[1:]):
+            _write(self._file, content, at)
+            return
+        own, at = _size(wanted[1:], dtype), at + part[1].start * _size(shape[2:], dtype)
+        for number in range(wanted[0]):
+            _write(self._file, content[number * own : (number + 1) * own], at + number * row)
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,8 @@
 
 The run directory keeps those settings of the first start: the seed, the model, the environments, the size of groups and
 steps, and the stages already named. Journal and checkpoints depend on them, so another value is refused. Everything
-else (lengths of stages, limits, hosts, actors and their settings) may change, and stages may be appended.
+else (lengths of stages, limits, hosts, actors and their settings, how the learner's ranks share the model) may change,
+and stages may be appended.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from agent_rl.files.reading_json import read_json
 from agent_rl.records.run_directory import RunRefused
 
 FILE = "topology.json"
+LAYOUT = "model.parallel"
+"""How ranks share the model: earlier releases kept it, and any layout reads the checkpoints of any other."""
 
 
 def made_with(topology: Topology) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def made_with(topology: Topology) -> dict[str, Any]:
     whole = topology.model_dump(mode="json")
     algorithm = whole["algorithm"]
     kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
-    kept |= {f"model.{key}": value for key, value in whole["model"].items()}
+    kept |= {key: value for part, value in whole["model"].items() if (key := f"model.{part}") != LAYOUT}
     for index, entry in enumerate(whole["environments"]):
         kept |= {f"environments.{index}.{key}": value for key, value in entry.items()}
     kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
@@ -40,7 +43,7 @@ def made_with(topology: Topology) -> dict[str, Any]:
 
 def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """A message that lists the settings that changed, with the remedy; None when none changed."""
-    changed = [key for key, value in before.items() if now.get(key) != value]
+    changed = [key for key, value in before.items() if key != LAYOUT and now.get(key) != value]
     if not changed:
         return None
     lines = [f"{key}: {_shown(before[key])} then, {_shown(now.get(key))} now" for key in changed]

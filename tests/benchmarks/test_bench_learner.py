@@ -106,14 +106,15 @@ def test_rows_are_padded_on_the_right_and_trained_on_responses_alone():
 
 @pytest.mark.slow
 def test_ranks_are_compared_with_one(capfd):
-    assert call("learner", ["--ranks", "1,2", "--quick", "--rounds", "2"]) == 0
+    assert call("learner", ["--ranks", "1,2,1x2", "--quick", "--rounds", "2"]) == 0
     figures = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert figures["ranks_gradient_difference"] <= 1e-5
     assert figures["ranks_update_difference"] <= 1e-2
     assert figures["memory_share_per_rank"] <= 1.1 / 2
-    assert min(figures["tokens_per_s_ranks_1"], figures["tokens_per_s_ranks_2"]) > 0
+    assert min(figures[f"tokens_per_s_ranks_{layout}"] for layout in ("1", "2", "1x2")) > 0
 
 
-def test_numbers_of_ranks_are_numbers(capfd):
-    assert call("learner", ["--ranks", "1,two", "--quick"]) == 2
+@pytest.mark.parametrize("layouts", ["1,two", "1,0x2", "1,2x2x2"])
+def test_numbers_of_ranks_are_numbers(capfd, layouts):
+    assert call("learner", ["--ranks", layouts, "--quick"]) == 2
     assert "write numbers of ranks" in capfd.readouterr().err

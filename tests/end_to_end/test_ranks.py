@@ -159,9 +159,11 @@ def test_ranks_that_do_not_meet_in_time_stop_the_run_with_one_message(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, tensor: int) -> None:
     path, directory = write_half_right(tmp_path, steps=STEPS)
-    process = start(path, "--set", "actors.learner.ranks=2")
+    path.write_text(path.read_text().replace("kv_heads = 1", "kv_heads = 2"))
+    process = start(path, "--set", "actors.learner.ranks=2", "--set", f"model.parallel.tensor={tensor}")
     wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
     process.send_signal(signal.SIGINT)
     finish(process)

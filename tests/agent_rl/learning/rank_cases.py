@@ -1,4 +1,4 @@
-"""Ranks as processes, against one rank: ``python rank_cases.py RANKS REPLICATE MODEL FOLDER CASE...`` prints figures.
+"""Ranks as processes, against one rank: ``python rank_cases.py LAYOUT MODEL FOLDER CASE...`` prints figures.
 
 The first process is rank 0, and forks the others after it has loaded torch, so that many ranks load it once. When they
 are done, it computes the same alone. A case is a name of `CASES`.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.reference import StageStart
-from agent_rl.learning.sharding import gathered
+from agent_rl.learning.sharding import gathered, local
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
@@ -90,26 +92,58 @@ def sft(trainer: Trainer, step: int) -> Any:
 
 
 def poisoned(trainer: Trainer, step: int) -> Any:
-    """The third step's loss is not finite, of the rank that has one certain rollout; all must skip it."""
+    """The third step's loss is not finite, of the ranks that have one certain rollout; all must skip it."""
+    longest = max((t for group in groups(step) for t in group.trajectories), key=lambda t: len(t.tokens))
+    return skipped(trainer, step, lambda batch: bool((batch.mask.sum(-1) == int(longest.loss_mask.sum())).any()))
+
+
+def poisoned_rank(trainer: Trainer, step: int) -> Any:
+    """The same on the last rank alone, also of those that compute each layer together."""
+    return skipped(trainer, step, lambda _: trainer.ranks.rank == trainer.ranks.size - 1)
+
+
+def skipped(trainer: Trainer, step: int, hit: Callable[[Any], bool]) -> Any:
     if step != 2:
         return rl(trainer, step)
-    given, before = groups(step), whole_state(trainer)
-    longest = max((t for group in given for t in group.trajectories), key=lambda t: len(t.tokens))
     loss = trainer.loss
 
     def broken(batch: Any, settings: Any) -> Any:
         terms = loss(batch, settings)
-        hit = bool((batch.mask.sum(-1) == int(longest.loss_mask.sum())).any())
-        return replace(terms, shares=terms.shares * (torch.nan if hit else 1.0))
+        return replace(terms, shares=terms.shares * (torch.nan if hit(batch) else 1.0))
 
     trainer.loss = broken
-    with pytest.raises(NotFiniteError, match="the loss is nan"):
-        trainer.rl_step(given, RL, step)
+    skips(trainer, step, "the loss is nan")
     trainer.loss = loss
+    return None
+
+
+def poisoned_gradient(trainer: Trainer, step: int) -> Any:
+    """A gradient of a norm, which ranks of a layer compute alike, is not finite on the last rank alone."""
+    if step != 2:
+        return rl(trainer, step)
+    apply = trainer.optimizer.step
+
+    def broken(rate: float, clip: float) -> float:
+        gradient = dict(trainer.model.named_parameters())["model.norm.weight"].grad
+        assert gradient is not None
+        if trainer.ranks.rank == trainer.ranks.size - 1:
+            local(gradient).fill_(torch.nan)
+        return apply(rate, clip)
+
+    trainer.optimizer.step = broken  # type: ignore[method-assign]
+    skips(trainer, step, "the gradient's norm is nan")
+    trainer.optimizer.step = apply  # type: ignore[method-assign]
+    return None
+
+
+def skips(trainer: Trainer, step: int, message: str) -> None:
+    """The step changes no bit."""
+    before = whole_state(trainer)
+    with pytest.raises(NotFiniteError, match=message):
+        trainer.rl_step(groups(step), RL, step)
     after = whole_state(trainer)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    return None
 
 
 Step = Callable[[Trainer, int], Any]
@@ -127,6 +161,8 @@ CASES: dict[str, tuple[Step, Algorithm, dict[str, Any]]] = {
     "few": (few, PLAIN, {}),
     "few_updates": (few, PLAIN.model_copy(update={"updates_per_step": 2}), {}),
     "poisoned": (poisoned, PLAIN, {}),
+    "poisoned_rank": (poisoned_rank, PLAIN, {}),
+    "poisoned_gradient": (poisoned_gradient, PLAIN, {}),
     "poisoned_updates": (poisoned, PLAIN.model_copy(update={"updates_per_step": 2}), {}),
     "bfloat16": (rl, PLAIN, {"dtype": "bfloat16"}),
 }
@@ -161,12 +197,15 @@ def trained(case: str, model: Path, folder: Path, ranks: Ranks) -> tuple[list[to
     reports = []
     for number in range(STEPS):
         figures = step(trainer, number)
-        trainer.copy_weights(number + 1)
+        published = trainer.copy_weights(number + 1)
         if figures is not None:
             reports += [torch.tensor([figures.loss, figures.gradient_norm])]
             mismatch = getattr(figures, "mismatch", None)
             if mismatch is not None:
                 reports += [torch.tensor([mismatch.mismatch_gap, mismatch.mismatch_max, mismatch.mismatch_tokens])]
+    whole = {name: gathered(p.detach()) for name, p in trainer.model.named_parameters()}
+    for name in published if "lora" not in given else ():
+        assert torch.equal(published[name], whole[name].to(published[name].dtype))
     changes = [gathered(p.detach()) - s for (_, p), s in zip(trainer.model.named_parameters(), start, strict=True)]
     return gradients, changes, reports
 
@@ -200,7 +239,7 @@ def checkpointed(case: str, model: Path, folder: Path, ranks: Ranks) -> None:
 
 
 def refused(tensor: torch.Tensor) -> torch.Tensor:
-    raise AssertionError(f"a whole tensor of {list(tensor.shape)} is gathered, and each rank should write its rows")
+    raise AssertionError(f"a whole tensor of {list(tensor.shape)} is gathered, and each rank should write its part")
 
 
 def fork(size: int) -> tuple[int, list[int], Any]:
@@ -217,9 +256,10 @@ def fork(size: int) -> tuple[int, list[int], Any]:
     return 0, children, place
 
 
-def main(size: int, replicate: int, model: Path, folder: Path, cases: Sequence[str]) -> None:
+def main(layout: str, model: Path, folder: Path, cases: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    sizes = MeshSizes(replicate=replicate, shard=size // replicate)
+    sizes = MeshSizes(*map(int, layout.split("x")))
+    size = sizes.ranks
     rank, children, place = fork(size)
     ranks = (
         Ranks()
@@ -245,4 +285,10 @@ def main(size: int, replicate: int, model: Path, folder: Path, cases: Sequence[s
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
+    ends = [at for at, word in enumerate(sys.argv) if re.fullmatch(r"\d+x\d+x\d+", word)] + [len(sys.argv)]
+    for begin, end in pairwise(ends):
+        if not (child := os.fork()):
+            main(sys.argv[begin], Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[begin + 1 : end])
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, sys.argv[begin:end]

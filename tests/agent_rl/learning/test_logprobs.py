@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from agent_rl.learning.linear import OneDnnLinear, use_one_dnn
-from agent_rl.learning.logprobs import chunked_logprobs
+from agent_rl.learning.logprobs import Vocabulary, chunked_logprobs
 
 
 def plain(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
@@ -44,6 +46,45 @@ def test_pieces_change_neither_values_nor_gradients(tokens_at_once: int, *, with
         assert torch.allclose(one, other, atol=1e-5)
 
 
+class Part(Vocabulary):
+    """A part of one of several threads, which exchange values as ranks do: ``group`` is (barrier, their values)."""
+
+    def all(self, values: torch.Tensor, *, greatest: bool = False) -> torch.Tensor:
+        barrier, given = self.group
+        given[self.start] = values.clone()
+        barrier.wait(10)
+        every = torch.stack([given[start] for start in sorted(given)])
+        barrier.wait(10)
+        return values.copy_(every.amax(0) if greatest else every.sum(0))
+
+
+@pytest.mark.parametrize("tokens_at_once", [7, 100])
+@pytest.mark.parametrize("uses", ["logprobs", "entropy", "both"])
+def test_parts_of_the_vocabulary_change_neither_values_nor_gradients(tokens_at_once: int, uses: str) -> None:
+    drawn = torch.Generator().manual_seed(2)
+    hidden, weight, bias = (torch.randn(shape, generator=drawn) for shape in ((20, 8), (50, 8), (50,)))
+    targets = torch.randint(0, 50, (20,), generator=drawn)
+    given = [torch.randn(20, generator=drawn) for _ in range(2)]
+    barrier, values = threading.Barrier(3), dict[int, torch.Tensor]()
+
+    def run(start: int, end: int, vocabulary: Vocabulary | None) -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (hidden, weight[start:end], bias[start:end])]
+        made = chunked_logprobs(*leaves, targets, temperature=0.7, tokens_at_once=tokens_at_once, vocabulary=vocabulary)
+        parts = {"logprobs": [0], "entropy": [1], "both": [0, 1]}[uses]
+        torch.stack([(made[part] * given[part]).sum() for part in parts]).sum().backward()
+        return [*(each.detach() for each in made), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    with ThreadPoolExecutor(3) as pool:
+        bounds = [(0, 17), (17, 34), (34, 50)]
+        ranks = list(pool.map(lambda each: run(*each, Part(each[0], 17, (barrier, values))), bounds))
+    expected = run(0, 50, None)
+    for rank in ranks:
+        for one, other in zip(rank[:3], expected[:3], strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+    for place in (3, 4):
+        assert torch.allclose(torch.cat([rank[place] for rank in ranks]), expected[place], atol=1e-5)
+
+
 def test_entropies_that_nobody_wants_are_not_made() -> None:
     hidden, weight, targets = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 6])
     made = [
@@ -67,7 +108,7 @@ def test_the_temperature_is_applied() -> None:
 
 PEAK = """
 import resource, sys, torch
-from agent_rl.learning.logprobs import chunked_logprobs
+from agent_rl.learning.logprobs import Vocabulary, chunked_logprobs
 torch.set_num_threads(1)
 n, v, pieces = 8192, 32768, sys.argv[1]
 hidden = torch.randn(n, 16).requires_grad_()

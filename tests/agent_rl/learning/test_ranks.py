@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tensor_files import TensorFiles
@@ -31,22 +34,66 @@ CASES = (
     "checkpointing",
     "offload",
     "poisoned",
+    "poisoned_rank",
+    "poisoned_gradient",
     "poisoned_updates",
     "bfloat16",
 )
 
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+    "initializer_range",
+)
+SPECS = {
+    "plain": InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48),
+    "halves": InitialiseModel(hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_size=48),
+    "thirds": InitialiseModel(
+        hidden_size=32, layers=1, heads=6, kv_heads=3, head_dim=16, mlp_size=48, tie_embeddings=False
+    ),
+}
+"""Models by what divides their heads. No vocabulary is a multiple of three or four."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+}
+"""Models of other kinds, with biases."""
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
-    initialise_model(spec, directory, 0)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    for name, spec in SPECS.items():
+        initialise_model(spec, directory / name, 0)
+    torch.manual_seed(0)
+    for kind, given in OTHERS.items():
+        sizes = json.loads((directory / "halves" / "config.json").read_text())
+        named = {key: sizes[key] for key in SIZES}
+        other = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **named, **given))
+        for name, parameter in other.named_parameters():
+            if name.endswith(".bias"):
+                nn.init.normal_(parameter, std=0.1)
+        other.save_pretrained(directory / kind)
+        for file in (directory / "halves").glob("*token*"):
+            (directory / kind / file.name).write_bytes(file.read_bytes())
     return directory
 
 
-def run(ranks: int, replicate: int, model: Path, folder: Path, *cases: str) -> dict[str, list[float]]:
-    """The differences of each case from one rank: of gradients, of updates, of figures."""
-    command = [sys.executable, str(SCRIPT), str(ranks), str(replicate), str(model), str(folder), *cases]
+@pytest.fixture(scope="module")
+def model(models: Path) -> Path:
+    return models / "plain"
+
+
+def run(model: Path, folder: Path, *words: str) -> dict[str, list[float]]:
+    """The differences of each case from one rank: of gradients, of updates, of figures. ``words``: LAYOUT CASE..."""
+    command = [sys.executable, str(SCRIPT), str(model), str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
@@ -65,18 +112,34 @@ def compared(found: dict[str, list[float]], cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_compute_what_one_does(model: Path, tmp_path: Path) -> None:
-    compared(run(2, 1, model, tmp_path, "one_update"), ("one_update",))
+    compared(run(model, tmp_path, "1x2x1", "one_update"), ("one_update",))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "replicate"), [(2, 1), (2, 2), (4, 1), (4, 2), (3, 1)])
-def test_ranks_compute_what_one_does(model: Path, tmp_path: Path, ranks: int, replicate: int) -> None:
-    compared(run(ranks, replicate, model, tmp_path, *CASES), CASES)
+@pytest.mark.parametrize("layout", ["1x2x1", "2x1x1", "1x4x1", "2x2x1", "1x3x1"])
+def test_ranks_compute_what_one_does(model: Path, tmp_path: Path, layout: str) -> None:
+    compared(run(model, tmp_path, layout, *CASES), CASES)
 
 
 @pytest.mark.slow
 def test_a_step_may_have_fewer_sequences_than_ranks(model: Path, tmp_path: Path) -> None:
-    compared(run(4, 1, model, tmp_path, "few", "few_updates"), ("few", "few_updates"))
+    compared(run(model, tmp_path, "1x4x1", "few", "few_updates"), ("few", "few_updates"))
+
+
+@pytest.mark.slow
+def test_two_by_two_ranks_that_share_layers_compute_what_one_does(models: Path, tmp_path: Path) -> None:
+    cases = (*CASES, "few", "few_updates")
+    compared(run(models / "halves", tmp_path, "1x2x2", *cases), cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("2x1x2", "halves"), ("1x1x3", "thirds"), ("1x2x3", "thirds"), *(("1x2x2", kind) for kind in OTHERS)],
+)
+def test_ranks_that_share_layers_compute_what_one_does(models: Path, tmp_path: Path, layout: str, name: str) -> None:
+    cases = ("grpo", "sft", "lora", "poisoned_rank")
+    compared(run(models / name, tmp_path, layout, *cases), cases)
 
 
 @pytest.mark.slow
@@ -84,22 +147,41 @@ def test_a_step_may_have_fewer_sequences_than_ranks(model: Path, tmp_path: Path)
 def test_a_checkpoint_of_four_ranks_is_one_of_two_and_of_one_bit_for_bit(
     model: Path, tmp_path: Path, kind: str
 ) -> None:
-    run(4, 1, model, tmp_path, f"save:{kind}:four")
-    run(2, 1, model, tmp_path, f"load:{kind}:four:two")
-    run(1, 1, model, tmp_path, f"load:{kind}:two:one")
-    run(4, 2, model, tmp_path, f"load:{kind}:one:copies")
-    first = tensors(tmp_path / "four")
+    resharded(model, tmp_path, kind, "1x4x1", "1x2x1", "1x1x1", "2x2x1")
+    assert len(list((tmp_path / "1x4x1" / "training").glob("rank-*"))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
+def test_a_checkpoint_of_ranks_that_share_layers_is_one_of_any_ranks_bit_for_bit(
+    models: Path, tmp_path: Path, kind: str
+) -> None:
+    resharded(models / "halves", tmp_path, kind, "1x2x2", "1x4x1", "1x1x1", "2x1x2")
+    assert len(list((tmp_path / "1x2x2" / "training").glob("rank-*"))) == 4
+
+
+@pytest.mark.slow
+def test_parts_of_a_checkpoint_need_not_have_the_same_size(models: Path, tmp_path: Path) -> None:
+    resharded(models / "thirds", tmp_path, "float32", "1x2x3", "1x1x1", "1x1x3", "1x3x1")
+
+
+def resharded(model: Path, folder: Path, kind: str, *layouts: str) -> None:
+    """Save a checkpoint in the first layout, load and save it in each other one: all hold the same bits."""
+    words = [layouts[0], f"save:{kind}:{layouts[0]}"]
+    for before, layout in pairwise(layouts):
+        words += [layout, f"load:{kind}:{before}:{layout}"]
+    run(model, folder, *words)
+    first = tensors(folder / layouts[0])
     assert any(name.endswith(".exp_avg_sq") for name in first)
-    for other in ("two", "one", "copies"):
-        again = tensors(tmp_path / other)
+    for other in layouts[1:]:
+        again = tensors(folder / other)
         assert again.keys() == first.keys()
         assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
-    assert len(list((tmp_path / "four" / "training").glob("rank-*"))) == 4
-    for published in ("four", "two", "copies"):
-        served = load_file(tmp_path / f"{published}.safetensors")
-        assert served.keys() == load_file(tmp_path / "four" / "model.safetensors").keys()
+    for published in (layout for layout in layouts if layout != "1x1x1"):
+        served = load_file(folder / f"{published}.safetensors")
+        assert served.keys() == load_file(folder / layouts[0] / "model.safetensors").keys()
         assert all(torch.equal(tensor, first[name]) for name, tensor in served.items())
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "four").state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(folder / layouts[0]).state_dict()
     assert all(torch.equal(loaded[name], first[name].to(loaded[name].dtype)) for name in loaded.keys() & first.keys())
 
 
@@ -107,4 +189,4 @@ def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, the parts of its ranks put together."""
     paths = [path for path in sorted(checkpoint.rglob("*.safetensors")) if path.stem != "rng"]
     with TensorFiles(paths) as files:
-        return {name: files.rows(name, 0, files.shape(name)[0]) for name in sorted(files.names())}
+        return {name: files.whole(name) for name in sorted(files.names())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,20 @@ def test_what_the_run_was_made_with_may_not_change(tmp_path: Path, override: str
     assert key.rsplit(".", 1)[0] in str(refused.value)
 
 
-@pytest.mark.parametrize("override", ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2"])
+@pytest.mark.parametrize(
+    "override",
+    ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2", "model.parallel.tensor=2"],
+)
 def test_lengths_limits_and_actors_may_change(tmp_path: Path, override: str) -> None:
     remember(topology(tmp_path), tmp_path)
     remember(topology(tmp_path, override), tmp_path)
+
+
+def test_a_run_of_an_earlier_release_may_change_its_layout(tmp_path: Path) -> None:
+    remember(topology(tmp_path), tmp_path)
+    path = tmp_path / "topology.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model.parallel": {"shard": 2, "tensor": 1}}))
+    remember(topology(tmp_path), tmp_path)
 
 
 def test_stages_may_be_appended_and_are_then_kept_too(tmp_path: Path) -> None:
