@@ -7,12 +7,10 @@ processor the resident memory was up to half more than this; `docs/measurements.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import engine_gpus
 from agent_rl.config.topology import RlStage, Topology
@@ -28,7 +26,6 @@ LOGITS_MIB = 128
 SENT = ("nccl", "gloo")
 """Ways of ``weights_in`` in which rank 0 sends the policy from its memory."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
-MODEL = "model.path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +56,17 @@ class Training:
     tensor: int = 1
 
 
-def model_configs(topology: Topology) -> dict[str, Mapping[str, Any]]:
-    """What config.json says of each model that the learner computes with, by the key that names the model.
-
-    Left out are models that cannot be read, which another check tells. The trained model is the first.
-    """
-    spec, kl = topology.model.initialise, topology.algorithm.kl
-    found: dict[str, Mapping[str, Any]] = {}
-    if spec is not None:
-        found["model.initialise"] = {
-            "model_type": spec.architecture,
-            "hidden_size": spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": spec.heads,
-            "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "intermediate_size": spec.mlp_size,
-            "vocab_size": 1,
-            "max_position_embeddings": spec.max_length,
-        }
-    names = {MODEL: topology.model.path, "algorithm.kl.reference": kl.reference if kl is not None else None}
-    for key, name in names.items():
-        if name is not None and name != STAGE_START:
-            with suppress(HubError, Unreadable):
-                files = ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
-                found[key] = files.config
-    return found
+def config_of(name: str) -> Mapping[str, Any] | None:
+    """What config.json of a model directory or of a hub name says; None where it cannot be read."""
+    try:
+        return ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser()).config
+    except (HubError, Unreadable):
+        return None
 
 
 def shape_of(topology: Topology) -> Shape | None:
     """The shape of the topology's model; None where it is made here, or cannot be read, or is of another kind."""
-    config = model_configs(topology).get(MODEL)
+    config = None if topology.model.path is None else config_of(topology.model.path)
     return None if config is None else Shape.of(config)
 
 

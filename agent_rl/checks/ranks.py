@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_rl.checks.memory import model_configs
+from agent_rl.checks.memory import config_of
+from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.processes import ActorEntry
@@ -53,9 +54,9 @@ def _device_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fau
 
 
 def _layer_faults(topology: Topology, source: Source) -> Iterator[Fault]:
-    """Models whose layers ``model.parallel.tensor`` ranks cannot share."""
+    """Models whose layers ``model.parallel.tensor`` ranks cannot share. Another check tells which cannot be read."""
     place, ranks = ("model", "parallel", "tensor"), topology.model.parallel.tensor
-    for name, config in model_configs(topology).items():
+    for name, config in _models(topology).items():
         shape = Shape.of(config)
         if shape is None:
             message = f"{name} is of the kind {config.get('model_type')}, whose layers ranks cannot share"
@@ -65,3 +66,26 @@ def _layer_faults(topology: Topology, source: Source) -> Iterator[Fault]:
         if whole := [f"{size} {what}" for what, size in sizes.items() if size % ranks]:
             message = f"{ranks} ranks cannot share {' and '.join(whole)} of {name}"
             yield source.fault(place, message, f"write a divisor of {math.gcd(*sizes.values())}, or shard in its place")
+
+
+def _models(topology: Topology) -> dict[str, Mapping[str, Any]]:
+    """The config.json of each model that the learner computes with, by the key that names the model."""
+    spec, kl = topology.model.initialise, topology.algorithm.kl
+    found: dict[str, Mapping[str, Any] | None] = {}
+    if spec is not None:
+        found["model.initialise"] = {
+            "model_type": spec.architecture,
+            "hidden_size": spec.hidden_size,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "intermediate_size": spec.mlp_size,
+            "vocab_size": 0,  # that of the tokenizer, which any number of ranks can share
+            "max_position_embeddings": spec.max_length,
+        }
+    if topology.model.path is not None:
+        found["model.path"] = config_of(topology.model.path)
+    if kl is not None and kl.reference != STAGE_START:
+        found["algorithm.kl.reference"] = config_of(kl.reference)
+    return {name: config for name, config in found.items() if config is not None}
