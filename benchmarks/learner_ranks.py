@@ -104,11 +104,10 @@ def whole(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]
 
 def sizes_of(layout: str) -> MeshSizes:
     """The sizes of a layout. Raises ValueError."""
-    shard, *tensor = map(int, layout.split("x"))
-    sizes = MeshSizes(1, shard, *tensor or [1])
-    if len(tensor) > 1 or min(sizes.shard, sizes.tensor) < 1:
+    numbers = [int(word) for word in layout.split("x")]
+    if len(numbers) > 2 or min(numbers) < 1:
         raise ValueError(layout)
-    return sizes
+    return MeshSizes(1, *numbers)
 
 
 def run_ranks(setting: Setting, layout: str, rounds: int, folder: Path) -> list[Measured]:
