@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.policy_model import DTYPES
+from agent_rl.learning.policy_model import DTYPES, ModelOptions
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.sharding import local
 from agent_rl.learning.trainer import Trainer
@@ -99,7 +99,7 @@ def responses(work: Workload, seed: int, vocabulary: int) -> list[np.ndarray[Any
 class Ours:
     """`Trainer.rl_step`: the policy loss with its figures, in micro-batches packed without padding."""
 
-    def __init__(self, setting: Setting, ranks: Ranks | None = None) -> None:
+    def __init__(self, setting: Setting, ranks: Ranks | None = None, *, checkpointed: bool = False) -> None:
         self._setting = setting
         self._trainer = Trainer(
             setting.model,
@@ -109,6 +109,7 @@ class Ours:
             threads=setting.threads,
             seed=0,
             mismatch_tokens=0,
+            options=ModelOptions(activation_checkpointing=checkpointed),
             ranks=ranks,
         )
         self.parameters = sum(p.numel() for p in self._trainer.model.module.parameters())

@@ -52,9 +52,10 @@ class LeadTrainer(Trainer):
         return super().sft_step(batch, stage, step)
 
     def rl_step(self, groups: Sequence[TrainingGroup], stage: RlStage, stage_step: int) -> TrainingFigures:
-        """See `Trainer`."""
-        frames = [[bytes(frame) for frame in encode(group)] for group in groups]
-        self._tell("rl_step", groups=frames, stage=stage.model_dump_json(), step=stage_step)
+        """See `Trainer`. Groups follow the order one by one: those of a large step take gigabytes."""
+        self._tell("rl_step", groups=len(groups), stage=stage.model_dump_json(), step=stage_step)
+        for group in groups:
+            self.ranks.told(msgpack.packb([bytes(frame) for frame in encode(group)]))
         return super().rl_step(groups, stage, stage_step)
 
     def enter(self, algorithm: Algorithm) -> None:
@@ -163,7 +164,8 @@ def _perform(trainer: Trainer, writing: Writing, method: str, given: dict[str, A
             batch = [(tokens, mask) for tokens, mask in given["batch"]]
             trainer.sft_step(batch, SftStage.model_validate_json(given["stage"]), given["step"])
         case "rl_step":
-            groups = [decode(frames, REGISTRY) for frames in given["groups"]]
+            told = (trainer.ranks.told(b"") for _ in range(given["groups"]))
+            groups = [decode(msgpack.unpackb(frames), REGISTRY) for frames in told]
             trainer.rl_step(groups, RlStage.model_validate_json(given["stage"]), given["step"])
         case "enter":
             trainer.enter(Algorithm.model_validate_json(given["algorithm"]))

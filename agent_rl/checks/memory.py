@@ -1,16 +1,16 @@
 """The memory plan: what the model needs of each device, host and disk, with the arithmetic. No torch.
 
-What is left out: what the allocator holds in reserve, buffers of a layer while it is computed, and the libraries. On a
-processor the resident memory was up to half more than this; `docs/measurements.md` says what was compared.
+`learner_memory.py` has the rows of the learner's ranks. Left out is what the libraries and an allocator take: on a
+processor malloc may keep much that torch has given up. `docs/measurements.md` says what was compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.checks.learner_memory import Need, Training, learner_needs
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import engine_gpus
 from agent_rl.config.topology import RlStage, Topology
@@ -19,41 +19,11 @@ from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.models.shapes import Shape
 
 WIDTH = {"float32": 4, "bfloat16": 2}
-GATHERED_LAYERS = 2
-"""A sharded model computes a layer while the next one is gathered."""
 LOGITS_MIB = 128
 """The default of the learner's setting."""
 SENT = ("nccl", "gloo")
 """Ways of ``weights_in`` in which rank 0 sends the policy from its memory."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One row of the plan."""
-
-    where: str
-    what: str
-    size: int
-    """Bytes."""
-    how: str
-    """The arithmetic."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What the learner's memory depends on, besides the model."""
-
-    width: int
-    """Bytes of a weight as it is served."""
-    ranks: int
-    shard: int
-    tokens: int
-    """Of a micro-batch, or of the longest sequence where that is longer."""
-    checkpointed: bool
-    logits_mib: int
-    on_gpu: bool
-    tensor: int = 1
 
 
 def config_of(name: str) -> Mapping[str, Any] | None:
@@ -68,39 +38,6 @@ def shape_of(topology: Topology) -> Shape | None:
     """The shape of the topology's model; None where it is made here, or cannot be read, or is of another kind."""
     config = None if topology.model.path is None else config_of(topology.model.path)
     return None if config is None else Shape.of(config)
-
-
-def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need]:
-    """The rows of one rank of the learner, all weights trained."""
-    count, width, tokens, tensor = shape.weights, training.width, training.tokens, training.tensor
-    divided = f" / {tensor}" if tensor > 1 else ""
-    parts = training.shard * tensor
-    if parts > 1:
-        part = f"{count:,} weights / {parts} ranks"
-        yield Need(where, "weights, float32", 4 * count // parts, f"{part} x 4 bytes")
-        yield Need(where, "gradients", 4 * count // parts, f"{part} x 4 bytes")
-        yield Need(where, "moments", 8 * count // parts, f"{part} x 8 bytes")
-        gathered = GATHERED_LAYERS * shape.layer_weights + (1 if shape.tied else 2) * shape.embedding
-        how = f"({GATHERED_LAYERS} layers x {shape.layer_weights:,} + embeddings) x {width} bytes, and their gradients"
-        yield Need(where, "layers gathered", 2 * width * gathered // tensor, how + divided)
-    else:
-        yield Need(where, "weights", width * count, f"{count:,} weights x {width} bytes")
-        if width == 2:
-            yield Need(where, "float32 copies", 4 * count, f"{count:,} weights x 4 bytes")
-        yield Need(where, "gradients", 4 * count, f"{count:,} weights x 4 bytes")
-        yield Need(where, "moments", 8 * count, f"{count:,} weights x 8 bytes")
-    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu, ranks=tensor)
-    outer = shape.outer_activation_bytes(width)
-    if training.checkpointed:
-        inputs = width * shape.hidden
-        size = tokens * (shape.layers * inputs + layer + outer)
-        how = f"{tokens:,} tokens x ({shape.layers} layers x {inputs:,} bytes, one layer's {layer:,}, {outer:,})"
-    else:
-        size = tokens * (shape.layers * layer + outer)
-        how = f"{tokens:,} tokens x ({shape.layers} layers x {layer:,} bytes, {outer:,})"
-    yield Need(where, "activations", size, how)
-    logits = min(3 * training.logits_mib << 20, 3 * 4 * tokens * shape.vocabulary // tensor)
-    yield Need(where, "logits", logits, f"at most 3 x logits_mib {training.logits_mib}")
 
 
 def plan(topology: Topology) -> list[Need]:

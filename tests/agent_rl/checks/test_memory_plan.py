@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_rl.checks.memory import Training, learner_needs, plan, plan_rows
+from agent_rl.checks.learner_memory import Training, learner_needs
+from agent_rl.checks.memory import plan, plan_rows
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import load_topology
+from agent_rl.config.parallel import MeshSizes
 from agent_rl.config.topology import SftStage
+from agent_rl.learning.ranks import JoinedRanks
+from agent_rl.learning.sharding import local, shard, unloaded
 from agent_rl.learning.trainer import Trainer
 from agent_rl.models.shapes import Shape
 
@@ -122,7 +132,42 @@ def test_ranks_share_what_is_sharded_and_checkpointing_keeps_inputs() -> None:
     for name in ("weights, float32", "gradients", "moments"):
         assert few[name] == 4 * many[name]
     assert many["activations"] < few["activations"] / 10
-    assert many["layers gathered"] == few["layers gathered"]
+    assert many["embeddings gathered"] == few["embeddings gathered"]
+    assert many["a layer's backward pass"] > few["a layer's backward pass"]  # it computes one layer's activations again
+
+
+@contextmanager
+def fake_ranks(rank: int, sizes: MeshSizes) -> Iterator[JoinedRanks]:
+    """One of many ranks whose others do not exist: nothing is sent."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes.ranks)
+    try:
+        yield JoinedRanks(rank, sizes, "cpu")
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("sizes", "rank"), [(MeshSizes(shard=64), 63), (MeshSizes(replicate=8, shard=8), 9)])
+def test_at_64_ranks_each_holds_the_part_that_is_planned(tmp_path: Path, sizes: MeshSizes, rank: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    shape = Shape.of(QWEN3_14B)
+    assert shape is not None
+    training = Training(2, sizes.ranks, sizes.shard, 16384, checkpointed=True, logits_mib=1024, on_gpu=True)
+    planned = {need.what: need.size for need in learner_needs(shape, training, "rank")}
+    with fake_ranks(rank, sizes) as ranks:
+        module = unloaded(tmp_path, "sdpa")
+        shard(module, ranks, method="forward", dtype=torch.bfloat16, offload=False)
+        parameters = dict(module.named_parameters())
+        parts = [local(parameter) for parameter in parameters.values()]
+        assert {part.device.type for part in parts} == {"meta"}
+        places = (Replicate(), Shard(0)) if sizes.replicate > 1 else (Shard(0),)
+        assert {tuple(parameter.placements) for parameter in parameters.values()} == {places}
+        for parameter, part in zip(parameters.values(), parts, strict=True):
+            assert tuple(part.shape) == (parameter.shape[0] // sizes.shard, *parameter.shape[1:])
+        assert sum(part.nbytes for part in parts) == planned["weights, float32"] == planned["gradients"]
+        layers = [each for each in module.modules() if isinstance(each, FSDPModule) and each is not module]
+        assert [sum(p.numel() for p in each.parameters()) for each in layers] == [shape.layer_weights] * shape.layers
+        gathered_with_all = sum(p.numel() for p in parameters.values()) - shape.layers * shape.layer_weights
+        assert gathered_with_all == 2 * shape.embedding + shape.hidden
 
 
 def test_several_ranks_stage_their_parts_and_rank_0_holds_no_policy(tmp_path: Path) -> None:
