@@ -6,6 +6,7 @@ processor malloc may keep much that torch has given up. `docs/measurements.md` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ LOGITS_MIB = 128
 """The default of the learner's setting."""
 SENT = ("nccl", "gloo")
 """Ways of ``weights_in`` in which rank 0 sends the policy from its memory."""
+ROLLOUT_BYTES = 17 + 29
+"""Of each token of a step's rollouts on each rank: as they came (tokens, mask, log-probabilities, policies), and as the
+trainer computes with them (`agent_rl.learning.sequences`)."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
 
 
@@ -109,6 +113,11 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
     if kept and settings.get("mismatch_tokens", 1):
         yield Need(host, "memory: older policies (mismatch_tokens)", kept * served, f"{kept} x {of_size}")
+    steps = [(each.groups_per_step * each.keep, stage.max_response_tokens) for _, stage, each in topology.rl_algorithms]
+    if steps:
+        rollouts, tokens = max(steps, key=math.prod)
+        how = f"{entry.ranks} ranks x {rollouts:,} rollouts x at most {tokens:,} tokens x {ROLLOUT_BYTES} bytes"
+        yield Need(host, "memory: rollouts of a step", entry.ranks * rollouts * tokens * ROLLOUT_BYTES, how)
     if topology.algorithm.updates_per_step > 1:
         yield Need(host, "memory: state before a step", 12 * count, f"{count:,} weights x 12 bytes")
     if way == "shared_memory":

@@ -197,6 +197,7 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert found["host local", "shared memory: published policies"] == 2 * model
     assert found["host local", "memory: policy being published"] == model
     assert found["host local", "memory: checkpoint being written"] == 7 * model
+    assert found["host local", "memory: rollouts of a step"] == 16 * 8 * 176 * 46
     assert found["host local", "shared memory: fetched policy"] == model
     rows = plan_rows(needs, str)
     assert len({len(row) for row in rows}) == 1
