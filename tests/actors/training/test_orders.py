@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     lead.stay_in_touch()
     lead.keep_reference(Path("/run/r"))
     lead.load_reference(Path("/run/r"))
-    lead.rl_step([given], RL, 4)  # on the other rank it raises what rank 0 decides about
+    lead.rl_step([replace(given, group="before"), given], RL, 4)  # on the other rank it raises what rank 0 decides about
     lead.copy_weights(7)
     lead.write_weights(8, Path("/run/w"))
     lead.stage(Path("/run/b"), position, {"only": "rank 0 needs it"})
@@ -139,7 +140,8 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     assert arguments["copy_weights"] == (7,)
     assert arguments["write_weights"] == (8, Path("/run/w"))
     assert arguments["stage"] == (Path("/run/b"), position)
-    ((found,), stage, step) = arguments["rl_step"]
+    ((before, found), stage, step) = arguments["rl_step"]
+    assert before.group == "before"
     assert (stage, step) == (RL, 4)
     assert (found.group, found.policy) == (given.group, given.policy)
     for name in ("tokens", "logprobs", "loss_mask", "policies", "prompt_tokens"):
