@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -38,12 +38,17 @@ from benchmarks.learner_sides import Ours, Setting
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import Workload
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "num_hidden_layers": 8, "intermediate_size": 384, "vocab_size": 4096},
     "larger": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "vocab_size": 8192},
 }
 """2M and 7M weights."""
-SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096}
+SHARED: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
 PER_MICROBATCH = 4
 """Sequences of a micro-batch, all of one length."""
 MICROBATCHES = 2
@@ -76,7 +81,7 @@ class Options:
 class Begin:
     """What a process needs to be one rank."""
 
-    setting: dict[str, str | int | float]
+    setting: dict[str, Any]
     checkpointed: bool
     rank: int
     ranks: int
@@ -106,8 +111,7 @@ def private() -> int:
 def be_rank(text: str) -> None:
     """What each process runs: print the bytes beyond those of a process that has trained nothing."""
     begin = Begin(**json.loads(text))
-    given = {**begin.setting, "model": Path(str(begin.setting["model"]))}
-    setting = Setting(**given)
+    setting = Setting(**{**begin.setting, "model": Path(begin.setting["model"])})
     torch.set_num_threads(setting.threads)
     ranks = Ranks()
     if begin.ranks > 1:

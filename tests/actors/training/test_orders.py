@@ -114,7 +114,9 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     lead.stay_in_touch()
     lead.keep_reference(Path("/run/r"))
     lead.load_reference(Path("/run/r"))
-    lead.rl_step([replace(given, group="before"), given], RL, 4)  # on the other rank it raises what rank 0 decides about
+    lead.rl_step(
+        [replace(given, group="before"), given], RL, 4
+    )  # on the other rank it raises what rank 0 decides about
     lead.copy_weights(7)
     lead.write_weights(8, Path("/run/w"))
     lead.stage(Path("/run/b"), position, {"only": "rank 0 needs it"})

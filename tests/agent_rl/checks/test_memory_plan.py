@@ -139,11 +139,12 @@ def test_ranks_share_what_is_sharded_and_checkpointing_keeps_inputs() -> None:
 @contextmanager
 def fake_ranks(rank: int, sizes: MeshSizes) -> Iterator[JoinedRanks]:
     """One of many ranks whose others do not exist: nothing is sent."""
-    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes.ranks)
+    torch_distributed: Any = distributed
+    torch_distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes.ranks)
     try:
         yield JoinedRanks(rank, sizes, "cpu")
     finally:
-        distributed.destroy_process_group()
+        torch_distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("sizes", "rank"), [(MeshSizes(shard=64), 63), (MeshSizes(replicate=8, shard=8), 9)])
@@ -164,7 +165,7 @@ def test_at_64_ranks_each_holds_the_part_that_is_planned(tmp_path: Path, sizes: 
         for parameter, part in zip(parameters.values(), parts, strict=True):
             assert tuple(part.shape) == (parameter.shape[0] // sizes.shard, *parameter.shape[1:])
         assert sum(part.nbytes for part in parts) == planned["weights, float32"] == planned["gradients"]
-        layers = [each for each in module.modules() if isinstance(each, FSDPModule) and each is not module]
+        layers: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule) and each is not module]
         assert [sum(p.numel() for p in each.parameters()) for each in layers] == [shape.layer_weights] * shape.layers
         gathered_with_all = sum(p.numel() for p in parameters.values()) - shape.layers * shape.layer_weights
         assert gathered_with_all == 2 * shape.embedding + shape.hidden
