@@ -207,7 +207,7 @@ def worked(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
     """Whether an actor has got on since a status: a total of its role has grown, or its role's work took time."""
     count = WORK[str(status["role"])]
     grown = before is not None and status["figures"].get(count, 0) > before["figures"].get(count, 0)
-    return grown or (status["role"] == "learner" and status["busy"] >= BUSY_SHARE)
+    return bool(grown) or (status["role"] == "learner" and float(status["busy"]) >= BUSY_SHARE)
 
 
 def longest_idle(rows: Sequence[Mapping[str, Any]]) -> float:
