@@ -14,6 +14,7 @@ from actors.base import Actor, Announce, Call, Push, Settings, ask
 from actors.scheduling.turn_log import TurnLog
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.plugins import ContractError, PluginError, called, needs_start, resolve
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EvaluateStage, RlStage, Topology
 from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures
@@ -95,7 +96,7 @@ class KVScheduler(Actor):
             for index, stage, algorithm in topology.rl_algorithms
         ]
         for stage in topology.stages:
-            if isinstance(stage, EvaluateStage):
+            if isinstance(stage, EvaluateStage | SelectStage):
                 sizes.append((f"{stage.name}.samples", stage.samples))
             elif isinstance(stage, RlStage) and stage.evaluate is not None:
                 sizes.append((f"{stage.name}.evaluate.samples", stage.evaluate.samples))
@@ -149,6 +150,7 @@ class KVScheduler(Actor):
             prompt_tokens=lambda problem: (
                 math.ceil(len(problem.text) / settings.characters_per_token) + settings.template_tokens
             ),
+            problem_count=lambda stage: len(self._tasks.listed(stage)),
             policy=self.policy(),
             fault=self._fault,
             now=self.context.now,
@@ -187,6 +189,8 @@ class KVScheduler(Actor):
         """The problem of the stage's group ``number``. A pure function: a restarted scheduler gets the same problem."""
         if purpose == "train":
             return self._tasks.problem(stage, number)
+        if purpose == "select":
+            return self._tasks.listed(stage)[number]
         spec = self.context.topology.stages[stage]  # an evaluate stage asks its problems sampled, then greedily
         return self._tasks.evaluation(number % spec.problems if spec.kind == "evaluate" else number)
 
@@ -260,6 +264,8 @@ class KVScheduler(Actor):
                     answer = await ask(
                         self.context.link("journal"), UnfinishedGroups(stage), timeout=timeout, log=self.log
                     )
+                    if answer.kept is not None:
+                        self._tasks.keep(stage, {name: frozenset(ids) for name, ids in answer.kept.items()})
                     self._do(self._scheduler.unfinished(answer))
 
     def waiting_for(self) -> str:

@@ -3,7 +3,7 @@
 ::
 
     stages --> sft: demonstrations --> Trainer
-           --> evaluate: publish, wait for EvaluationReady
+           --> evaluate, select: publish, wait for EvaluationReady
            --> rl: StepReady + its TrainingGroups --> Trainer.rl_step --> weights out --> PolicyPublished, StepTrained
 
 The learner owns the position in the recipe. A checkpoint holds weights, optimizer and position. The learner saves a
@@ -24,6 +24,7 @@ from actors.training.arrivals import Arrivals
 from actors.training.model import TrainedModel
 from actors.weights.settings import LearnerSettings, settings_faults, try_loss_elsewhere
 from agent_rl.config.plugins import naming
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import Collapse, EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.figures import (
     ActorFigures,
@@ -196,10 +197,12 @@ class Learner(Actor):
             self._sft_figures = None
             self._skipped = SkippedSteps()
             match stage:
+                case SftStage() | RlStage() if self._seconds_left() <= 0.0 and position.begins_stage:
+                    done = True
                 case SftStage():
-                    done = (self._seconds_left() <= 0.0 and not position.step) or await self._sft(stage)
-                case EvaluateStage():
-                    done = await self._evaluate(position.stage)
+                    done = await self._sft(stage)
+                case EvaluateStage() | SelectStage():
+                    done = await self._evaluate(position.stage, limited=stage.kind == "select")
                 case RlStage():
                     done = await self._rl(stage)
             if not done:
@@ -255,12 +258,14 @@ class Learner(Actor):
         self._position = replace(self._position, version=self._position.version + 1, step=0)
         return True
 
-    async def _evaluate(self, index: int) -> bool:
-        """Publish the policy, and wait until the generators have answered all held-out problems."""
+    async def _evaluate(self, index: int, *, limited: bool) -> bool:
+        """Publish the policy, and wait until the generators have answered all problems of the stage."""
         await self._publish()
-        if not await self._evaluated({Evaluation(index)}, limited=False):
+        if not await self._evaluated({Evaluation(index)}, limited=limited):
             return False
-        self.log.info("evaluation", **self._arrivals.evaluations[Evaluation(index)].figures.row())
+        ready = self._arrivals.evaluations.get(Evaluation(index))  # None: the time is up
+        if ready is not None and (figures := ready.figures or ready.selection):
+            self.log.info("selection" if ready.selection else "evaluation", **figures.row())
         return True
 
     async def _evaluated(self, expected: set[Evaluation], *, limited: bool) -> bool:

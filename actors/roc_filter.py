@@ -23,7 +23,7 @@ import trio
 from actors.base import Actor, Announce, Call, Push
 from actors.filter.compaction import Compaction
 from actors.filter.judging import Judging
-from actors.filter.replay import LEARNER_AT, entered_before, restore
+from actors.filter.replay import LEARNER_AT, entered_before, kept_problems, restore, sampled_row
 from actors.filter.sending import ToLearner
 from actors.filter.settings import RoCFilterSettings
 from actors.filter.stored import encode_stored
@@ -44,11 +44,14 @@ from agent_rl.groups.instructions import (
     Judged,
     Outage,
     Ready,
+    Sampled,
+    Selected,
 )
 from agent_rl.groups.outages import EnvironmentTrust, OutageError
 from agent_rl.groups.resampling import Candidate, Select, made_up_groups, named_selection, sound_selection
 from agent_rl.messages import (
     CheckpointSaved,
+    Evaluation,
     EvaluationReady,
     GroupOpened,
     GroupsProgress,
@@ -65,6 +68,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.history import check_history, refuse_learner
+from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
 
@@ -214,7 +218,7 @@ class RoCFilter(Actor):
                 answer = self._book.unfinished(message.stage)
                 if answer is None:
                     raise CallRefused(f"the learner is not in stage {message.stage} yet")
-                return answer
+                return replace(answer, kept=kept_problems(self._journal, self.context.topology, message.stage))
             case StageEntered():
                 return self._enter(message)
             case StepTrained():
@@ -324,6 +328,15 @@ class RoCFilter(Actor):
                     self._to_learner.send(StepReady(stage, step.version, step.trained, figures))
                 case EvaluationGroupDone(group):
                     self._journal.evaluated(group)
+                case Sampled(group, problem):
+                    self._journal.add_sampled(group, sampled_row(problem))
+                    if problem.number % SELECTED_TOGETHER == 0:
+                        self._compaction.want()
+                case Selected(stage, kept, figures):
+                    if self._journal.add_selection(stage, kept, figures):
+                        self._records.selection(figures, self.context.wall())
+                    self._to_learner.send(EvaluationReady(Evaluation(stage), None, figures))
+                    self._compaction.want()
                 case Outage(message, again):
                     self._journal.ask_again(again)
                     self._records.write_summary(self.context.wall())

@@ -34,7 +34,7 @@ from actors.weights.files import model_directory
 from agent_rl.checks.contracts import declaration
 from agent_rl.checks.declared import format_faults
 from agent_rl.config.plugins import PluginError
-from agent_rl.config.topology import EvaluateStage, RlStage, Topology
+from agent_rl.config.topology import SftStage, Topology
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures
@@ -111,7 +111,7 @@ class RolloutGenerator(Actor):
             declaration(cls, settings.model_dump(include={"chat_format"}))
         except PluginError as error:
             faults.append(f"chat_format: {error}")
-        sampled = (stage for stage in topology.stages if isinstance(stage, RlStage | EvaluateStage))
+        sampled = (stage for stage in topology.stages if not isinstance(stage, SftStage))
         longest = max(sampled, key=lambda stage: stage.max_response_tokens, default=None)
         if tokens is not None and longest is not None and longest.max_response_tokens >= tokens:
             faults.append(

@@ -111,6 +111,36 @@ class EvaluationFigures:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionFigures:
+    """The result of the select stage ``name``."""
+
+    name: str
+    problems: int
+    """Problems that were sampled."""
+    kept: int
+    """Problems that later stages draw from."""
+    dropped: dict[str, int]
+    """The other problems, by reason."""
+    success: float
+    """Share of the samples that were right; a rollout that never came counts as wrong."""
+    lost: int
+    """Rollouts that failed in all their attempts."""
+    response_tokens: float | None
+    """Mean over the rollouts that were judged."""
+
+    def row(self) -> dict[str, float]:
+        """The figures as ``metrics.jsonl`` and ``summary.json`` have them: each named with the stage."""
+        found: dict[str, float] = {
+            f"problems_sampled_{self.name}": self.problems,
+            f"problems_kept_{self.name}": self.kept,
+        }
+        found |= {f"problems_{reason}_{self.name}": count for reason, count in sorted(self.dropped.items())}
+        found |= {f"success_{self.name}": self.success, f"lost_{self.name}": self.lost}
+        tokens = self.response_tokens
+        return found | ({} if tokens is None else {f"response_tokens_{self.name}": tokens})
+
+
 def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
     """(name, ending, value) of what is written of some answers."""
     yield from (("success", "", answers.success), ("success", "_low", answers.low), ("success", "_high", answers.high))

@@ -117,7 +117,7 @@ def be_rank(text: str) -> None:
     if begin.ranks > 1:
         place = begin.place if begin.rank else socket.socket(fileno=begin.place)
         sizes = MeshSizes(shard=begin.ranks)
-        ranks = joined(begin.rank, sizes, place=place, device="cpu", seconds=SECONDS)
+        ranks = joined(begin.rank, sizes, place=place, device="cpu", seconds=SECONDS, meeting_seconds=SECONDS)
     product = torch.nn.Linear(64, 64)
     product(torch.ones(64, 64)).sum().backward()
     before = private()

@@ -8,8 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from actors.filter.stored import decode_stored
+from agent_rl.config.selection import Solved
+from agent_rl.config.topology import EvaluateStage, Topology
 from agent_rl.groups.book import DecidedGroup, GroupBook
-from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction
+from agent_rl.groups.evaluation import StageEvaluation
+from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction, SampledProblem, Selected
+from agent_rl.groups.outages import OutageError
+from agent_rl.groups.selection import Selection
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import (
     Evaluation,
@@ -22,6 +27,8 @@ from agent_rl.messages import (
     Transcript,
 )
 from agent_rl.records.journal import GroupRow, Journal, JournalError
+from agent_rl.records.rows import SampledRow
+from agent_rl.scheduling.ids import group_id
 
 LEARNER_AT = "learner_at"
 """The fact that names the version that the learner trains next, as it said last."""
@@ -57,16 +64,68 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     finished = journal.interim_evaluations(stage)
     if book.interim is not None:
         book.interim.opened.update({at_step: count for at_step, count in opened.items() if at_step is not None})
-    for row in journal.groups(stage=stage, states=("evaluated",)):
-        if row.at_step is None:
-            book.evaluated_before(_evaluated(journal, row))
-        elif book.interim is not None and row.at_step not in finished:
+    if isinstance(book.whole, Selection):
+        _restore_selection(book.whole, journal, stage)
+    for row in journal.groups(stage=stage, states=("evaluated",)) if not isinstance(book.whole, Selection) else ():
+        if isinstance(book.whole, StageEvaluation):
+            book.whole.restore(_evaluated(journal, row))
+        elif row.at_step is not None and book.interim is not None and row.at_step not in finished:
             book.interim.group_done(row.at_step, _evaluated(journal, row))
     for row in journal.groups(stage=stage, states=("open",)):
         book.group_opened(decode_stored(row.opened))
         for stored in journal.trajectories(row.id):
             yield book.trajectory(decode_stored(stored.payload), stored.judgement)
     yield book.close_steps()
+
+
+def _restore_selection(selection: Selection, journal: Journal, stage: int) -> None:
+    """What a select stage has counted, from its counts alone: the trajectories may have left."""
+    first = journal.group(group_id(stage, 0))
+    if first is not None:
+        selection.problems = decode_stored(first.opened).stage_groups
+    selection.restore(
+        *(
+            SampledProblem(
+                stage, row.number, row.environment, row.problem, Solved(row.right, row.samples), row.lost, row.tokens
+            )
+            for row in journal.sampled(stage)
+        )
+    )
+    if (result := journal.selection(stage)) is not None:
+        selection.recorded = Selected(stage, result.kept, result.figures)
+
+
+def sampled_row(problem: SampledProblem) -> SampledRow:
+    """What the journal records of a problem that a select stage has counted."""
+    return SampledRow(
+        stage=problem.stage,
+        number=problem.number,
+        environment=problem.environment,
+        problem=problem.id,
+        right=problem.solved.right,
+        samples=problem.solved.samples,
+        lost=problem.lost,
+        tokens=problem.tokens,
+    )
+
+
+def kept_problems(journal: Journal, topology: Topology, stage: int) -> dict[str, tuple[str, ...]] | None:
+    """The ids by environment of the problems that a stage draws from; None where no select stage comes before it.
+
+    Raises OutageError when that select stage has no result.
+    """
+    selection = topology.selection_before(stage)
+    if selection is None or isinstance(topology.stages[stage], EvaluateStage):
+        return None
+    kept = journal.kept_problems(selection)
+    if kept is None:
+        name, of = topology.stages[stage].name, topology.stages[selection].name
+        raise OutageError(
+            f"stages.{stage}: stage {name!r} trains on what stage {of!r} keeps, and that stage has no result: "
+            "run.max_minutes ended it, or it was written into the file when the run was past it; start again in "
+            "another run.directory, with the newest checkpoint as model.path"
+        )
+    return kept
 
 
 def decided_from(journal: Journal, stage: int, version: int) -> Iterator[str | StepReady | EvaluationReady]:

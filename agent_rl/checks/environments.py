@@ -18,6 +18,7 @@ from agent_rl.checks.files import fetching
 from agent_rl.checks.prompts import prompt_faults
 from agent_rl.config.load import validation_faults
 from agent_rl.config.plugins import ContractError
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
@@ -77,6 +78,8 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
                 )
             case EvaluateStage():
                 wanted = stage.problems
+            case SelectStage():
+                faults += _raised(source, ("stages", index), partial(tasks.listed, index))
             case RlStage() if stage.evaluate is not None:
                 wanted, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
         if known is not None and known < wanted:
@@ -105,7 +108,7 @@ def _raised(source: Source, place: KeyPath, call: Callable[[], object]) -> list[
 
 def _try(topology: Topology, environment: Environment, problems: TaskSource) -> None:
     """Put a problem of each kind that the stages ask for. Raises whatever the environment raises."""
-    trained = [index for index, stage in enumerate(topology.stages) if isinstance(stage, RlStage)]
+    trained = [index for index, stage in enumerate(topology.stages) if isinstance(stage, RlStage | SelectStage)]
     found = [problems.problem(stage, 0) for stage in trained]
     if problems.evaluation_count != 0:
         found.append(problems.evaluation(0))

@@ -7,6 +7,7 @@ from glob import glob
 from os.path import normpath
 from pathlib import Path
 
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.files.file_systems import network_file_system
@@ -20,7 +21,7 @@ def file_faults(topology: Topology, path: Path, source: Source, started: str | N
     """
     faults = []
     for index, stage in enumerate(topology.stages):
-        ids = stage.filter.ids if isinstance(stage, RlStage) else None
+        ids = stage.filter.ids if isinstance(stage, RlStage | SelectStage) else None
         if ids is not None and not (path.parent / ids).is_file():
             message = f"there is no file {path.parent / ids}"
             faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))

@@ -12,7 +12,7 @@ from agent_rl.checks.placement import is_here
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import KIND
 from agent_rl.config.source import Fault, Source
-from agent_rl.config.topology import EvaluateStage, RlStage, Topology
+from agent_rl.config.topology import SftStage, Topology
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles, Unreadable, read_template, vocabulary_fault
@@ -111,7 +111,7 @@ def named_template(topology: Topology, base: Path) -> str | None:
 def _length_faults(topology: Topology, length: int, where: str, source: Source) -> Iterator[Fault]:
     """The first stage whose responses are longer than any sequence of the model."""
     for index, stage in enumerate(topology.stages):
-        if isinstance(stage, RlStage | EvaluateStage) and stage.max_response_tokens > length:
+        if not isinstance(stage, SftStage) and stage.max_response_tokens > length:
             message = (
                 f"asks for {stage.max_response_tokens} tokens of a response, and a sequence has {length}, "
                 f"its prompt included ({where})"

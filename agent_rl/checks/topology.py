@@ -24,6 +24,7 @@ from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
 from agent_rl.config.processes import ActorEntry
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
@@ -90,7 +91,7 @@ def check_topology(
         message = f"actors wait for each other in a circle: {' -> '.join(cycle)}"
         remedy = "a full queue would stop them all; break the circle, or wait in a task of its own"
         faults.append(source.fault(("actors", cycle[0], "links"), message, remedy))
-    faults += _algorithm_faults(topology, source)
+    faults += _algorithm_faults(topology, source) + _selection_faults(topology, source)
     algorithm = topology.algorithm
     _resolved("selection", algorithm.resampling, ("algorithm", "resampling"), source, faults)
     _resolved("advantage", algorithm.advantage, ("algorithm", "advantage"), source, faults)
@@ -297,6 +298,17 @@ def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
             message = f"is more than the {stage.max_response_tokens} max_response_tokens of stage {stage.name!r}"
             faults.append(source.fault(("algorithm", "overlong_cache"), message, "lower it, to a fifth for instance"))
     return faults
+
+
+def _selection_faults(topology: Topology, source: Source) -> list[Fault]:
+    """Select stages whose problems no later stage trains on."""
+    last = max((index for index, _, _ in topology.rl_algorithms), default=-1)
+    message, remedy = "nothing trains on the problems that it keeps", "add an rl stage after it, or remove it"
+    return [
+        source.fault(("stages", index), message, remedy)
+        for index, stage in enumerate(topology.stages)
+        if isinstance(stage, SelectStage) and index > last
+    ]
 
 
 def _sample_faults(algorithm: Algorithm, place: str | int, source: Source) -> list[Fault]:

@@ -21,6 +21,7 @@ from pydantic import (
 from agent_rl.config.algorithm import Algorithm, TopP
 from agent_rl.config.parallel import Parallel
 from agent_rl.config.processes import ActorEntry, Host, Part, Run, Security
+from agent_rl.config.selection import SelectStage, TaskFilter
 
 
 class InitialiseModel(Part):
@@ -180,15 +181,6 @@ class EvaluateStage(Part):
         return self.problems * (self.samples + self.greedy)
 
 
-class TaskFilter(Part):
-    """The problems that a stage draws from; without any key, all."""
-
-    max_problem_chars: PositiveInt | None = None
-    """Problems of more characters are left out."""
-    ids: Path | None = None
-    """A text file of ids, as `agent-rl data difficulty` writes it with `--ids`, relative to the topology file."""
-
-
 class Collapse(Part):
     """When the training of a stage counts as collapsed, by means over the last ``window`` steps. The run then stops.
 
@@ -288,7 +280,7 @@ class RlStage(Part):
         )
 
 
-Stage = Annotated[SftStage | EvaluateStage | RlStage, Field(discriminator="kind")]
+Stage = Annotated[SftStage | EvaluateStage | SelectStage | RlStage, Field(discriminator="kind")]
 PER_STAGE = ("samples", "groups_per_step", "temperature", "clip_low", "clip_high", "max_staleness")
 """Keys of ``[algorithm]`` that an rl stage may override."""
 FRESH_MODEL_RATE = 3e-3
@@ -336,11 +328,12 @@ class Topology(Part):
         return entries
 
     @model_validator(mode="after")
-    def _evaluations_have_names_of_their_own(self) -> Self:
-        names = [stage.name for stage in self.stages if stage.kind == "evaluate"]
+    def _figures_have_names_of_their_own(self) -> Self:
+        names = [stage.name for stage in self.stages if stage.kind in {"evaluate", "select"}]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two evaluate stages are named {twice[0]!r}; their figures would overwrite each other")
+            what = "two evaluate or select stages are named"
+            raise ValueError(f"{what} {twice[0]!r}; their figures would overwrite each other")
         return self
 
     def algorithm_of(self, stage: Stage) -> Algorithm:
@@ -360,6 +353,10 @@ class Topology(Part):
         """Each rl stage with its index and the algorithm in force in it."""
         stages = enumerate(self.stages)
         return [(index, stage, self.algorithm_of(stage)) for index, stage in stages if isinstance(stage, RlStage)]
+
+    def selection_before(self, stage: int) -> int | None:
+        """The select stage that says what a stage draws from: the last one before it. None: there is none."""
+        return next((at for at in reversed(range(stage)) if isinstance(self.stages[at], SelectStage)), None)
 
     @property
     def hosts_in_use(self) -> tuple[str, ...]:

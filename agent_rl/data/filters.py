@@ -12,9 +12,9 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from typing import Protocol
 
+from agent_rl.config.selection import Difficulty, Solved
 from agent_rl.data.review import NAMED
 from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.messages import Problem
@@ -92,31 +92,19 @@ class Integers:
         return KEPT if is_integer(problem.answer) else "answer_is_no_integer"
 
 
-class Difficulty:
-    """Keeps problems by the share of a model's own samples that were right: a problem always solved teaches nothing.
+class ByDifficulty:
+    """Keeps problems by a model's own samples, as a select stage does.
 
-    ``shares`` are by text of the problem. Problems with ``least`` <= share < ``most`` are kept; without ``unsolved``,
-    problems with share 0 are dropped.
+    ``solved`` are the samples of problems, by their text.
     """
 
-    def __init__(
-        self, shares: Mapping[str, Fraction], *, least: float = 0.0, most: float = 1.0, unsolved: bool = True
-    ) -> None:
-        self._shares = shares
-        self._least = least
-        self._most = most
-        self._unsolved = unsolved
+    def __init__(self, solved: Mapping[str, Solved], rule: Difficulty) -> None:
+        self._solved = solved
+        self._rule = rule
 
     def reason(self, problem: Problem) -> str:
         """By the problem's text."""
-        share = self._shares.get(problem.text)
-        if share is None:
-            return "not_sampled"
-        if share >= self._most:
-            return "always_solved" if share == 1 else "too_easy"
-        if share == 0 and not self._unsolved:
-            return "never_solved"
-        return KEPT if share >= self._least else "too_hard"
+        return self._rule.reason(self._solved.get(problem.text, Solved()))
 
 
 class Tally:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
 from agent_rl.environments.schemas import ToolError
@@ -78,8 +79,11 @@ class Environments(Mapping[str, Environment]):
 
     def tasks(self) -> MixedTasks:
         """The problems of all, mixed by weight and restricted as the stages say. Raises TaskError."""
-        stages = enumerate(self._topology.stages)
-        filters = {at: Restriction(stage.filter, self._base) for at, stage in stages if isinstance(stage, RlStage)}
+        filters = {
+            at: Restriction(stage.filter, self._base)
+            for at, stage in enumerate(self._topology.stages)
+            if isinstance(stage, RlStage | SelectStage)
+        }
         return _mixture(self._made, self._topology.environments, filters)
 
 

@@ -13,7 +13,7 @@ ones again. Nothing here reads a clock or global randomness.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, count, repeat
@@ -25,7 +25,7 @@ from agent_rl.messages import Problem
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent_rl.config.topology import TaskFilter
+    from agent_rl.config.selection import TaskFilter
 
 _DRAWS = 1000
 """Draws from an endless source after which a filter counts as passing nothing."""
@@ -183,12 +183,27 @@ class ListedTasks:
                         "relax it"
                     )
 
+    def listed(self, stage: int) -> Sequence[Problem]:
+        """All problems that the stage may draw, each once."""
+        return tuple(chain.from_iterable(self._stages.get(stage, self._parts)))
+
+    def keep(self, stage: int, ids: Container[str]) -> int:
+        """From now on the stage draws only from these problems; return how many of them its filter allows.
+
+        A part without any is drawn from no more, and the others come more often.
+        """
+        parts = self._stages.get(stage, self._parts)
+        self._stages[stage] = [tuple(problem for problem in part if problem.id in ids) for part in parts]
+        return sum(map(len, self._stages[stage]))
+
     def problem(self, stage: int, number: int) -> Problem:
         """Training problem ``number`` of ``stage``. Raises TaskError when there are none."""
         parts = self._stages.get(stage, self._parts)
-        if not any(parts):
+        there = [part for part, problems in enumerate(parts) if problems]
+        if not there:
             raise TaskError("there are no training problems, and a stage trains")
-        part, place = mixed(number, self._weights)
+        index, place = mixed(number, [self._weights[part] for part in there])
+        part = there[index]
         turn, position = divmod(place, len(parts[part]))
         return parts[part][self._permutation(stage, turn, part, len(parts[part]))[position]]
 
@@ -229,14 +244,56 @@ class MixedTasks:
         self._names = tuple(sources)
         self._sources = tuple(sources.values())
         self._weights = tuple(weights)
+        self._listed: dict[int, Sequence[Problem]] = {}
+        """The problems of select stages."""
+        self._left: dict[int, list[int]] = {}
+        """The sources that stages draw from of which select stages have kept problems; other stages draw from all."""
         self._held_out: list[tuple[int, int]] = []
         """Source and place of the held-out problems asked for so far."""
         self._taken = [0] * len(self._sources)
 
     def problem(self, stage: int, number: int) -> Problem:
         """Training problem ``number`` of ``stage``."""
-        part, place = mixed(number, self._weights)
-        return self._named(part, self._sources[part].problem(stage, place))
+        left = self._left.get(stage, range(len(self._sources)))
+        index, place = mixed(number, [self._weights[part] for part in left])
+        return self._named(left[index], self._sources[left[index]].problem(stage, place))
+
+    def listed(self, stage: int) -> Sequence[Problem]:
+        """All problems that a select stage samples, each once, source by source.
+
+        Raises TaskError when a source draws its problems without end, or when there are none.
+        """
+        if stage not in self._listed:
+            found: list[Problem] = []
+            for part, source in enumerate(self._sources):
+                if not isinstance(source, ListedTasks):
+                    raise TaskError(
+                        f"environment {self._names[part]!r} draws its problems without end, and a select stage samples "
+                        "each problem of a list: give the environment a list (ListedTasks), or remove the stage"
+                    )
+                found += [self._named(part, problem) for problem in source.listed(stage)]
+            if not found:
+                raise TaskError("there are no training problems, and a select stage samples them")
+            self._listed[stage] = found
+        return self._listed[stage]
+
+    def keep(self, stage: int, kept: Mapping[str, Container[str]]) -> None:
+        """From now on the stage draws only from the problems that a select stage kept: ids by environment.
+
+        A source without any is drawn from no more, and the others come more often. Raises TaskError when the stage's
+        filter allows none of them.
+        """
+        counts = [
+            source.keep(stage, kept.get(name, ())) if isinstance(source, ListedTasks) else 0
+            for name, source in self.sources.items()
+        ]
+        if not any(counts):
+            raise TaskError(
+                f"stage {stage}: its filter passes none of the problems that the select stage before it has kept; "
+                "relax the filter and run again: the run goes on"
+            )
+        self._left[stage] = [part for part, count in enumerate(counts) if count]
+        self._listed.pop(stage, None)
 
     def evaluation(self, number: int) -> Problem:
         """Held-out problem ``number``. Raises TaskError when there are fewer."""

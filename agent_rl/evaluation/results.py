@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from agent_rl.config.selection import Solved
 from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.files.disk import whole
@@ -51,9 +52,14 @@ class ProblemResult:
     """Of the lost rollouts, those whose prompt left no room for an answer."""
 
     @property
+    def solved(self) -> Solved:
+        """How many of the samples were right."""
+        return Solved(self.correct, self.samples)
+
+    @property
     def share(self) -> Fraction:
         """Of right answers."""
-        return Fraction(self.correct, self.samples)
+        return self.solved.share
 
     def votes(self) -> tuple[int, list[int], int]:
         """How many rollouts gave the right answer, each other one, and none.
@@ -106,7 +112,7 @@ def _problem_result(
         level=str(problem.payload.get("level", "")),
         problem=problem.text,
         answer=problem.answer,
-        correct=sum(judgement.success for _, judgement in judged),
+        correct=Solved.counted((judgement.success for _, judgement in judged), samples).right,
         samples=samples,
         answers=tuple(judgement.answer or None for _, judgement in judged),
         rewards=tuple(judgement.reward for _, judgement in judged),

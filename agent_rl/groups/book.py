@@ -8,15 +8,17 @@ Then the group is ready to be trained, or dropped for a named reason.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 
 import numpy as np
 
 from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.environments.judging import LOST
+from agent_rl.groups.evaluation import StageEvaluation
 from agent_rl.groups.group import SampleState, UndecidedGroup
 from agent_rl.groups.instructions import (
     EQUAL_REWARDS,
@@ -36,9 +38,10 @@ from agent_rl.groups.instructions import (
     Ready,
 )
 from agent_rl.groups.interim import InterimEvaluations
-from agent_rl.groups.outages import LostGroups
+from agent_rl.groups.outages import MOST_LOST, LostGroups
 from agent_rl.groups.resampling import Select, has_signal, sound_selection
-from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures
+from agent_rl.groups.selection import Selection
+from agent_rl.groups.statistics import RolloutFigures, step_figures
 from agent_rl.messages import (
     Evaluation,
     GroupOpened,
@@ -78,6 +81,8 @@ class GroupBook:
     entered: StageEntered | None = None
     interim: InterimEvaluations | None = None
     """The evaluations within the stage, where an rl stage has some."""
+    whole: StageEvaluation | Selection | None = None
+    """What the stage has counted, in an evaluate or select stage."""
     algorithm: Algorithm = field(init=False)
     """The algorithm of the stage that was entered last."""
     _groups: dict[str, UndecidedGroup] = field(default_factory=dict)
@@ -90,7 +95,6 @@ class GroupBook:
     _stale_seconds: list[float] = field(default_factory=list)
     """How long the groups dropped as stale lasted whose rollouts have ended since the last step."""
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
-    _evaluated: list[RolloutFigures] = field(default_factory=list)
     _lost: list[RolloutFigures] = field(default_factory=list)
     """Attempts of groups that no step counts. The next step's figures count these attempts."""
     _lost_groups: LostGroups | None = None
@@ -111,9 +115,8 @@ class GroupBook:
         self._retries.clear()
         self._dropped.clear()  # the scheduler cancels all rollouts of another stage
         self._step_rollouts.clear()
-        self._evaluated.clear()
         self._lost.clear()
-        self._assembler = self.interim = self._lost_groups = None
+        self._assembler = self.interim = self.whole = self._lost_groups = None
         stage = self._stage
         if stage is not None:
             self.algorithm = self.algorithm_of(stage)
@@ -131,7 +134,11 @@ class GroupBook:
             if stage.evaluate is not None:
                 self.interim = InterimEvaluations(stage)
         elif isinstance(stage, EvaluateStage):
+            self.whole = StageEvaluation(stage)
             self._lost_groups = LostGroups(stage.groups, trains=False)
+        elif isinstance(stage, SelectStage):
+            self.whole = Selection(stage)
+            self._lost_groups = LostGroups(MOST_LOST, trains=True)
         return instructions
 
     def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
@@ -160,6 +167,8 @@ class GroupBook:
             self.interim.opened[opened.at_step] = max(self.interim.opened[opened.at_step], opened.number + 1)
             return True
         self._opened = max(self._opened, opened.number + 1)
+        if isinstance(self.whole, Selection):
+            self.whole.problems = opened.stage_groups
         if self._assembler is not None:
             self._assembler.opened(opened.group, opened.policy.version)
         return True
@@ -269,11 +278,8 @@ class GroupBook:
 
     @property
     def evaluation_progress(self) -> tuple[int, int] | None:
-        """In an evaluate stage, the number of judged rollouts and of all rollouts; else None."""
-        stage = self._stage
-        if not isinstance(stage, EvaluateStage):
-            return None
-        return sum(not rollout.lost for rollout in self._evaluated), stage.rollouts
+        """In an evaluate or select stage, the number of judged rollouts and of all rollouts; else None."""
+        return None if self.whole is None else self.whole.progress()
 
     def waits_for(self) -> tuple[str, ...]:
         """Open groups that hold the next step back."""
@@ -352,30 +358,23 @@ class GroupBook:
 
     def _decide_evaluation(self, group: UndecidedGroup) -> list[Instruction]:
         assert self.entered is not None
-        del self._groups[group.opened.group]
-        judged = group.judged_figures()
-        instructions: list[Instruction] = [EvaluationGroupDone(group.opened.group)]
-        instructions += self._outage(group, lost=not judged)
-        counted = judged or list(group.lost_figures()[:1])
-        if self.interim is not None and group.opened.at_step is not None:
-            figures = self.interim.group_done(group.opened.at_step, counted)
-            evaluation = Evaluation(self.entered.stage, group.opened.at_step)
-            return instructions + ([Evaluated(evaluation, figures)] if figures else [])
+        name, at_step = group.opened.group, group.opened.at_step
+        del self._groups[name]
+        outage = self._outage(group, lost=not group.judged_figures())
+        if self.interim is not None and at_step is not None:
+            figures = self.interim.group_done(at_step, group.counted_figures())
+            evaluated = [Evaluated(Evaluation(self.entered.stage, at_step), figures)] if figures else []
+            return [EvaluationGroupDone(name), *outage, *evaluated]
         self._decided += 1
-        self._evaluated.extend(counted)
-        return instructions + self.close_evaluation()
+        done = EvaluationGroupDone(name) if self.whole is None else self.whole.group_done(group)
+        return [done, *outage, *self.close_evaluation()]
 
     def close_evaluation(self) -> list[Instruction]:
-        """The result of an evaluate stage, once all its groups are evaluated."""
-        stage = self._stage
-        if not isinstance(stage, EvaluateStage) or self._groups or self._opened < stage.groups:
+        """The result of an evaluate or select stage, once all its groups are evaluated."""
+        if self.whole is None or self.entered is None:
             return []
-        assert self.entered is not None
-        return [Evaluated(Evaluation(self.entered.stage), evaluation_figures(self._evaluated, stage))]
-
-    def evaluated_before(self, rollouts: Iterable[RolloutFigures]) -> None:
-        """Restore an evaluated group from the journal."""
-        self._evaluated.extend(rollouts)
+        result = self.whole.result(self.entered.stage)
+        return [] if result is None else [result]
 
     def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
         group = self._groups.pop(name)

@@ -84,6 +84,10 @@ class UndecidedGroup:
         """The figures of the lost attempts."""
         return tuple(RolloutFigures.of(attempt, self.opened) for attempt in self.lost)
 
+    def counted_figures(self) -> list[RolloutFigures]:
+        """What an evaluation counts: the judged samples, or else one attempt that was lost."""
+        return self.judged_figures() or list(self.lost_figures()[:1])
+
     def retry(self, position: int) -> Retry:
         """The request for a sample's next attempt."""
         opened = self.opened

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent_rl.figures import EvaluationFigures, StepFigures
+from agent_rl.config.selection import Solved
+from agent_rl.figures import EvaluationFigures, SelectionFigures, StepFigures
 from agent_rl.messages import Evaluation, Judgement, Problem, Trajectory
 from agent_rl.scheduling.staleness import Step
 
@@ -88,6 +89,36 @@ class EvaluationGroupDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledProblem:
+    """What was counted of a problem, by stage and number of its group; ``tokens`` are those of all its responses."""
+
+    stage: int
+    number: int
+    environment: str
+    id: str
+    solved: Solved
+    lost: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Instruction: record what a select stage has counted of a problem. Its group is evaluated."""
+
+    group: str
+    problem: SampledProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Instruction: a select stage is complete. Record which problems it keeps, by number, and tell the learner."""
+
+    stage: int
+    kept: tuple[int, ...]
+    figures: SelectionFigures
+
+
+@dataclass(frozen=True, slots=True)
 class Outage:
     """Instruction: end the run with this message. The next start samples the evaluation groups in ``again`` anew."""
 
@@ -95,4 +126,6 @@ class Outage:
     again: tuple[str, ...]
 
 
-Instruction: TypeAlias = Judge | Judged | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Outage
+Instruction: TypeAlias = (
+    Judge | Judged | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Sampled | Selected | Outage
+)

@@ -15,7 +15,7 @@ Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 NEWS_STEPS = 64
 """The steps in which the use of a KV cache is news, in an engine's whole cache."""
 
-Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy"]
+Purpose: TypeAlias = Literal["train", "evaluate_sampled", "evaluate_greedy", "select"]
 TrajectoryStatus: TypeAlias = Literal[
     "finished", "truncated", "turn_limit", "failed", "cancelled", "prompt_too_long", "environment_failed"
 ]
@@ -67,7 +67,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of the recipe: an evaluate stage, or within an rl stage the evaluation after ``at_step`` steps."""
+    """One evaluation: an evaluate or select stage, or within an rl stage the evaluation after ``at_step`` steps."""
 
     stage: int
     at_step: int | None = None
@@ -77,7 +77,8 @@ class Evaluation:
 class GroupOpened:
     """A new group. The journal stores the group before the scheduler requests any of its rollouts.
 
-    ``evaluation`` is None for a training group. ``number`` counts the stage's groups from 0; each evaluation within
+    ``evaluation`` is None for a training group and for one of a select stage, which says as ``stage_groups`` how many
+    groups the stage has; other stages do not. ``number`` counts the stage's groups from 0; each evaluation within
     an rl stage has its own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
     ``policy`` is the oldest policy that an engine served at opening: a lower bound for every token of the group.
     """
@@ -90,6 +91,7 @@ class GroupOpened:
     samples: int
     policy: Policy
     evaluation: Evaluation | None = None
+    stage_groups: int | None = None
 
     @property
     def at_step(self) -> int | None:

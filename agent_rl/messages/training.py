@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_rl.figures import EvaluationFigures, StageFigures, StepFigures, TrainingFigures
+from agent_rl.figures import EvaluationFigures, SelectionFigures, StageFigures, StepFigures, TrainingFigures
 from agent_rl.messages.rollouts import Evaluation, Float32Vector, GroupOpened, Policy, Trajectory, Uint8Vector
 
 
@@ -37,10 +37,11 @@ class StepReady:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReady:
-    """All rollouts of an evaluation are judged."""
+    """All rollouts of an evaluation, or of a select stage, are judged: one of ``figures`` and ``selection``."""
 
     evaluation: Evaluation
-    figures: EvaluationFigures
+    figures: EvaluationFigures | None
+    selection: SelectionFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +230,12 @@ class GroupsUnfinished:
     """The open groups of a stage.
 
     Every number below ``opened`` has been opened in this stage. ``interim_opened`` says the same of each evaluation
-    within the stage.
+    within the stage. ``kept`` are the ids, by environment, of the problems that the last select stage before this one
+    has kept: the stage draws from no others. None: no select stage comes before it.
     """
 
     stage: int
     opened: int
     groups: tuple[UnfinishedGroup, ...]
     interim_opened: tuple[InterimOpened, ...] = ()
+    kept: dict[str, tuple[str, ...]] | None = None

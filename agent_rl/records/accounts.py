@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from agent_rl.records.rows import GroupRow, StepRow, TrajectoryRow
+from agent_rl.figures import SelectionFigures
+from agent_rl.records.rows import GroupRow, SampledRow, SelectionRow, StepRow, TrajectoryRow
 from agent_rl.records.store import Store
 
 
@@ -62,6 +63,30 @@ class Accounts(Store):
             )
             for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
         }
+
+    def sampled(self, stage: int) -> list[SampledRow]:
+        """What a select stage has counted so far, by number."""
+        return self._select(SampledRow, stage=stage)
+
+    def selection(self, stage: int) -> SelectionRow | None:
+        """The result of a select stage; None while there is none."""
+        return self._get(SelectionRow, stage)
+
+    def selections(self) -> list[SelectionFigures]:
+        """The figures of all select stages that have a result, by stage."""
+        return [row.figures for row in self._select(SelectionRow)]
+
+    def kept_problems(self, stage: int) -> dict[str, tuple[str, ...]] | None:
+        """The ids of the problems that a select stage keeps, by environment; None while it has no result."""
+        result = self.selection(stage)
+        if result is None:
+            return None
+        numbers = set(result.kept)
+        found: dict[str, list[str]] = {}
+        for number, environment, problem in self._scan(SampledRow, ("number", "environment", "problem"), stage=stage):
+            if number in numbers:
+                found.setdefault(environment, []).append(problem)
+        return {environment: tuple(ids) for environment, ids in found.items()}
 
     def lost_steps(self) -> list[str]:
         """Signs that rows of steps are missing: the learner would wait for such a step for ever."""

@@ -50,7 +50,7 @@ class Audit:
         lines = [
             f"training groups: {groups}",
             f"steps: {self.steps}, of which {unused}",
-            f"evaluation groups: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
+            f"groups of evaluations and selections: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
         if self.left:
             lines.append(

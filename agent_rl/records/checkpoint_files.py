@@ -29,6 +29,11 @@ class Position:
     version: int
     step: int = 0
 
+    @property
+    def begins_stage(self) -> bool:
+        """Whether nothing of the stage was trained yet."""
+        return self.version == self.stage_version and not self.step
+
 
 class CheckpointError(Exception):
     """A checkpoint cannot be used; the message names the file and the fault."""

@@ -38,6 +38,9 @@ def made_with(topology: Topology) -> dict[str, Any]:
             f", {key} {stage[key]}" for key in ("groups_per_step", "samples") if stage["kind"] == "rl" and stage[key]
         ]
         kept[f"stages.{index}"] = f"{stage['kind']} stage named {stage['name']}{''.join(own)}"
+        if stage["kind"] == "select":  # what is counted is of these problems, with so many samples of each
+            kept[f"stages.{index}.samples"] = stage["samples"]
+            kept |= {f"stages.{index}.filter.{key}": value for key, value in stage["filter"].items()}
     return kept
 
 

@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.figures import EvaluationFigures, SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.accounts import Accounts
-from agent_rl.records.retention import EVALUATE, INTERIM, TRAIN, Retention
+from agent_rl.records.retention import EVALUATE, INTERIM, SELECT, SELECTED_TOGETHER, TRAIN, Retention
 from agent_rl.records.rows import (
     EvaluationRow,
     FactRow,
@@ -36,6 +36,8 @@ from agent_rl.records.rows import (
     InterimEvaluationRow,
     RecordRow,
     Row,
+    SampledRow,
+    SelectionRow,
     StepRow,
     TrajectoryRow,
 )
@@ -43,7 +45,7 @@ from agent_rl.records.store import EmptyJournalError, JournalError
 
 __all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored"]
 
-LAYOUT = "4"
+LAYOUT = "5"
 """The version of the rows and their meaning. A journal of another layout is refused."""
 
 
@@ -91,7 +93,9 @@ class Journal(Retention, Accounts):
     ) -> None:
         """Record a new group. Opening a group again changes nothing."""
         if self.group(group) is None:
-            track = TRAIN if purpose == "train" else EVALUATE if at_step is None else INTERIM
+            track = {"train": TRAIN, "select": SELECT}.get(purpose, EVALUATE if at_step is None else INTERIM)
+            if track == SELECT and number % SELECTED_TOGETHER == 0:
+                self._begin_segment(SELECT)
             row = GroupRow(group, stage, at_step, number, purpose, opened, self._segment(track))
             self._open_groups[group] = _OpenGroup(row)
             self._put_group(row)
@@ -154,6 +158,13 @@ class Journal(Retention, Accounts):
         for group in groups:
             if self._change(group, "evaluated", state="open"):
                 self._delete(TrajectoryRow, group)
+                self._not_sampled(group)
+
+    def _not_sampled(self, group: str) -> None:
+        """A problem of a select stage counts no more, until it is sampled again."""
+        row = self.group(group)
+        if row is not None and row.purpose == "select":
+            self._delete(SampledRow, row.stage, row.number)
 
     def leave_stages(self, *, but: int, reason: str) -> int:
         """Drop the open and ready groups of earlier stages, with their untrained steps; return how many groups.
@@ -300,6 +311,8 @@ class Journal(Retention, Accounts):
         for row in rows:
             fresh = GroupRow(row.id, row.stage, row.at_step, row.number, row.purpose, row.opened, row.segment)
             self._put_group(fresh if row.id in asked_again else replace(row, step=None), self.group(row.id))
+            if row.id in asked_again:
+                self._not_sampled(row.id)
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 
@@ -327,6 +340,20 @@ class Journal(Retention, Accounts):
     def interim_evaluations(self, stage: int) -> dict[int, EvaluationFigures]:
         """Results of the evaluations within an rl stage, by ``at_step``."""
         return {row.at_step: row.figures for row in self._select(InterimEvaluationRow, stage=stage)}
+
+    # Selections -------------------------------------------------------------------------------------------------------
+
+    def add_sampled(self, group: str, row: SampledRow) -> None:
+        """Open -> evaluated, with what a select stage has counted of its problem."""
+        if self._change(group, "open", state="evaluated"):
+            self._put(row)
+
+    def add_selection(self, stage: int, kept: Sequence[int], figures: SelectionFigures) -> bool:
+        """Record the result of a select stage; False when it was recorded before."""
+        known = self.selection(stage) is not None
+        if not known:
+            self._put(SelectionRow(stage, tuple(kept), figures))
+        return not known
 
     # Records ------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,10 @@ from agent_rl.records.store import Store
 
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
-TRAIN, EVALUATE, INTERIM, KEPT = "train", "evaluate", "interim", "kept"
+TRAIN, EVALUATE, INTERIM, SELECT, KEPT = "train", "evaluate", "interim", "select", "kept"
 """Tracks, each with its own segments, of groups that are removed together. ``kept`` holds the samples."""
+SELECTED_TOGETHER = 256
+"""Groups of a select stage in a segment, since no step closes there."""
 GROUPS_AT_ONCE = 32
 """One piece of a compaction handles the trajectories of so many groups."""
 
@@ -36,11 +38,11 @@ class Retention(Store):
     def compaction(self, steps: int = 0) -> Iterator[Callable[[], None] | None]:
         """Remove the trajectories that no replay needs and that are not of the last ``steps`` steps, by segment.
 
-        These are the trajectories of groups that were dropped or trained before, and of complete evaluations within an
-        rl stage. Evaluate stages and `samples` stay. Each item of the iterator is a bounded piece of work, after which
-        the caller commits. An item that is a function has finished a segment: the caller calls `settle`, then the
-        function, both in a thread, to remove the payloads. If the process dies in between, the next compaction or start
-        continues.
+        These are the trajectories of groups that were dropped or trained before, of complete evaluations within an rl
+        stage, and of problems that a select stage has counted. Evaluate stages and `samples` stay. Each item of the
+        iterator is a bounded piece of work, after which the caller commits. An item that is a function has finished a
+        segment: the caller calls `settle`, then the function, both in a thread, to remove the payloads. If the process
+        dies in between, the next compaction or start continues.
         """
         before = int(self.fact("kept_from") or 0)
         if steps:
@@ -57,7 +59,10 @@ class Retention(Store):
             if segment.track == KEPT:
                 if any(group in samples for group, *_ in groups):
                     continue
-            elif not all(_spent(*rest, before=before, complete=complete) for _, *rest in groups):
+            elif not all(
+                (segment.track == SELECT and rest[0] == "evaluated") or _spent(*rest, before=before, complete=complete)
+                for _, *rest in groups
+            ):
                 waiting.add(segment.track)
                 continue
             if self._current.get(segment.track) == segment.number:

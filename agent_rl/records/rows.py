@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agent_rl.figures import EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.figures import EvaluationFigures, SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Judgement
 
 
@@ -120,6 +120,37 @@ class InterimEvaluationRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class SampledRow(Row):
+    """A problem that a select stage has sampled, by the number of its group; ``problem`` is its id.
+
+    Of its ``samples`` rollouts, ``right`` were right and ``lost`` failed in all their attempts; ``tokens`` are those of
+    all responses.
+    """
+
+    TABLE = "sampled"
+    KEY = ("stage", "number")
+    stage: int
+    number: int
+    environment: str
+    problem: str
+    right: int
+    samples: int
+    lost: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRow(Row):
+    """The result of a select stage: the numbers of the problems that it keeps, and its figures."""
+
+    TABLE = "selections"
+    KEY = ("stage",)
+    stage: int
+    kept: tuple[int, ...]
+    figures: SelectionFigures
+
+
+@dataclass(frozen=True, slots=True)
 class FactRow(Row):
     """A named fact, such as the epoch."""
 
@@ -146,6 +177,8 @@ ROWS: tuple[type[Row], ...] = (
     StepRow,
     EvaluationRow,
     InterimEvaluationRow,
+    SampledRow,
+    SelectionRow,
     FactRow,
     RecordRow,
 )

@@ -1,4 +1,4 @@
-"""The records of a run for people and programs: ``metrics.jsonl``, a row per step or evaluation, and ``summary.json``.
+"""The records of a run: ``metrics.jsonl``, a row per step, evaluation or selection, and ``summary.json``.
 
 Both files are derived from the journal, which holds every row and all inputs of the summary. A row is appended to the
 file after its commit was flushed. If the process dies in between, the next start adds the missing rows. `rebuild`
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import Topology
-from agent_rl.figures import EvaluationFigures, Fates, StageFigures, row
+from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
@@ -89,6 +90,11 @@ class RunRecords:
         """An evaluation of the current stage is complete."""
         version = int(self._journal.fact("stage_version") or 0) + (evaluation.at_step or 0)
         self._append({"kind": "evaluation", "stage": figures.name, "version": version, **figures.row()}, wall)
+
+    def selection(self, figures: SelectionFigures, wall: float) -> None:
+        """The current select stage is complete."""
+        version = int(self._journal.fact("stage_version") or 0)
+        self._append({"kind": "selection", "stage": figures.name, "version": version, **figures.row()}, wall)
 
     def stage_left(self, left: StageFigures, wall: float) -> None:
         """A stage ended."""
@@ -188,6 +194,7 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
         audit_journal(journal),
         [step for step in journal.steps() if step.trained],
         journal.evaluations(),
+        journal.selections(),
         seconds=float(journal.fact(SECONDS) or 0.0),
         rl_seconds=sum(rl_seconds),
         sft_steps=int(sum(_fact(journal, SFT_STEPS, index) for index in range(len(kinds)))),
@@ -214,7 +221,7 @@ def rebuild(directory: Path) -> None:
         settings = journal.fact(MADE_WITH)
         if settings is None:
             raise JournalError(f"{journal.path} holds no run: put the run's journal back")
-        stages = (text for key, text in json.loads(settings).items() if key.startswith("stages."))
+        stages = (text for key, text in json.loads(settings).items() if re.fullmatch(r"stages\.\d+", key))
         rows = journal.records()
         _write_summary(directory, journal, [text.split()[0] for text in stages])
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_rl.figures import EvaluationFigures
+from agent_rl.figures import EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
 from agent_rl.records.journal import StepRow
 
@@ -28,6 +28,7 @@ def summarise(
     audit: Audit,
     steps: Sequence[StepRow],
     evaluations: Mapping[int, EvaluationFigures],
+    selections: Iterable[SelectionFigures] = (),
     *,
     seconds: float,
     rl_seconds: float,
@@ -58,6 +59,8 @@ def summarise(
             summary |= {f"success_{of}_high": answers.high, f"problems_{of}": answers.problems}
             if answers.lost:
                 summary[f"lost_{of}"] = answers.lost
+    for selection in selections:
+        summary |= selection.row()
     summary |= {
         "minutes": round(seconds / 60.0, 2),
         "minutes_rl": round(rl_seconds / 60.0, 2),

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.messages import (
     Evaluation,
@@ -31,18 +32,28 @@ from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
 
 Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
 """(stage, number, purpose) to the problem. A pure function: a restarted scheduler gets the same problem."""
+SampledStage: TypeAlias = EvaluateStage | RlStage | SelectStage
+"""A stage in which rollouts are sampled."""
 
 
 class Opening:
     """The groups of the stage that the run is in. Everything is a function of the run's seed and of counters."""
 
     def __init__(
-        self, *, seed: int, stages: Sequence[Stage], algorithm_of: Callable[[Stage], Algorithm], problems: Problems
+        self,
+        *,
+        seed: int,
+        stages: Sequence[Stage],
+        algorithm_of: Callable[[Stage], Algorithm],
+        problems: Problems,
+        problem_count: Callable[[int], int],
     ) -> None:
+        """``problem_count`` says how many problems a select stage samples: it opens a group of each."""
         self._seed = seed
         self._stages = stages
         self._algorithms = [algorithm_of(stage) for stage in stages]
         self._problems = problems
+        self._problem_count = problem_count
         self._published: PolicyPublished | None = None
         self.oldest = Policy(0, 0)
         """The newest policy under which a group of the stage was opened; at first that of the stage's start."""
@@ -91,7 +102,7 @@ class Opening:
     # Questions
 
     @property
-    def stage(self) -> EvaluateStage | RlStage | None:
+    def stage(self) -> SampledStage | None:
         """The stage, if rollouts are sampled in it."""
         if self._published is None or self._published.stage >= len(self._stages):
             return None
@@ -117,6 +128,8 @@ class Opening:
         if spec.kind == "evaluate":
             sampled = number < spec.problems
             purpose, samples = ("evaluate_sampled", spec.samples) if sampled else ("evaluate_greedy", 1)
+        elif spec.kind == "select":
+            purpose, samples = "select", spec.samples
         return GroupOpened(
             group=group_id(index, number, at_step),
             stage=index,
@@ -126,6 +139,7 @@ class Opening:
             samples=samples,
             policy=Policy(self.oldest.epoch, self.oldest.version if served is None else served),
             evaluation=Evaluation(index, at_step) if spec.kind == "evaluate" else None,
+            stage_groups=self._problem_count(index) if spec.kind == "select" else None,
         )
 
     def request(self, opened: GroupOpened, sample: int, attempt: int) -> RolloutRequest:
@@ -171,11 +185,13 @@ class Opening:
         assert self._published is not None
         if stage.kind == "evaluate":
             return self.opened < stage.groups
+        if stage.kind == "select":
+            return self.opened < self._problem_count(self._published.stage)
         algorithm = self.algorithm
         steps = min(algorithm.max_staleness + served - self._published.stage_version + 1, stage.steps)
         return self.opened - self.uncounted < steps * algorithm.groups_per_step
 
-    def _spec(self, at_step: int | None) -> EvaluateStage | RlStage:
+    def _spec(self, at_step: int | None) -> SampledStage:
         """The stage, or the evaluation within it after ``at_step`` steps: it says how rollouts are sampled."""
         stage = self.stage
         assert stage is not None
@@ -189,10 +205,9 @@ class Opening:
         key = (opened.stage, opened.at_step, opened.purpose)
         if key not in self._samplings:
             stage, algorithm = self._spec(opened.at_step), self._algorithms[opened.stage]
-            if stage.kind == "evaluate":
-                temperature = stage.temperature if opened.purpose == "evaluate_sampled" else 0.0
-            else:
-                temperature = algorithm.temperature
+            temperature = algorithm.temperature if stage.kind == "rl" else stage.temperature
+            if opened.purpose == "evaluate_greedy":
+                temperature = 0.0
             filters = algorithm if stage.kind == "rl" else stage
             self._samplings[key] = Sampling(
                 temperature, stage.max_response_tokens, stage.max_turns, filters.top_p, filters.top_k or 0

@@ -59,13 +59,16 @@ class GroupScheduler:
         algorithm_of: Callable[[Stage], Algorithm],
         problems: Problems,
         prompt_tokens: Callable[[Problem], int],
+        problem_count: Callable[[int], int] = lambda _: 0,
         policy: base.Policy | None = None,
         fault: Callable[[str, str], None] | None = None,
         now: Callable[[], float] = lambda: 0.0,
         kept: KeptTurns | None = None,
         awaited: Collection[str] = (),
     ) -> None:
-        """``policy`` places rollouts (None: `WorstCase`); it is told the time ``now()``, in seconds.
+        """``problem_count`` is the number of problems that a select stage samples.
+
+        ``policy`` places rollouts (None: `WorstCase`); it is told the time ``now()``, in seconds.
 
         ``fault`` is called with name and description of each unsafe decision. ``kept`` keeps the completed turns of
         rollouts in flight; None: they are not kept.
@@ -79,7 +82,9 @@ class GroupScheduler:
         self._policy = Guarded(WorstCase() if policy is None else policy, fault)
         self._now = now
         self._kept = KeptTurns(0) if kept is None else kept
-        self._opening = Opening(seed=seed, stages=stages, algorithm_of=algorithm_of, problems=problems)
+        self._opening = Opening(
+            seed=seed, stages=stages, algorithm_of=algorithm_of, problems=problems, problem_count=problem_count
+        )
         self._members = Members(self._policy, now)
         self._moves = Moves(self._policy, self._members, self._kept, prompt_tokens, now)
         self._pending, self._in_flight = self._moves.pending, self._moves.in_flight

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from fractions import Fraction
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
@@ -17,10 +16,11 @@ from rich.table import Table
 
 from actors.cli.output import Mistake
 from actors.cli.parameters import Positive, Share, several
+from agent_rl.config.selection import Difficulty, Solved
 from agent_rl.data.conversations import chat_format_of, conversation, row_fault, tool_turn_without_call
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
-from agent_rl.data.filters import Decontaminate, Deduplicate, Difficulty, Filter, Integers, Tally
+from agent_rl.data.filters import ByDifficulty, Decontaminate, Deduplicate, Filter, Integers, Tally
 from agent_rl.data.layouts import UNKNOWN_LAYOUT, NoConversation
 from agent_rl.data.review import Review, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
@@ -192,13 +192,12 @@ def difficulty(
     """Drop problems that a model always solves, by results of agent-rl eval."""
     if not at_least < below:
         raise DataError(f"--at-least {at_least:g} is not below --below {below:g}: no problem would be kept")
-    right: dict[str, tuple[int, int]] = {}
+    solved: dict[str, Solved] = {}
     for path in results:
         for result in load_results(path):
-            correct, samples = right.get(result.problem, (0, 0))
-            right[result.problem] = (correct + result.correct, samples + result.samples)
-    shares = {problem: Fraction(*counts) for problem, counts in right.items()}
-    return _filtered(files, out, ids, Difficulty(shares, least=at_least, most=below, unsolved=not drop_unsolved))
+            solved[result.problem] = solved.get(result.problem, Solved()) + result.solved
+    rule = Difficulty(below=below, at_least=at_least, drop_unsolved=drop_unsolved)
+    return _filtered(files, out, ids, ByDifficulty(solved, rule))
 
 
 @subject

@@ -41,14 +41,16 @@ def require(package: str) -> None:
 def tracked(row: Mapping[str, Any], stages: Sequence[str]) -> tuple[int, dict[str, float]] | None:
     """The step and the finite figures of a row; None for a row without figures. ``stages`` are the recipe's names.
 
-    The figures are under ``train/``, ``evaluation/`` and ``supervised/STAGE/``. Those of an environment have its name:
-    ``train/maths/success``.
+    The figures are under ``train/``, ``evaluation/``, ``selection/`` and ``supervised/STAGE/``. Those of an
+    environment have its name: ``train/maths/success``.
     """
     match row:
         case {"kind": "step", "version": int(step)}:
             place = "train"
         case {"kind": "evaluation", "version": int(step)}:
             place = "evaluation"
+        case {"kind": "selection", "version": int(step)}:
+            place = "selection"
         case {
             "kind": "stage",
             "stage": int(stage),

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent_rl.observe.trackers.base import require
 
 require("wandb")
-AXES = {"train": "policy_version", "evaluation": "policy_version", "supervised": "supervised_step"}
+AXES = dict.fromkeys(("train", "evaluation", "selection"), "policy_version") | {"supervised": "supervised_step"}
 """The horizontal axis of a figure, by the first part of its name."""
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.data.filters import KEPT, Decontaminate, Deduplicate, Difficulty, Integers, Tally, words
+from agent_rl.config.selection import Difficulty, Solved
+from agent_rl.data.filters import KEPT, ByDifficulty, Decontaminate, Deduplicate, Integers, Tally, words
 from agent_rl.environments.maths.rewards import exactly_equal, is_integer
 from agent_rl.messages import Problem
 
@@ -92,21 +91,33 @@ def test_the_first_of_the_same_problems_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "settings", "reason"),
+    ("right", "settings", "reason"),
     [
-        (Fraction(8, 8), {}, "always_solved"),
-        (Fraction(7, 8), {}, KEPT),
-        (Fraction(0), {}, KEPT),
-        (Fraction(0), {"unsolved": False}, "never_solved"),
-        (Fraction(7, 8), {"most": 0.75}, "too_easy"),
-        (Fraction(1, 8), {"least": 0.25}, "too_hard"),
-        (Fraction(2, 8), {"least": 0.25}, KEPT),
+        (8, {}, "always_solved"),
+        (7, {}, KEPT),
+        (0, {}, KEPT),
+        (0, {"drop_unsolved": True}, "never_solved"),
+        (7, {"below": 0.75}, "too_easy"),
+        (1, {"at_least": 0.25}, "too_hard"),
+        (2, {"at_least": 0.25}, KEPT),
         (None, {}, "not_sampled"),
     ],
 )
-def test_difficulty_by_the_share_of_right_answers(share: Fraction | None, settings: dict, reason: str) -> None:
-    shares = {} if share is None else {"?": share}
-    assert Difficulty(shares, **settings).reason(problem("?")) == reason
+def test_difficulty_by_the_share_of_right_answers(right: int | None, settings: dict, reason: str) -> None:
+    solved = {} if right is None else {"?": Solved(right, 8)}
+    assert ByDifficulty(solved, Difficulty(**settings)).reason(problem("?")) == reason
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.lists(st.booleans(), max_size=4), st.integers(0, 2)), min_size=1, max_size=4))
+def test_samples_of_several_results_add_up_and_what_was_lost_is_not_right(results: list) -> None:
+    total = Solved()
+    for successes, lost in results:
+        total = total + Solved.counted(successes, len(successes) + lost)
+    every = [success for successes, lost in results for success in [*successes, *[False] * lost]]
+    assert total == Solved(sum(every), len(every))
+    always = bool(every) and all(every)
+    assert (Difficulty().reason(total) == KEPT) == (bool(every) and not always)
 
 
 def test_the_counts_add_up() -> None:

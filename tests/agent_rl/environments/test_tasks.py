@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ContractError
-from agent_rl.config.topology import EnvironmentEntry, TaskFilter
+from agent_rl.config.selection import TaskFilter
+from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.base import Demonstration, Environment, TaskError
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.maths import Maths
-from agent_rl.environments.tasks import ListedTasks, Restriction, mixed, restricted
+from agent_rl.environments.tasks import ListedTasks, MixedTasks, Restriction, mixed, restricted
 from agent_rl.messages import Judgement, Problem
 
 
@@ -382,6 +383,44 @@ def test_lists_take_demonstrations():
     problem = Problem("a", "?")
     source = ListedTasks([[problem]], seed=0, demonstrations=[Demonstration(problem, ())])
     assert next(source.demonstrations(random.Random(0))).problem == problem
+
+
+def listed(name, *counts, weights=(), first=0):
+    """An environment's list of problems, in parts."""
+    numbers = itertools.count(first)
+    parts = [[Problem(f"{name}{n}", f"{name} {n}?") for n in itertools.islice(numbers, count)] for count in counts]
+    return ListedTasks(parts, seed=0, weights=weights)
+
+
+def test_a_select_stage_samples_each_problem_that_its_filter_allows_once():
+    source = MixedTasks({"a": listed("a", 3, 2, weights=(9, 1)), "b": listed("b", 12)}, [Fraction(1), Fraction(5)])
+    assert [(each.environment, each.id) for each in source.listed(1)] == [
+        *(("a", f"a{n}") for n in range(5)),
+        *(("b", f"b{n}") for n in range(12)),
+    ]
+    restricted(source.sources["b"], {2: Restriction(TaskFilter(max_problem_chars=4), Path())})
+    assert len(source.listed(2)) == 15
+    with pytest.raises(TaskError, match=r"environment 'd' draws its problems without end, .* \(ListedTasks\), or"):
+        MixedTasks({"d": Numbers(seed=0, base=Path())}, [Fraction(1)]).listed(0)
+    with pytest.raises(TaskError, match="there are no training problems, and a select stage samples them"):
+        MixedTasks({"a": listed("a", 0)}, [Fraction(1)]).listed(0)
+
+
+def test_a_stage_draws_from_what_was_kept_and_sources_without_any_leave_their_share_to_the_others():
+    source = MixedTasks(
+        {"a": listed("a", 3, 2, weights=(9, 1)), "b": listed("b", 12), "c": listed("c", 4)}, [Fraction(1)] * 3
+    )
+    kept = {"a": frozenset({"a3", "a4"}), "b": frozenset({"b0", "b7", "c1"})}
+    for _ in range(2):  # the filter may answer several times
+        source.keep(2, kept)
+        found = [source.problem(2, number) for number in range(8)]
+        assert [problem.environment for problem in found] == ["b", "a"] * 4
+        assert {problem.id for problem in found} == {"a3", "a4", "b0", "b7"}
+        assert [each.id for each in source.listed(2)] == ["a3", "a4", "b0", "b7"]
+    assert len({source.problem(1, number).id for number in range(60)}) == 21, "other stages draw from all"
+    restricted(source.sources["b"], {3: Restriction(TaskFilter(max_problem_chars=4), Path())})
+    with pytest.raises(TaskError, match="stage 3: its filter passes none of the problems that the select stage"):
+        source.keep(3, {"b": frozenset({"b11"})})
 
 
 # Making them ----------------------------------------------------------------------------------------------------------

@@ -321,8 +321,9 @@ def test_a_step_tells_its_figures_by_environment_where_there_are_several() -> No
 
 
 def test_an_evaluation_tells_its_success_by_environment_and_counts_what_was_lost_as_wrong() -> None:
-    made = book(stage=1)
+    made = book(stage=0)
     made.stages = [builders.rl_stage(), builders.evaluate_stage(problems=3, greedy=False)]
+    made.enter(StageEntered(1, 0, 0, restored=False), next_version=0)
     evaluated: list[Evaluated] = []
     for number, name in enumerate(["maths", "maths", "sql"]):
         group = builders.opened(number, stage=1, samples=1, purpose="evaluate_sampled")

@@ -9,11 +9,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
-from agent_rl.figures import StepFigures, TrainingFigures
+from agent_rl.figures import SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
+from agent_rl.records.rows import SampledRow, SegmentRow
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
 from tests.agent_rl.records.journal_retention_contract import (
@@ -229,6 +231,33 @@ class JournalContract(RetentionContract):
 
     # Commits ----------------------------------------------------------------------------------------------------------
 
+    def test_a_selection_is_recorded_once_and_a_problem_that_is_asked_again_counts_no_more(
+        self, tmp_path: Path
+    ) -> None:
+        """Also when the journal was opened again."""
+        journal = self.open(tmp_path)
+        names = open_groups(journal, 4, stage=1, purpose="select")
+        rows = [SampledRow(1, n, "maths" if n < 2 else "sql", f"p{n}", n, 4, 0, 9) for n in range(4)]
+        for name, row in zip(names, rows, strict=True):
+            journal.add_sampled(name, row)
+        journal.add_sampled(names[0], replace(rows[0], right=4))
+        journal.ask_again(names[3:])
+        assert journal.sampled(1) == rows[:3]
+        assert [row.id for row in journal.groups(stage=1, states=("open",))] == names[3:]
+        assert journal.kept_problems(1) is None
+        journal.add_sampled(names[3], rows[3])
+        figures = SelectionFigures(
+            name="hard", problems=4, kept=3, dropped={"always_solved": 1}, success=0.5, lost=0, response_tokens=9.0
+        )
+        assert journal.add_selection(1, (0, 1, 2), figures)
+        assert not journal.add_selection(1, (0,), replace(figures, kept=1))
+        assert audit_journal(journal).balanced
+        journal.close()
+        again = self.open(tmp_path)
+        assert again.kept_problems(1) == {"maths": ("p0", "p1"), "sql": ("p2",)}
+        assert (again.selections(), again.selection(2)) == ([figures], None)
+        again.close()
+
     def test_what_is_committed_survives_and_what_is_not_does_not(self, tmp_path: Path) -> None:
         """After the end of the process, at whatever moment."""
         first = self.open(tmp_path)
@@ -282,4 +311,8 @@ class JournalContract(RetentionContract):
         assert balance.balanced, balance.faults
         assert [step.version for step in journal.steps()] == [0]
         assert (balance.trained, [each.id for each in journal.groups(stage=0, states=("open",))]) == (2, [lost, whole])
+        (problem,) = open_groups(journal, 1, stage=1, purpose="select")
+        journal.add_sampled(problem, SampledRow(1, 0, "maths", "p", 1, 1, 0, 9))
+        journal.forget_lost({each.number: 0 for each in journal._select(SegmentRow)})
+        assert (journal.sampled(1), [each.id for each in journal.groups(stage=1, states=("open",))]) == ([], [problem])
         journal.close()

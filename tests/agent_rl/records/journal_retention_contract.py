@@ -11,6 +11,8 @@ from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.retention import SELECTED_TOGETHER
+from agent_rl.records.rows import SampledRow
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
 
@@ -146,6 +148,18 @@ class RetentionContract(ABC):
         journal.evaluated(second[0])
         forget(journal)
         assert readable(journal, [*stays, *first, *second]) == [*stays, *second]
+        journal.close()
+
+    def test_problems_of_a_select_stage_leave_as_they_are_counted(self, tmp_path: Path) -> None:
+        """Segment by segment, while the stage goes on; the counts stay."""
+        journal = self.made(tmp_path)
+        early = open_groups(journal, 2, stage=3, purpose="select")
+        late = open_groups(journal, range(SELECTED_TOGETHER, SELECTED_TOGETHER + 2), stage=3, purpose="select")
+        for number, group in zip((0, 1, SELECTED_TOGETHER), (*early, late[0]), strict=True):
+            journal.add_sampled(group, SampledRow(3, number, "maths", f"problem {number}", 1, 2, 0, 7))
+        forget(journal)
+        assert readable(journal, [*early, *late]) == late
+        assert [row.number for row in journal.sampled(3)] == [0, 1, SELECTED_TOGETHER]
         journal.close()
 
     def test_a_compaction_that_was_cut_short_anywhere_is_ended_by_the_next(self, tmp_path: Path) -> None:

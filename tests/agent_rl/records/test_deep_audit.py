@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from actors.cli.main import main
+from agent_rl.figures import SelectionFigures
 from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
 from agent_rl.records.deep_audit import deep_audit
 from agent_rl.records.journal import JournalError
-from agent_rl.records.rows import ROWS, FactRow
+from agent_rl.records.rows import ROWS, FactRow, SampledRow
 from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.records.report_runs import SyntheticRun
 
@@ -59,6 +60,18 @@ def directory(tmp_path: Path) -> Path:
     return SyntheticRun(tmp_path / "made").whole().close()
 
 
+def add_a_selection(directory: Path) -> None:
+    """The problems and the result of a select stage."""
+    journal = SqliteJournal(directory / "journal.sqlite")
+    for number in range(400):
+        journal._put(SampledRow(9, number, "maths", f"problem {number}", number % 9, 8, 0, number))
+    figures = SelectionFigures(
+        name="hard", problems=400, kept=300, dropped={"always_solved": 100}, success=0.5, lost=0, response_tokens=9.0
+    )
+    journal.add_selection(9, range(300), figures)
+    journal.close()
+
+
 def a_flip(draw: random.Random, whole: bytes) -> bytes:
     """The same bytes but for one, in which one bit or several are changed."""
     flipped = bytearray(whole)
@@ -71,6 +84,7 @@ def a_flip(draw: random.Random, whole: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["journal.sqlite", "journal.trajectories/00000001"])
 def test_each_flipped_byte_of_the_journal_that_changes_content_is_found(directory: Path, flips: int, name: str) -> None:
     path, journal = directory / name, directory / "journal.sqlite"
+    add_a_selection(directory)
     whole = path.read_bytes()
     true = content(journal)
     assert not found(directory)

@@ -1,0 +1,91 @@
+"""A select stage: how often the policy solves each problem, and which problems the stage keeps. Pure.
+
+::
+
+    all samples of a problem settled --> Selection.group_done --> Sampled: record what was counted
+    all problems of the stage counted --> Selection.result    --> Selected: record what is kept
+                                                              --> Outage: nothing is kept, the run ends
+
+What was counted is recorded problem by problem, so a restart reads counts and no trajectories. The rule is applied when
+all problems are counted. A recorded result does not change any more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from agent_rl.config.selection import SelectStage, Solved
+from agent_rl.figures import SelectionFigures
+from agent_rl.groups.group import UndecidedGroup
+from agent_rl.groups.instructions import Outage, Sampled, SampledProblem, Selected
+
+
+@dataclass(slots=True)
+class Selection:
+    """The select stage that the learner is in."""
+
+    stage: SelectStage
+    problems: int | None = None
+    """How many problems the stage has; None before its first group."""
+    recorded: Selected | None = None
+    """The result that the journal holds."""
+    counted: dict[int, SampledProblem] = field(default_factory=dict)
+    """What was counted, by number."""
+    _judged: int = 0
+
+    def group_done(self, group: UndecidedGroup) -> Sampled:
+        """All samples of a group are judged or lost."""
+        opened, judged = group.opened, group.judged_figures()
+        problem = SampledProblem(
+            opened.stage,
+            opened.number,
+            opened.problem.environment,
+            opened.problem.id,
+            Solved.counted((rollout.success for rollout in judged), len(group.samples)),
+            lost=len(group.samples) - len(judged),
+            tokens=sum(rollout.tokens for rollout in judged),
+        )
+        self.restore(problem)
+        return Sampled(opened.group, problem)
+
+    def restore(self, *counted: SampledProblem) -> None:
+        """Count problems."""
+        self.counted |= {problem.number: problem for problem in counted}
+        self._judged += sum(problem.solved.samples - problem.lost for problem in counted)
+
+    def progress(self) -> tuple[int, int] | None:
+        """The number of judged rollouts of problems that are counted, and of all rollouts; None before the first."""
+        return None if self.problems is None else (self._judged, self.problems * self.stage.samples)
+
+    def result(self, index: int) -> Selected | Outage | None:
+        """What the stage keeps, once all its problems are counted; ``index`` is that of the stage."""
+        if self.recorded is None and len(self.counted) == self.problems:
+            reasons = {number: self.stage.keep.reason(each.solved) for number, each in sorted(self.counted.items())}
+            kept = tuple(number for number, reason in reasons.items() if not reason)
+            dropped = Counter(reason for reason in reasons.values() if reason)
+            if not kept:
+                return Outage(self._nothing_kept(index, dropped), ())
+            self.recorded = Selected(index, kept, self._figures(len(kept), dropped))
+        return self.recorded
+
+    def _figures(self, kept: int, dropped: Counter[str]) -> SelectionFigures:
+        every = self.counted.values()
+        asked, lost = sum(each.solved.samples for each in every), sum(each.lost for each in every)
+        return SelectionFigures(
+            name=self.stage.name,
+            problems=len(every),
+            kept=kept,
+            dropped=dict(dropped),
+            success=sum(each.solved.right for each in every) / asked,
+            lost=lost,
+            response_tokens=sum(each.tokens for each in every) / (asked - lost) if asked > lost else None,
+        )
+
+    def _nothing_kept(self, index: int, dropped: Counter[str]) -> str:
+        found = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items()))
+        return (
+            f"stages.{index}: select stage {self.stage.name!r} keeps none of its {len(self.counted):,} problems "
+            f"({found}), so the stages after it would have nothing to draw from; change stages.{index}.keep and run "
+            "again (nothing is sampled anew), or start again in another run.directory with other problems"
+        )
