@@ -34,9 +34,9 @@ class Run(Part):
     mode: Literal["asynchronous", "synchronous"] = "asynchronous"
     """``synchronous``: rollout and training take turns, as with a staleness budget of 0."""
     max_minutes: PositiveFloat | None = None
-    """Training stages end when this start of the run has lasted so long, by the monotonic clock. Evaluation stages
-    after them still run. The restart of an actor changes nothing, and the next ``agent-rl run`` has the same time
-    again."""
+    """Training and select stages end when this start of the run has lasted so long, by the monotonic clock. Evaluation
+    stages after them still run. The restart of an actor changes nothing, and the next ``agent-rl run`` has the same
+    time again."""
     checkpoint_every: PositiveInt = 50
     """RL steps between checkpoints. The end of a stage is always a checkpoint."""
     checkpoint_seconds: PositiveFloat = 5.0

@@ -39,6 +39,16 @@ class HalfRight(RoCFilter):
         return await super().handle(message)
 
 
+class SolvesEven(HalfRight):
+    """In select stages, it finds problems with even numbers always right, and the others in every second sample."""
+
+    async def handle(self, message: Any) -> Any:
+        if isinstance(message, Trajectory) and message.purpose == "select" and not int(message.group[-6:]) % 2:
+            right = Judgement(1.0, success=True, answer=ANSWER)
+            return await RoCFilter.handle(self, replace(message, judgement=right))
+        return await super().handle(message)
+
+
 class AnyWeights(ScriptedEngine):
     """Serves whatever is published."""
 

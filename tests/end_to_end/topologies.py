@@ -97,11 +97,13 @@ def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
     return path, directory
 
 
-def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.learner:Learner") -> tuple[Path, Path]:
+def write_half_right(
+    folder: Path, *, steps: int = 3, learner: str = "actors.learner:Learner", problems: int = 90
+) -> tuple[Path, Path]:
     """RL alone, and half of every group is right: every step trains. Its file and its run directory."""
     path, directory = write_micro(folder, steps=steps)
-    problems = [json.dumps({"problem": f"What is {number} - {number - 4}?", "answer": ANSWER}) for number in range(90)]
-    (folder / "fours.jsonl").write_text("\n".join(problems))
+    fours = [{"problem": f"What is {number} - {number - 4}?", "answer": ANSWER} for number in range(problems)]
+    (folder / "fours.jsonl").write_text("\n".join(map(json.dumps, fours)))
     whole = path.read_text()
     before, stages = whole.split("[[stages]]", 1)
     rl = "[[stages]]" + stages.split("[[stages]]")[2]
@@ -109,6 +111,25 @@ def write_half_right(folder: Path, *, steps: int = 3, learner: str = "actors.lea
     text = (before + rl + actors).replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["fours.jsonl"]')
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
     path.write_text(text.replace("actors.learner:Learner", learner))
+    return path, directory
+
+
+SELECT = """\
+[[stages]]
+kind = "select"
+name = "hard"
+samples = 4
+max_response_tokens = 40
+max_turns = 2
+
+"""
+
+
+def write_selecting(folder: Path, *, problems: int, steps: int = 2) -> tuple[Path, Path]:
+    """As `write_half_right`, after a selection that keeps every second problem. Its file and its run directory."""
+    path, directory = write_half_right(folder, steps=steps, problems=problems)
+    text = path.read_text().replace("[[stages]]", f"{SELECT}[[stages]]", 1)
+    path.write_text(text.replace("tests.end_to_end.faulty:HalfRight", "tests.end_to_end.faulty:SolvesEven"))
     return path, directory
 
 

@@ -17,6 +17,7 @@ from agent_rl.checks.memory import plan
 from agent_rl.checks.placement import placement_rows
 from agent_rl.config.load import load_topology
 from agent_rl.config.placement import most_gpus, placement
+from agent_rl.config.selection import Difficulty, SelectStage
 from agent_rl.config.topology import InitialiseModel, RlStage, SftStage
 from agent_rl.learning.tiny import initialise_model
 from transport import CurveKeys
@@ -32,8 +33,7 @@ MLP = {"Qwen/Qwen3-0.6B": 3072, "Qwen/Qwen3-4B": 9728, "Qwen/Qwen3-14B-Base": 17
 RECIPES = {
     "qwen3_0.6b_1gpu": ["qwen3_0.6b_1gpu.toml"],
     "qwen3_4b_8gpu": ["qwen3_4b_8gpu.toml"],
-    "stages 1 and 2": ["rstar2_14b_mi300x.toml"],
-    "stage 3": ["rstar2_14b_mi300x.toml", "overlays/rstar2_stage3.toml"],
+    "rstar2_14b_mi300x": ["rstar2_14b_mi300x.toml"],
 }
 
 
@@ -70,7 +70,6 @@ def folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(tmp_path / "data" / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     write(tmp_path / "data/conversations.jsonl", json.dumps(talk) + "\n")
-    write(tmp_path / "data/hard.txt", "".join(f"rl_42k:{n}\n" for n in range(9)))
     CurveKeys.generate().save(tmp_path / "cluster.key")
     for module in ("model", "memory", "prompts"):
         monkeypatch.setattr(f"agent_rl.checks.{module}.metadata", lambda name: hub / name)
@@ -100,7 +99,9 @@ def test_sixty_four_gpus_are_used_each_once_and_one_twice(folder: Path) -> None:
     assert " and " in row[2]
 
 
-@pytest.mark.parametrize(("recipe", "gib"), [("qwen3_0.6b_1gpu", 24), ("qwen3_4b_8gpu", 80), ("stages 1 and 2", 192)])
+@pytest.mark.parametrize(
+    ("recipe", "gib"), [("qwen3_0.6b_1gpu", 24), ("qwen3_4b_8gpu", 80), ("rstar2_14b_mi300x", 192)]
+)
 def test_the_learner_fits_into_its_gpus(folder: Path, recipe: str, gib: int) -> None:
     del folder
     needs = [
@@ -113,11 +114,8 @@ def test_the_learner_fits_into_its_gpus(folder: Path, recipe: str, gib: int) -> 
 
 
 def test_the_stages_are_the_papers(folder: Path) -> None:
-    both = (
-        load_topology(folder / "rstar2_14b_mi300x.toml"),
-        load_topology([folder / name for name in RECIPES["stage 3"]]),
-    )
-    stages = [stage for topology in both for stage in topology.stages]
+    topology = load_topology(folder / "rstar2_14b_mi300x.toml")
+    stages = topology.stages
     assert isinstance(stages[0], SftStage)
     rl = [stage for stage in stages if isinstance(stage, RlStage)]
     assert [(stage.steps, stage.max_response_tokens, stage.max_turns) for stage in rl] == [
@@ -125,8 +123,12 @@ def test_the_stages_are_the_papers(folder: Path) -> None:
         (85, 12288, 10),
         (125, 12288, 15),
     ]
-    assert rl[2].reset_optimizer
-    algorithm = both[0].algorithm
+    assert [stage.kind for stage in stages] == ["sft", "rl", "rl", "select", "rl"]
+    select = stages[3]
+    assert isinstance(select, SelectStage)
+    assert (select.samples, select.keep, topology.selection_before(4)) == (8, Difficulty(below=1.0), 3)
+    assert [stage.reset_optimizer for stage in rl] == [True, False, True]
+    algorithm = topology.algorithm
     assert (algorithm.groups_per_step, algorithm.samples, algorithm.keep) == (512, 32, 16)
 
 

@@ -27,7 +27,7 @@ from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.run_directory import run_lock
 from tests.end_to_end.processes import port_blocks
-from tests.end_to_end.topologies import write_micro, write_two_hosts
+from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
 
 GENERATOR = 'class = "arithmetic"'
 HELD_OUT = "settings.evaluation_files = ['held_out.jsonl']"
@@ -127,6 +127,21 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'tools = "tool_executor"',
         'tools = "tool_exekutor"',
         ["rollout_generator.links.tools: no actor is named 'tool_exekutor'", "did you mean 'tool_executor'?"],
+    ),
+    "a selection from problems without end": (
+        '[[stages]]\nkind = "rl"',
+        f'{SELECT}[[stages]]\nkind = "rl"',
+        ["stages.2: environment 'arithmetic' draws its problems without end", "give the environment a list"],
+    ),
+    "a selection that nothing trains on": (
+        'kind = "evaluate"\nname = "after"\nproblems = 3\n',
+        'kind = "select"\n',
+        ["stages.3: nothing trains on the problems that it keeps", "add an rl stage after it, or remove it"],
+    ),
+    "a selection that keeps nothing": (
+        '[[stages]]\nkind = "rl"',
+        SELECT.replace("samples", "keep = { below = 0.5, at_least = 0.5 }\nsamples") + '[[stages]]\nkind = "rl"',
+        ["stages.2.keep: at_least (0.5) is not below below (0.5)", "nothing would be kept"],
     ),
     "a wrong type": (
         "groups_per_step = 2",
