@@ -197,7 +197,7 @@ class Learner(Actor):
             self._sft_figures = None
             self._skipped = SkippedSteps()
             match stage:
-                case SftStage() | RlStage() if self._seconds_left() <= 0.0 and position.begins_stage:
+                case SftStage() | SelectStage() | RlStage() if self._seconds_left() <= 0 and position.begins_stage:
                     done = True
                 case SftStage():
                     done = await self._sft(stage)

@@ -146,7 +146,9 @@ def test_the_scheduler_asks_each_problem_once_and_then_draws_from_those_that_wer
             async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage):
                 stage["rollout_generator"].announce("load", SCHEDULER).set(builders.engine_load(total=10_000))
                 for at in (SELECT, RL):
-                    stage["learner"].announce("policy", SCHEDULER).set(builders.published(at, stage=at, stage_version=at))
+                    stage["learner"].announce("policy", SCHEDULER).set(
+                        builders.published(at, stage=at, stage_version=at)
+                    )
                     stage["rollout_generator"].announce("load", SCHEDULER).set(
                         builders.engine_load(version=at, total=10_000)
                     )
