@@ -31,7 +31,8 @@ from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
 from agent_rl.records.journal import Journal
 from agent_rl.records.opening import open_journal
-from transport import AnnounceLink, CallLink, Delivery, MemoryNetwork, Node, PeerLost, PushLink, Registry
+from transport import AnnounceLink, CallLink, Delivery, Limits, LinkEvent, MemoryNetwork, Node, PeerLost, PushLink, Registry
+from transport.errors import log_event
 
 SUPERVISOR = "supervisor.local"
 RECEIVE_SECONDS = 60.0
@@ -44,9 +45,11 @@ class Peer:
     ``reply`` is called with each message and may be asynchronous. A push is acknowledged when it has returned.
     """
 
-    def __init__(self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int) -> None:
+    def __init__(
+        self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int, limits: Limits | None = None
+    ) -> None:
         self.name = name
-        self.node = Node(name, network, registry, incarnation=incarnation)
+        self.node = Node(name, network, registry, incarnation=incarnation, limits=limits)
         self.reply: Callable[[Any], Any] = lambda _: None
         self.concurrency = 1
         self._put, self._received = trio.open_memory_channel[Any](math.inf)
@@ -166,20 +169,25 @@ async def running(
     replica: int = 0,
     incarnation: int = 1,
     kill: bool = False,
+    limits: Limits | None = None,
+    journal: Callable[[], Journal] | None = None,
+    log: Any = None,
+    on_event: Callable[[LinkEvent], None] = log_event,
 ) -> AsyncIterator[Actor]:
     """Run ``cls`` as a replica of the topology's ``role`` among the stand-ins.
 
     When the context ends, the actor is stopped as at the end of a run, or with ``kill`` as by SIGKILL. A restart needs
-    a greater incarnation. In virtual time, the actor's work for threads runs in trio's thread.
+    a greater incarnation. In virtual time, the actor's work for threads runs in trio's thread. ``journal`` opens the
+    journal, by default that of ``directory``; ``log`` is a structlog logger; ``on_event`` gets what happens to peers.
     """
     name = f"{role}.{replica}"
-    node = Node(name, stage.network, stage.registry, incarnation=incarnation)
+    node = Node(name, stage.network, stage.registry, incarnation=incarnation, limits=limits, on_event=on_event)
     settings = cls.Settings.model_validate(topology.actors[role].settings)
     stopping = trio.Event()
     journals: list[Journal] = []
 
     def keep_open() -> Journal:
-        journals.append(open_journal(directory))
+        journals.append(open_journal(directory) if journal is None else journal())
         return journals[-1]
 
     try:
@@ -196,7 +204,7 @@ async def running(
                 node=node,
                 nursery=nursery,
                 rng=random.Random(0),
-                log=structlog.get_logger(actor=name),
+                log=structlog.get_logger(actor=name) if log is None else log,
                 links=make_links(node, topology, role, cls, settings),
                 open_journal=keep_open,
                 started_at=0.0,

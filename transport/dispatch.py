@@ -19,7 +19,6 @@ Handler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 
 # A handler that never waits would prevent the tasks that read the socket and return credit from running.
 _HANDLED_BETWEEN_CHECKPOINTS = 64
-_SECONDS_BETWEEN_CHECKPOINTS = 0.002
 
 
 class _SendBack(Protocol):
@@ -97,7 +96,7 @@ class Dispatcher:
                 self._take(delivery)
                 await self._handle(delivery)
                 handled += 1
-                if handled < _HANDLED_BETWEEN_CHECKPOINTS and perf_counter() - since < _SECONDS_BETWEEN_CHECKPOINTS:
+                if handled < _HANDLED_BETWEEN_CHECKPOINTS and perf_counter() - since < self._limits.handling:
                     continue
                 await trio.lowlevel.checkpoint()
             handled, since = 0, perf_counter()

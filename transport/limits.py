@@ -30,6 +30,10 @@ class Limits:
     credit_report_after: float = 5.0
     stalled_heartbeats: int = 2
     """After so many heartbeats without progress, messages that the peer has not seen are sent again."""
+    handling: float = 0.002
+    """For so long messages are handled one after the other before other tasks have a turn, by the machine's clock. A
+    simulation whose order of events must not depend on the machine sets it to infinity: their number ends a turn, too.
+    """
     handshake: float = 10.0
     """How long the authentication of a connection may take."""
     linger: float = 0.5

@@ -133,7 +133,7 @@ class Episode:
             self.ended = "prompt_too_long"
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> Sequence[int]:
         """Prompt and response so far."""
         return self._prompt + self._tokens
 

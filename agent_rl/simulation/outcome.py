@@ -69,21 +69,26 @@ class Outcome:
 
     def finished(self, now: float, engines: Sequence[ModelledEngine], faults: Counter[str]) -> Outcome:
         """The run has ended. Raises SimulationError when tokens were lost, or written twice without a reason."""
+        self.measured(now, engines, faults)
         trace = self._trace
-        self.makespan_s = now
-        self.faults = faults
-        self.written_tokens = sum(engine.written for engine in engines)
         expected = trace.written() + self.lost_tokens
         if self.written_tokens != expected or self._ended_rollouts != len(trace.groups) * trace.samples:
             raise SimulationError(
                 f"{trace.name}: {self.written_tokens} tokens were written, {expected} were wanted; "
                 f"{self._ended_rollouts} rollouts ended"
             )
+        return self
+
+    def measured(self, now: float, engines: Sequence[ModelledEngine], faults: Counter[str]) -> Outcome:
+        """Take the totals of the engines at the end of the run. In the full twin, rollouts may still be under way."""
+        self.makespan_s = now
+        self.faults = faults
+        self.written_tokens = sum(engine.written for engine in engines)
         self.preempted = sum(engine.preempted for engine in engines)
         self.preempted_tokens = sum(engine.preempted_tokens for engine in engines)
         self.prefilled_tokens = sum(engine.prefilled for engine in engines)
         self.hit_rate = sum(engine.hit for engine in engines) / max(1, sum(engine.asked for engine in engines))
-        here = [min(life.lost, life.drains, now) - min(life.joins, now) for life in trace.engines]
+        here = [min(life.lost, life.drains, now) - min(life.joins, now) for life in self._trace.engines]
         self.idle_share = 1 - sum(engine.busy for engine in engines) / max(1e-9, sum(here))
         return self
 

@@ -1,0 +1,147 @@
+"""What the actors of a twin share: the trace, the cost of messages, and what is observed of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import trio
+
+from actors.twin.tokens import CALLS, NAME, RIGHT, array_length
+from agent_rl.messages import (
+    GroupOpened,
+    Policy,
+    Problem,
+    RolloutRequest,
+    StepReady,
+    TrainingGroup,
+    Trajectory,
+    TurnsCompleted,
+)
+from agent_rl.simulation.costs import Costs
+from agent_rl.simulation.engine import ModelledEngine
+from agent_rl.simulation.outcome import Outcome
+from agent_rl.simulation.plan import Plan
+from agent_rl.simulation.trace import Shape
+
+
+@dataclass(slots=True)
+class Processor:
+    """The event loop of an actor's process: it handles one message at a time, in the order in which they come."""
+
+    free_at: float = 0.0
+    busy_s: float = 0.0
+    handled: Counter[str] = field(default_factory=Counter)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """When it was busy, in seconds; spans that touch are one."""
+
+    async def work(self, kind: str, seconds: float) -> None:
+        """Wait until a message is handled that costs so many seconds."""
+        now = trio.current_time()
+        self.handled[kind] += 1
+        self.busy_s += seconds
+        began = max(self.free_at, now)
+        self.free_at = began + seconds
+        if self.spans and began <= self.spans[-1][1]:
+            self.spans[-1] = self.spans[-1][0], self.free_at
+        elif seconds:
+            self.spans.append((began, self.free_at))
+        if self.free_at > now:
+            await trio.sleep_until(self.free_at)
+
+
+def tokens_of(message: Any) -> int:
+    """The tokens that a message carries."""
+    match message:
+        case Trajectory():
+            return array_length(message.prompt_tokens) + array_length(message.tokens)
+        case TrainingGroup():
+            return sum(tokens_of(each) for each in message.trajectories)
+        case TurnsCompleted() | RolloutRequest():
+            return sum(array_length(turn.written) + array_length(turn.answer) for turn in message.turns)
+        case _:
+            return 0
+
+
+class World:
+    """One twin."""
+
+    def __init__(self, plan: Plan, costs: Costs, *, signal: float, seed: int, plain: bool = False) -> None:
+        """``signal``: the share of groups whose rewards differ. ``plain``: see `actors.twin.tokens`."""
+        self.plan, self.trace = plan, plan.trace
+        self.costs = costs
+        self.plain = plain
+        self.outcome = Outcome(plan.trace)
+        self.engines = {life.name: ModelledEngine(life.name, life.model) for life in plan.trace.engines}
+        self.processors: dict[str, Processor] = {}
+        self.trained: list[tuple[int, float, float]] = []
+        """Each step, and when its training began and ended."""
+        self.weights: list[tuple[int, float, float]] = []
+        """Each published version, and when it was announced and served by all engines."""
+        self.done = trio.Event()
+        self._signal, self._seed = signal, seed
+        self._group_policies: dict[str, Policy] = {}
+        self._ended: Counter[str] = Counter()
+        self._numbers: dict[str, int] = {}
+
+    # The trace
+
+    def number(self, group: str) -> int:
+        """The group's place in the trace; a run that opens more groups begins it again."""
+        number = self._numbers.get(group)
+        if number is None:
+            number = self._numbers[group] = int(group.rpartition("g")[2])
+        return number
+
+    def shape(self, rollout: str) -> tuple[int, int, Shape]:
+        """Group, sample and lengths of a rollout."""
+        group, sample, _ = rollout.split("/")
+        number = self.number(group)
+        return number, int(sample), self.trace.groups[number % len(self.trace.groups)][int(sample)]
+
+    def flag(self, rollout: str, turn: int) -> int:
+        """What a turn of the rollout is: a call, or an answer that is right or wrong. Half of a group is right."""
+        number, sample, shape = self.shape(rollout)
+        if turn + 1 < len(shape.written):
+            return CALLS
+        differs = Random(f"{self._seed}/{number}").random() < self._signal
+        return RIGHT if sample % 2 or not differs else 0
+
+    def problem(self, number: int, characters: float, template: int) -> Problem:
+        """The problem of a group, with a text from which the scheduler estimates the prompt's tokens."""
+        tokens = self.trace.groups[number % len(self.trace.groups)][0].prompt
+        text = "x" * max(1, int((tokens - template) * characters))
+        return Problem(str(number), text, environment=NAME, payload={"tokens": tokens})
+
+    # What happens
+
+    async def handling(self, name: str, role: str, message: Any) -> None:
+        """An actor handles a message: it takes its time."""
+        kind = type(message).__name__
+        processor = self.processors.setdefault(name, Processor())
+        await processor.work(kind, self.costs.seconds(role, kind, tokens_of(message)))
+        self._observe(name, message, trio.current_time())
+
+    def _observe(self, name: str, message: Any, now: float) -> None:
+        outcome = self.outcome
+        match message:
+            case GroupOpened():
+                outcome.opened(self.number(message.group), message.policy.version, now)
+            case RolloutRequest():
+                if message.move:
+                    outcome.moves += 1
+                else:
+                    outcome.started(self.number(message.group), now)
+                outcome.placed += 1
+            case Trajectory() if name.startswith("roc_filter"):
+                outcome.ended(0)
+                self._ended[message.group] += 1
+                if self._ended[message.group] == self.trace.samples:
+                    outcome.group_ended(self.number(message.group), now)
+            case TrainingGroup():
+                self._group_policies[message.group] = message.policy
+            case StepReady():
+                lags = (message.version - self._group_policies.pop(group).version for group in message.groups)
+                outcome.staleness += tuple(lags)
