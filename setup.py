@@ -11,7 +11,7 @@ setup(
     package_data={
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
         "agent_rl.analysis": ["templates/*"],
-        "agent_rl.simulation": ["profiles/*.toml"],
+        "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.charts": ["*.css"],
         "agent_rl.observe.report": ["templates/*"],
         "*": ["py.typed"],

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +19,9 @@ import trio
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from actors.twin.tokens import written
 from agent_rl.messages import Policy, TransferOffer
+from agent_rl.messages.rollouts import NEWS_STEPS
 from agent_rl.simulation.engine import ModelledEngine
+from agent_rl.simulation.gantt import Bins
 from agent_rl.simulation.rollout import Rollout
 from agent_rl.simulation.trace import LearnerModel, Shape
 
@@ -45,20 +47,29 @@ class TwinEngine:
         learner: LearnerModel,
         shape: Callable[[str], tuple[int, int, Shape]],
         flag: Callable[[str, int], int],
+        paid: Callable[[int], Awaitable[None]],
+        occupied: Bins,
         *,
         longest: int,
         plain: bool,
     ) -> None:
-        """``shape``: group, sample and lengths of a rollout; ``flag``: what its turn of this number (from 0) is."""
+        """``shape``: group, sample and lengths of a rollout; ``flag``: what its turn of this number (from 0) is.
+
+        ``paid`` takes the time of a turn's tokens in the generator's process. ``occupied`` gets the use of the cache.
+        """
         self.model = model
         self._learner = learner
         self._shape, self._flag, self._plain = shape, flag, plain
+        self._paid, self._occupied = paid, occupied
+        self._seen = 0.0, 0.0
+        """When the model was looked at last, and the share of the KV cache that was in use then."""
         self._longest = longest
         self._policy = Policy(0, 0)
         self._rollouts: dict[str, Rollout] = {}
         self._turns: dict[Rollout, _Turn] = {}
         self._arrived: list[Rollout] = []
         self._changed = trio.Event()
+        self._news = trio.Event()
         self._preemptions: dict[str, int] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
@@ -70,8 +81,17 @@ class TwinEngine:
                 await self._changed.wait()
             self._changed = trio.Event()
 
+    async def news(self) -> None:
+        """Wait until the load has news (`EngineLoad.news`)."""
+        total = self.model.model.kv_total
+        step = NEWS_STEPS * self.model.used // total + 1
+        with trio.CancelScope(deadline=self.model.when_used(-(-step * total // NEWS_STEPS))):
+            await self._news.wait()
+
     def _go_on(self) -> None:
         """Take out the turns that have ended, and let those that arrived join."""
+        self._news.set()
+        self._news = trio.Event()
         self._advance()
         for rollout in self._arrived:
             self.model.put(rollout)
@@ -82,6 +102,10 @@ class TwinEngine:
     def _advance(self) -> None:
         now = trio.current_time()
         self.model.advance(now)
+        before, share = self._seen
+        after = self.model.used / self.model.model.kv_total
+        self._occupied.add(before, now, (share + after) / 2)
+        self._seen = now, after
         if self.model.clock > now + TINY_S:
             return  # turns that end with the step under way end with it
         for rollout in self.model.ended():
@@ -108,6 +132,7 @@ class TwinEngine:
         finally:
             if turn.result is None:
                 self._abort(turn)
+        await self._paid(turn.rollout.shape.written[turn.rollout.turn])
         return turn.result
 
     def _begun(self, request: TurnRequest) -> Rollout:

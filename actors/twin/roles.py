@@ -6,7 +6,9 @@ message is charged before it is handled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -37,6 +39,7 @@ from agent_rl.messages import (
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.simulation.costs import TURN
 
 T = TypeVar("T")
 
@@ -80,10 +83,28 @@ class TwinGenerator(Charged):
     def _make_engine(self, directory: Path, settings: Any) -> TwinEngine:
         del directory, settings
         world = self.world
-        model, learner = world.engines[self.context.name], world.trace.learner
+        name = self.context.name
         return TwinEngine(
-            model, learner, world.shape, world.flag, longest=2 * world.trace.limit, plain=world.plain
+            world.engines[name],
+            world.trace.learner,
+            world.shape,
+            world.flag,
+            partial(world.takes, name, self.context.role, TURN),
+            world.occupied[name],
+            longest=2 * world.trace.limit,
+            plain=world.plain,
         )
+
+
+    async def _report_load(self) -> None:
+        """As the production method, without looking while nothing changes."""
+        interval, began = self.context.settings.load_interval_seconds, self.context.now()
+        while True:
+            self._announce_load()  # type: ignore[attr-defined]
+            looked = self.context.now()
+            await self._engine.news()  # type: ignore[attr-defined]
+            looks = max(math.ceil((each - began) / interval - 1e-6) for each in (self.context.now(), looked + interval))
+            await trio.sleep_until(began + looks * interval)
 
 
 class TwinExecutor(Charged):

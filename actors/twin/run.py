@@ -7,18 +7,22 @@ chance, so that programs do not depend on their order; for the time of a twin, c
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import trio
 from trio._core import _run as scheduling
+from trio.abc import Instrument
 from trio.testing import MockClock
 
 from actors.testing import SUPERVISOR, Peer, Stage, running
@@ -28,7 +32,9 @@ from actors.twin.world import World
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import EnvironmentEntry, RlStage, TaskFilter, Topology
+from agent_rl.records.journal import Journal
 from agent_rl.records.memory import MemoryJournal
+from agent_rl.simulation.costs import Costs, shipped_costs
 from agent_rl.simulation.plan import GENERATOR, SCHEDULER, Plan
 from agent_rl.simulation.prediction import Prediction
 from agent_rl.simulation.profile import Profile
@@ -44,6 +50,11 @@ LIMITS = Limits(
     handling=math.inf,
 )
 STATUS_S = 1e9
+GARBAGE = 200_000, 20, 50
+"""Thresholds of the garbage collector: a twin makes few cycles, and its heap is large."""
+ACTOR: ContextVar[str] = ContextVar("twin_actor", default="")
+"""The actor that a task belongs to."""
+T = TypeVar("T")
 WITHOUT = ("weights", "transfer")
 """Links that move weights: the learner's model says how long that takes."""
 
@@ -76,16 +87,17 @@ def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
     return topology.model_copy(update=changed)
 
 
-class Warnings:
-    """The warnings that actors log, counted: a twin prints them at its end."""
+class WarningLog:
+    """The warnings that actors log, counted by their text, and the faults of the scheduling policy by their name."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
 
     def logger(self) -> Any:
         """A logger that drops all but warnings, and counts these."""
         return structlog.wrap_logger(
-            None, processors=[self._count], wrapper_class=structlog.make_filtering_bound_logger(30)
+            None, processors=[self._count], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
         )
 
     def link_event(self, event: LinkEvent) -> None:
@@ -95,7 +107,10 @@ class Warnings:
 
     def _count(self, _: Any, method: str, event: Any) -> Any:
         del method
-        self.counts[str(event["event"])] += 1
+        if "fault" in event:
+            self.faults[str(event["fault"])] += 1
+        else:
+            self.counts[str(event["event"])] += 1
         raise structlog.DropEvent
 
 
@@ -112,24 +127,42 @@ def in_order(seed: int) -> Iterator[None]:
         scheduling._r.setstate(before[1])
 
 
-def run_twin(topology: Topology, plan: Plan, profile: Profile, *, seed: int) -> tuple[Prediction, World]:
-    """Run the twin of a plan. Returns what was predicted, and what was observed."""
+@dataclass(frozen=True, slots=True)
+class TwinRun:
+    """What a twin gave: the prediction, what was observed, and the warnings that actors logged."""
+
+    prediction: Prediction
+    world: World
+    warnings: Counter[str]
+
+
+def run_twin(topology: Topology, plan: Plan, profile: Profile, *, seed: int) -> TwinRun:
+    """Run the twin of a plan."""
+    costs = shipped_costs() if profile.messages is None else profile.messages
+    world = World(plan, Costs(costs), signal=profile.rollouts.signal, seed=seed)
+    return in_virtual_time(partial(play, topology, world), seed=seed)
+
+
+def in_virtual_time(main: Callable[[Path], Awaitable[T]], *, seed: int, instruments: Sequence[Instrument] = ()) -> T:
+    """Run ``main`` with a folder that is removed at its end, in an order of events that ``seed`` decides."""
+    thresholds = gc.get_threshold()
     with tempfile.TemporaryDirectory(prefix="agent-rl-twin-") as folder, in_order(seed):
-        gc.collect()
         gc.freeze()
+        gc.set_threshold(*GARBAGE)
         try:
-            main = partial(_run, topology, plan, profile, seed, Path(folder))
-            return trio.run(main, clock=MockClock(autojump_threshold=0))
+            return trio.run(main, Path(folder), clock=MockClock(autojump_threshold=0), instruments=instruments)
         finally:
+            gc.set_threshold(*thresholds)
             gc.unfreeze()
 
 
-async def _run(topology: Topology, plan: Plan, profile: Profile, seed: int, folder: Path) -> tuple[Prediction, World]:
-    from agent_rl.simulation.costs import Costs
-
+async def play(
+    topology: Topology, world: World, folder: Path, *, journal: Callable[[], Journal] | None = MemoryJournal
+) -> TwinRun:
+    """Run all actors until the last step is trained. ``journal`` None: the production journal, in the folder."""
+    plan = world.plan
     made = twin_topology(topology, plan, folder)
-    world = World(plan, Costs({}), signal=profile.rollouts.signal, seed=seed)
-    warnings = Warnings()
+    log = WarningLog()
     stage = Stage(MemoryNetwork(), Registry.of(messages), {})
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -137,7 +170,6 @@ async def _run(topology: Topology, plan: Plan, profile: Profile, seed: int, fold
         await nursery.start(supervisor.run)
         classes = {role: twin_class(made, role, world) for role in ROLES}
         for name, role in actor_nodes(made):
-            replica = int(name.rpartition(".")[2])
             actor = partial(
                 running,
                 classes[role],
@@ -145,22 +177,23 @@ async def _run(topology: Topology, plan: Plan, profile: Profile, seed: int, fold
                 role,
                 folder,
                 stage,
-                replica=replica,
+                replica=int(name.rpartition(".")[2]),
                 kill=True,
                 limits=LIMITS,
-                journal=MemoryJournal,
-                log=warnings.logger(),
-                on_event=warnings.link_event,
+                journal=journal,
+                log=log.logger(),
+                on_event=log.link_event,
             )
-            await nursery.start(_live, actor)
+            await nursery.start(_live, name, actor)
         await world.done.wait()
         nursery.cancel_scope.cancel()
-    faults = warnings.counts
-    outcome = world.outcome.measured(trio.current_time() - began, list(world.engines.values()), faults)
-    return Prediction(plan, outcome, tuple(world.engines.values())), world
+    outcome = world.outcome.measured(trio.current_time() - began, list(world.engines.values()), log.faults)
+    outcome.placed = world.turns
+    return TwinRun(Prediction(plan, outcome, tuple(world.engines.values())), world, log.counts)
 
 
-async def _live(actor: Any, *, task_status: trio.TaskStatus[None]) -> None:
+async def _live(name: str, actor: Any, *, task_status: trio.TaskStatus[None]) -> None:
+    ACTOR.set(name)
     async with actor():
         task_status.started()
         await trio.sleep_forever()

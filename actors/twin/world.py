@@ -20,7 +20,8 @@ from agent_rl.messages import (
     Trajectory,
     TurnsCompleted,
 )
-from agent_rl.simulation.costs import Costs
+from agent_rl.simulation.costs import TURN, Costs
+from agent_rl.simulation.gantt import Bins
 from agent_rl.simulation.engine import ModelledEngine
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.plan import Plan
@@ -31,23 +32,24 @@ from agent_rl.simulation.trace import Shape
 class Processor:
     """The event loop of an actor's process: it handles one message at a time, in the order in which they come."""
 
+    role: str
     free_at: float = 0.0
     busy_s: float = 0.0
     handled: Counter[str] = field(default_factory=Counter)
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    """When it was busy, in seconds; spans that touch are one."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Those that the messages carried, by their type."""
+    bins: Bins = field(default_factory=Bins)
+    """When it was busy."""
 
-    async def work(self, kind: str, seconds: float) -> None:
+    async def work(self, kind: str, tokens: int, seconds: float) -> None:
         """Wait until a message is handled that costs so many seconds."""
         now = trio.current_time()
         self.handled[kind] += 1
+        self.tokens[kind] += tokens
         self.busy_s += seconds
         began = max(self.free_at, now)
         self.free_at = began + seconds
-        if self.spans and began <= self.spans[-1][1]:
-            self.spans[-1] = self.spans[-1][0], self.free_at
-        elif seconds:
-            self.spans.append((began, self.free_at))
+        self.bins.add(began, self.free_at)
         if self.free_at > now:
             await trio.sleep_until(self.free_at)
 
@@ -78,9 +80,10 @@ class World:
         self.processors: dict[str, Processor] = {}
         self.trained: list[tuple[int, float, float]] = []
         """Each step, and when its training began and ended."""
-        self.weights: list[tuple[int, float, float]] = []
-        """Each published version, and when it was announced and served by all engines."""
+        self.occupied = {name: Bins() for name in self.engines}
+        """The share of each engine's KV cache that running rollouts hold."""
         self.done = trio.Event()
+        self.turns = 0
         self._signal, self._seed = signal, seed
         self._group_policies: dict[str, Policy] = {}
         self._ended: Counter[str] = Counter()
@@ -119,12 +122,16 @@ class World:
 
     async def handling(self, name: str, role: str, message: Any) -> None:
         """An actor handles a message: it takes its time."""
-        kind = type(message).__name__
-        processor = self.processors.setdefault(name, Processor())
-        await processor.work(kind, self.costs.seconds(role, kind, tokens_of(message)))
-        self._observe(name, message, trio.current_time())
+        await self.takes(name, role, type(message).__name__, tokens_of(message))
+        self._observe(role, message, trio.current_time())
 
-    def _observe(self, name: str, message: Any, now: float) -> None:
+    async def takes(self, name: str, role: str, kind: str, tokens: int) -> None:
+        """An actor does what costs as much as a message of this kind with so many tokens."""
+        self.turns += kind == TURN
+        processor = self.processors.setdefault(name, Processor(role))
+        await processor.work(kind, tokens, self.costs.seconds(role, kind, tokens))
+
+    def _observe(self, role: str, message: Any, now: float) -> None:
         outcome = self.outcome
         match message:
             case GroupOpened():
@@ -134,8 +141,7 @@ class World:
                     outcome.moves += 1
                 else:
                     outcome.started(self.number(message.group), now)
-                outcome.placed += 1
-            case Trajectory() if name.startswith("roc_filter"):
+            case Trajectory() if role == "roc_filter":
                 outcome.ended(0)
                 self._ended[message.group] += 1
                 if self._ended[message.group] == self.trace.samples:

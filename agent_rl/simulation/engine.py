@@ -67,6 +67,12 @@ class ModelledEngine:
             return math.inf
         return self.clock + self._seconds(self._stop())
 
+    def when_used(self, tokens: int) -> float:
+        """When the running rollouts hold so many KV tokens, if nothing else happens; infinite when nothing runs."""
+        if not self.rows:
+            return math.inf
+        return self.clock + self._seconds(max(0, -(-(tokens - self.used) // len(self.rows))))
+
     def kept(self, rollout: Rollout) -> int:
         """Tokens of the rollout's prefix that are cached."""
         return self.cached.get(rollout, 0)

@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from agent_rl.simulation.costs import Table
+
 FOLDER = Path(__file__).parent / "profiles"
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -131,6 +133,8 @@ class Profile(Table):
     learner: Learner
     tools: Tools
     rollouts: Rollouts
+    messages: Table | None = None
+    """What actors pay for messages in the full twin; None: the table that comes with agent_rl."""
 
     @model_validator(mode="after")
     def _has_speeds(self) -> Profile:
