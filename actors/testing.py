@@ -31,7 +31,18 @@ from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
 from agent_rl.records.journal import Journal
 from agent_rl.records.opening import open_journal
-from transport import AnnounceLink, CallLink, Delivery, Limits, LinkEvent, MemoryNetwork, Node, PeerLost, PushLink, Registry
+from transport import (
+    AnnounceLink,
+    CallLink,
+    Delivery,
+    Limits,
+    LinkEvent,
+    MemoryNetwork,
+    Node,
+    PeerLost,
+    PushLink,
+    Registry,
+)
 from transport.errors import log_event
 
 SUPERVISOR = "supervisor.local"
@@ -224,5 +235,5 @@ async def running(
         failure = group.split(PeerLost)[1]
         raise failure or group from None
     finally:
-        for journal in journals:  # a process that ends leaves no transaction behind
-            journal.abandon()
+        for opened in journals:  # a process that ends leaves no transaction behind
+            opened.abandon()

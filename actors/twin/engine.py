@@ -211,4 +211,3 @@ class TwinEngine:
             preemptions=dict(self._preemptions),
             kv_kept=self._learner.kv_kept,
         )
-

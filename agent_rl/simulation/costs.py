@@ -29,7 +29,7 @@ class Cost(BaseModel):
     token_s: NonNegativeFloat = 0.0
 
 
-Table: TypeAlias = dict[str, dict[str, Cost]]
+CostTable: TypeAlias = dict[str, dict[str, Cost]]
 """By role, and by type of message."""
 
 
@@ -45,7 +45,9 @@ class Costs:
         return 0.0 if cost is None else cost.seconds + tokens * cost.token_s
 
 
-def shipped_costs() -> Table:
+def shipped_costs() -> CostTable:
     """The table that comes with agent_rl."""
-    table: Table = TypeAdapter(Table).validate_python(tomllib.loads(FILE.read_text(encoding="utf-8"))["messages"])
+    table: CostTable = TypeAdapter(CostTable).validate_python(
+        tomllib.loads(FILE.read_text(encoding="utf-8"))["messages"]
+    )
     return table

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent_rl.simulation.costs import Table
+from agent_rl.simulation.costs import CostTable
 
 FOLDER = Path(__file__).parent / "profiles"
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -133,7 +133,7 @@ class Profile(Table):
     learner: Learner
     tools: Tools
     rollouts: Rollouts
-    messages: Table | None = None
+    messages: CostTable | None = None
     """What actors pay for messages in the full twin; None: the table that comes with agent_rl."""
 
     @model_validator(mode="after")
