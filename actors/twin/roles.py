@@ -247,9 +247,17 @@ def twin_class(topology: Topology, role: str, world: World) -> type[Actor]:
     entry = topology.actors[role]
     if production is None:
         settings = ToolExecutor.Settings.model_validate(entry.settings)
-        return type(
-            "ToolExecutor", (added,), {"world": world, "concurrency": settings.interpreters * settings.children}
-        )
-    named = resolve("actor", entry.class_path)
-    base = named if isinstance(named, type) and issubclass(named, production) else production
+        places = settings.interpreters * settings.children
+        return type("ToolExecutor", (added,), {"world": world, "concurrency": places})
+    base = production if not_used(topology, role) else resolve("actor", entry.class_path)
     return type(base.__name__, (added, base), {"world": world})
+
+
+def not_used(topology: Topology, role: str) -> str:
+    """Why the twin does not run the class that the topology names for a role, in words; empty where it does."""
+    _, production = ROLES[role]
+    path = topology.actors[role].class_path
+    named: type[Actor] = resolve("actor", path)
+    if production is None or issubclass(named, production):
+        return ""
+    return f"{path} does not derive from {production.__name__}, which runs in its place"

@@ -26,7 +26,7 @@ from trio.abc import Instrument
 from trio.testing import MockClock
 
 from actors.testing import SUPERVISOR, Peer, Stage, running
-from actors.twin.roles import ROLES, twin_class
+from actors.twin.roles import ROLES, not_used, twin_class
 from actors.twin.tokens import NAME
 from actors.twin.world import World
 from agent_rl import messages
@@ -38,6 +38,7 @@ from agent_rl.simulation.costs import Costs, shipped_costs
 from agent_rl.simulation.plan import GENERATOR, SCHEDULER, Plan
 from agent_rl.simulation.prediction import Prediction
 from agent_rl.simulation.profile import Profile
+from agent_rl.simulation.trace import TraceError
 from transport import Limits, LinkEvent, MemoryNetwork, PeerLeft, Registry
 
 HEARTBEAT_S = 600.0
@@ -61,9 +62,18 @@ WITHOUT = ("weights", "transfer")
 
 def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
     """The topology of the twin: the same actors and settings, one stage, and a modelled environment."""
+    if missing := [role for role in ROLES if role not in topology.actors]:
+        raise TraceError(f"actors: the full twin needs the role {missing[0]}, which is not there")
     stage = next(stage for stage in topology.stages if isinstance(stage, RlStage) and stage.name == plan.stage)
+    shapes = [shape for group in plan.trace.groups for shape in group]
     stage = stage.model_copy(
-        update={"steps": plan.trace.steps, "evaluate": None, "filter": TaskFilter(), "max_turns": 1 << 20}
+        update={
+            "steps": plan.trace.steps,
+            "evaluate": None,
+            "filter": TaskFilter(),
+            "max_response_tokens": max(stage.max_response_tokens, *(each.context - each.prompt for each in shapes)),
+            "max_turns": max(stage.max_turns, *(len(each.written) for each in shapes)),
+        }
     )
     actors = {role: topology.actors[role] for role in ROLES}
     generator, scheduler = actors[GENERATOR], actors[SCHEDULER]
@@ -174,6 +184,7 @@ async def play(
         supervisor = Peer(SUPERVISOR, stage.network, stage.registry, 1, LIMITS)
         await nursery.start(supervisor.run)
         classes = {role: twin_class(made, role, world) for role in ROLES}
+        log.counts.update(f"actors.{role}: {not_used(made, role)}" for role in ROLES if not_used(made, role))
         for name, role in actor_nodes(made):
             actor = partial(
                 running,

@@ -35,7 +35,7 @@ class GanttError(Exception):
 
 
 class Bins:
-    """The share of time that something was busy, in at most `MOST_BINS` bins of equal width, which doubles as needed."""
+    """The share of time that something was busy, in at most `MOST_BINS` bins of one width, which doubles as needed."""
 
     def __init__(self, width: float = 0.01) -> None:
         """``width``: seconds of the first bins."""

@@ -1,0 +1,250 @@
+"""The full twin: its tokens, its engine, a whole small run, what messages cost, and the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from actors.cli.output import Mistake
+from actors.cli.simulate import calibrate, simulate
+from actors.engines.base import EngineError, TurnRequest
+from actors.twin.engine import TwinEngine
+from actors.twin.measuring import Window, fitted
+from actors.twin.report import chart, twin_lines
+from actors.twin.run import TwinRun, run_twin
+from actors.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written
+from agent_rl.config.examples import topology_file
+from agent_rl.config.load import load_topology
+from agent_rl.messages import Policy
+from agent_rl.simulation.costs import Cost, Costs, shipped_costs
+from agent_rl.simulation.engine import ModelledEngine
+from agent_rl.simulation.gantt import Bins, html
+from agent_rl.simulation.plan import plan_of
+from agent_rl.simulation.prediction import lines, predict
+from agent_rl.simulation.profile import read_profile
+from agent_rl.simulation.trace import EngineModel, LearnerModel, Shape
+
+SMALL = (
+    "algorithm.groups_per_step=2",
+    "algorithm.samples=4",
+    "algorithm.keep=2",
+    "actors.rollout_generator.replicas=2",
+)
+FILE = "examples/paper_size.toml"
+
+
+def twin(steps=2, messages=None, overrides=()) -> TwinRun:
+    profile = read_profile("mi300x")
+    if messages is not None:
+        profile = profile.model_copy(update={"messages": messages})
+    topology = load_topology((topology_file(FILE),), (*SMALL, *overrides))
+    return run_twin(topology, plan_of(topology, profile, where=FILE, steps=steps, seed=0), profile, seed=0)
+
+
+def text_of(made: TwinRun) -> str:
+    told = [*lines(made.prediction, read_profile("mi300x")), *twin_lines(made.prediction, made.world, made.warnings)]
+    return "\n".join(told) + html(chart(made.prediction, made.world))
+
+
+# Tokens
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.sampled_from([0, CALLS, RIGHT]), st.booleans())
+@settings(max_examples=50)
+def test_a_turn_stands_for_its_tokens_under_the_policies_that_wrote_them(counts, flag, plain):
+    counts[-1] = max(1, counts[-1] if plain is False else min(counts[-1], 50))
+    runs = [(Policy(0, number), min(count, 50) if plain else count) for number, count in enumerate(counts)]
+    turn = written(runs, flag, plain=plain)
+    assert array_length(turn.tokens) == sum(count for _, count in runs)
+    assert int(turn.tokens[-1]) == STOP
+    assert int(turn.tokens[-2]) & ~LENGTH == flag
+    for policy, count in runs:
+        assert array_length(turn.tokens[turn.policies[:, 1] == policy.version]) == count
+
+
+# The engine
+
+MODEL = EngineModel(1000, 8, step_s=0.01, row_s=0.0, context_s=0.0, prefill_s=0.0, prefill_context_s=0.0)
+SHAPE = Shape(10, (100, 50), (1.0,), (20,))
+
+
+async def nothing(_: int) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def engine() -> TwinEngine:
+    learner = LearnerModel(1.0, pause_s=1.0)
+    made = ModelledEngine("rollout_generator.0", MODEL)
+    return TwinEngine(
+        made, learner, lambda _: (0, 0, SHAPE), lambda _, __: 0, nothing, Bins(), longest=500, plain=False
+    )
+
+
+def asked(tokens: int) -> TurnRequest:
+    return TurnRequest(
+        rollout="a", tokens=range(tokens), max_tokens=400, temperature=1.0, stop_tokens=frozenset({STOP}), seed=0
+    )
+
+
+def in_virtual_time(main) -> None:
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_an_engine_writes_the_turns_of_the_trace_in_the_time_of_its_model():
+    async def main():
+        async with trio.open_nursery() as nursery:
+            made = engine()
+            await nursery.start(made.run)
+            began = trio.current_time()
+            first = await made.generate(asked(10))
+            assert (array_length(first.tokens), trio.current_time() - began) == (100, pytest.approx(1.0))
+            second = await made.generate(asked(130))
+            assert array_length(second.tokens) == 50
+            with pytest.raises(EngineError, match="no turn of the trace begins after 131 tokens"):
+                await made.generate(asked(131))
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_tokens_after_new_weights_are_of_the_new_policy():
+    async def main():
+        async with trio.open_nursery() as nursery:
+            made = engine()
+            await nursery.start(made.run)
+
+            async def update() -> None:
+                await trio.sleep(0.4)
+                await made.load_weights(Path(), Policy(0, 1))
+
+            nursery.start_soon(update)
+            began = trio.current_time()
+            turn = await made.generate(asked(10))
+            assert trio.current_time() - began == pytest.approx(2.0)  # the pause, too
+            versions = [array_length(turn.tokens[turn.policies[:, 1] == version]) for version in (0, 1)]
+            assert versions == [40, 60]
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_a_turn_that_is_given_up_leaves_the_engine():
+    async def main():
+        async with trio.open_nursery() as nursery:
+            made = engine()
+            await nursery.start(made.run)
+            with trio.move_on_after(0.5):
+                await made.generate(asked(10))
+            made.release("a")
+            assert made.figures.running == 0
+            assert made.model.next_event() == np.inf
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+# A whole run
+
+
+def test_a_run_is_a_function_of_file_seed_and_profile_and_near_the_fast_level():
+    first, second = twin(), twin()
+    assert text_of(first) == text_of(second)
+    assert not first.warnings
+    made = first.prediction
+    fast = predict(made.plan).outcome
+    assert made.outcome.makespan_s == pytest.approx(fast.makespan_s, rel=0.25)
+    assert made.outcome.steps == 2
+    written_by_trained = sum(count for process in first.world.processors.values() for count in process.tokens.values())
+    assert written_by_trained >= made.plan.trace.written()
+    busiest = next(line for line in text_of(first).splitlines() if line.startswith("busiest actor"))
+    assert busiest.split()[2].rstrip(",") in first.world.processors
+
+
+def test_a_saturated_actor_shows():
+    costs = shipped_costs()
+    dear = {**costs, "roc_filter": {**costs["roc_filter"], "Trajectory": Cost(seconds=200.0)}}
+    normal, slow = twin(steps=1), twin(steps=1, messages=dear)
+    assert slow.prediction.outcome.makespan_s > 8 * 200.0 > normal.prediction.outcome.makespan_s
+    text = text_of(slow)
+    assert "busiest actor     roc_filter.0, " in text
+    assert "it limits the run" in text
+
+
+def test_messages_that_are_not_in_the_table_cost_nothing():
+    costs = Costs({"roc_filter": {"Trajectory": Cost(seconds=1.0, token_s=0.5)}})
+    assert costs.seconds("roc_filter", "Trajectory", 4) == 3.0
+    assert costs.seconds("roc_filter", "GroupOpened", 4) == 0.0
+    assert costs.seconds("learner", "Trajectory", 4) == 0.0
+
+
+@pytest.mark.slow
+def test_two_processes_with_other_hashes_print_the_same():
+    command = [sys.executable, "-m", "actors.cli", "simulate", FILE, "--full", "--steps", "2"]
+    command += [part for setting in SMALL for part in ("--set", setting)]
+    told = [
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+    assert b"busiest actor" in told[0]
+
+
+# Measuring what messages cost
+
+
+def test_costs_are_recovered_from_windows():
+    rng = np.random.default_rng(0)
+    total = Window(0.0, Counter(), Counter())
+    windows = [total]
+    for _ in range(40):
+        trajectories, opened, tokens = (int(each) for each in rng.integers([1, 1, 100], [20, 9, 5000]))
+        seconds = trajectories * 2e-3 + opened * 1e-3 + tokens * 1e-6
+        total = Window(
+            total.seconds + seconds,
+            total.handled + Counter(Trajectory=trajectories, GroupOpened=opened, StageEntered=0),
+            total.tokens + Counter(Trajectory=tokens),
+        )
+        windows.append(total)
+    table = fitted({"roc_filter.0": windows}, {"roc_filter.0": "roc_filter"})
+    assert table["roc_filter"]["Trajectory"].seconds == pytest.approx(2e-3, rel=0.01)
+    assert table["roc_filter"]["Trajectory"].token_s == pytest.approx(1e-6, rel=0.01)
+    assert table["roc_filter"]["GroupOpened"].seconds == pytest.approx(1e-3, rel=0.01)
+    assert "StageEntered" not in table["roc_filter"]
+
+
+# The command
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path):
+    made = partial(simulate, Path(FILE), overrides=SMALL, steps=1)
+    with pytest.raises(Mistake, match="add --full"):
+        made(gantt=(tmp_path / "chart.html",))
+    with pytest.raises(Mistake, match="--tune belongs to the fast level"):
+        made(full=True, tuned=True)
+    with pytest.raises(Mistake, match="--schedule belongs to the fast level"):
+        made(full=True, schedule=tmp_path / "decisions")
+    with pytest.raises(Mistake, match=r"chart\.pdf: a chart is written as \.html or \.png"):
+        made(full=True, gantt=(tmp_path / "chart.pdf",))
+    with pytest.raises(Mistake, match="name the directory of a run, or --messages"):
+        calibrate()
+
+
+def test_the_command_draws_a_chart(tmp_path, capsys):
+    simulate(Path(FILE), overrides=SMALL, steps=1, full=True, gantt=(tmp_path / "chart.html",))
+    told = capsys.readouterr().out
+    assert "busiest actor" in told
+    assert "makespan" in told
+    page = (tmp_path / "chart.html").read_text()
+    for name in ("learner.0 trains", "rollout_generator.0", "rollout_generator.1", "kv_scheduler.0 handles"):
+        assert name in page
