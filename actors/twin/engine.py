@@ -132,6 +132,7 @@ class TwinEngine:
         finally:
             if turn.result is None:
                 self._abort(turn)
+        assert turn.result is not None, "a turn ends with its result"
         await self._paid(turn.rollout.shape.written[turn.rollout.turn])
         return turn.result
 

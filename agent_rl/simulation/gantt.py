@@ -137,8 +137,8 @@ def html(gantt: Gantt) -> str:
     parts: list[str] = []
     for x, y, width, height, colour, title in drawing.boxes:
         fill = "#{:02x}{:02x}{:02x}".format(*colour)
-        shape = {"x": x, "y": y, "width": width, "height": height, "fill": fill}
-        parts.append(tag("rect", tag("title", title) if title else None, **shape))
+        inner = tag("title", title) if title else None
+        parts.append(tag("rect", inner, x=x, y=y, width=width, height=height, fill=fill))
     for x, y, text, ends in drawing.words:
         parts.append(tag("text", text, x=x, y=y, text_anchor="end" if ends else "start"))
     view = f"0 0 {drawing.width} {drawing.height}"

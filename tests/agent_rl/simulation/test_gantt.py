@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.simulation.gantt import (
@@ -28,6 +28,7 @@ CHART = Gantt(
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1)), max_size=20))
+@settings(max_examples=30)
 def test_bins_keep_all_time(spans):
     bins = Bins()
     for start, seconds, share in spans:
