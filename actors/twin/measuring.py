@@ -11,7 +11,7 @@ sizes. The in-memory network takes the place of ZeroMQ: its sockets are not in t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -53,7 +53,7 @@ class Meter(Instrument):
     """Processor seconds of the tasks of each actor."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._began = 0.0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
