@@ -31,7 +31,8 @@ from actors.twin.tokens import NAME
 from actors.twin.world import World
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
-from agent_rl.config.topology import EnvironmentEntry, RlStage, TaskFilter, Topology
+from agent_rl.config.selection import TaskFilter
+from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.records.journal import Journal
 from agent_rl.records.memory import MemoryJournal
 from agent_rl.simulation.costs import Costs, shipped_costs
