@@ -111,8 +111,8 @@ class Ranks:
 class JoinedRanks(Ranks):
     """One of several processes, after all have met. Every method is a collective: all ranks call it, in one order."""
 
-    def __init__(self, rank: int, sizes: MeshSizes, device: str) -> None:
-        """The process group of torch exists already."""
+    def __init__(self, rank: int, sizes: MeshSizes, device: str, *, beside: str = "gloo") -> None:
+        """The process group of torch exists already. ``beside``: what sends between threads that save."""
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -125,7 +125,7 @@ class JoinedRanks(Ranks):
         self.group: Any = None
         """None: torch's default group."""
         self._beside = copy.copy(self)
-        self._beside.group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=BESIDE_SECONDS))
+        self._beside.group = distributed.new_group(backend=beside, timeout=timedelta(seconds=BESIDE_SECONDS))
         dimensions = {"replicate": sizes.replicate, "shard": sizes.shard, "tensor": sizes.tensor}
         names = tuple(name for name, size in dimensions.items() if size > 1 or name == "shard")
         shape = tuple(dimensions[name] for name in names)

@@ -142,7 +142,7 @@ def fake_ranks(rank: int, sizes: MeshSizes) -> Iterator[JoinedRanks]:
     torch_distributed: Any = distributed
     torch_distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes.ranks)
     try:
-        yield JoinedRanks(rank, sizes, "cpu")
+        yield JoinedRanks(rank, sizes, "cpu", beside="fake")
     finally:
         torch_distributed.destroy_process_group()
 
