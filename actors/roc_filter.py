@@ -193,7 +193,10 @@ class RoCFilter(Actor):
             self._commit()
 
     async def stop(self) -> None:
-        """Commit, acknowledge, and write a summary. The tasks end first: no thread of theirs needs the journal."""
+        """Commit, acknowledge, and write a summary. The tasks end first: no thread of theirs needs the journal then.
+
+        The supervisor's `drain_seconds` bounds the wait for a thread that is writing.
+        """
         self._tasks.cancel()
         await self._tasks_ended.wait()
         self._commit()

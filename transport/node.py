@@ -102,7 +102,8 @@ class Node(Arrivals):
         """Refuse processes that claim to be ``peer`` with a higher incarnation, also one accepted before.
 
         Processes of a lower incarnation have ended: within a heartbeat, the peer counts as lost until its process with
-        this incarnation is heard. The new process is asked at once who it is, rather than with the next heartbeat.
+        this incarnation is heard. The new process is asked at once who it is. The question is lost where the end of the
+        former connection has not been noticed yet; then the next heartbeat asks.
         """
         self._expected[peer] = incarnation
         self._forget_claims(peer, incarnation)
@@ -118,7 +119,7 @@ class Node(Arrivals):
         if outbound is not None:
             outbound.expect(incarnation)
             if known and max(known) < incarnation and self._running:
-                outbound.send_heartbeat(self.incarnation)  # waits in the connection until the process listens
+                outbound.send_heartbeat(self.incarnation)
 
     def doubt(self, peers: Iterable[str]) -> None:
         """Exactly these peers are lost once they are silent (``Limits.silent_after``), rather than later.

@@ -100,8 +100,8 @@ class Signs:
                 if not (some := os.read(self._pipe, 1 << 16)):
                     return None
                 *lines, rest = (rest + some).split(b"\n")
-                for line in filter(None, lines):
-                    return LastWords(**json.loads(line))
+                if words := next(filter(None, lines), b""):
+                    return LastWords(**json.loads(words))
         finally:
             os.close(self._pipe)
         raise SilentError
