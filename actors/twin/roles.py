@@ -7,7 +7,7 @@ message is charged before it is handled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -138,14 +138,18 @@ class TwinLearner(Charged):
 class ModelledModel:
     """What the learner asks of `actors.training.model.TrainedModel`, as times.
 
-    It is its own trainer, publisher, store and checkpoints: all that these have to do is to take time, or nothing.
+    It is its own trainer, publisher, store, checkpoints and saving: all that these have to do is to take time, or
+    nothing.
     """
+
+    beside = False
+    """No checkpoint is ever being written beside training."""
 
     def __init__(self, context: ActorContext, world: World) -> None:
         self._context, self._world = context, world
         self._busy_s = 0.0
         self._positions: list[Position] = []
-        self.trainer = self.publisher = self.store = self.checkpoints = self
+        self.trainer = self.publisher = self.store = self.checkpoints = self.saving = self
         self.tokenizer = None
 
     async def load(self) -> tuple[Position, dict[str, Any]]:
@@ -190,11 +194,17 @@ class ModelledModel:
         await trio.lowlevel.checkpoint()
         return position.version == position.stage_version
 
-    async def save(self, position: Position, extra: Mapping[str, Any]) -> None:
+    async def save(
+        self, position: Position, extra: Mapping[str, Any], after: Callable[[], Awaitable[None]], *, beside: bool
+    ) -> None:
         """Checkpoints take no time."""
-        del extra
-        await trio.lowlevel.checkpoint()
+        del extra, beside
         self._positions.append(position)
+        await after()
+
+    async def settled(self) -> None:
+        """Nothing is being written."""
+        await trio.lowlevel.checkpoint()
 
     def positions(self) -> list[Position]:
         """Of the checkpoints."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,12 @@ from trio.testing import MockClock
 from actors.cli.output import Mistake
 from actors.cli.simulate import calibrate, simulate
 from actors.engines.base import EngineError, TurnRequest
+from actors.training.model import TrainedModel
+from actors.training.saving import Saving
 from actors.twin.engine import TwinEngine
 from actors.twin.measuring import Window, fitted
 from actors.twin.report import chart, twin_lines
+from actors.twin.roles import ModelledModel
 from actors.twin.run import TwinRun, run_twin
 from actors.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written
 from agent_rl.config.examples import topology_file
@@ -55,6 +59,15 @@ def twin(steps=2, messages=None, overrides=()) -> TwinRun:
 def text_of(made: TwinRun) -> str:
     told = [*lines(made.prediction, read_profile("mi300x")), *twin_lines(made.prediction, made.world, made.warnings)]
     return "\n".join(told) + html(chart(made.prediction, made.world))
+
+
+def test_the_modelled_model_can_be_asked_all_that_the_learner_asks_of_a_real_one():
+    """A short run does not come to each of these calls."""
+    saving = {name for name in vars(Saving) if not name.startswith("_") and name != "save"} - {"due"}  # supervised only
+    assert {name for name in saving if not hasattr(ModelledModel, name)} == set()
+    for name in ("load", "save", "publish", "begin_rl", "busy_seconds"):
+        real, modelled = (list(signature(getattr(cls, name)).parameters) for cls in (TrainedModel, ModelledModel))
+        assert modelled == real, name
 
 
 # Tokens
