@@ -212,7 +212,7 @@ class RolloutGenerator(Actor):
                 self._running.cancel(message.groups)
                 self._running.hold(message.held)
                 for rollout in self._running.freed(message.freed):
-                    self._engine.release(rollout)
+                    self._engine.set_aside(rollout)
                 if count := self._running.abandon(message.moved):
                     self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:

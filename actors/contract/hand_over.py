@@ -108,13 +108,12 @@ class HandOverContract(GeneratorBench):
             assert sent[-1].then == "ended", "the scheduler was not told of the end"
             assert sent[-1].tokens == len(whole.prompt_tokens) + len(whole.tokens), "not the tokens of the rollout"
             at = next(each.tokens for each in sent if each.then == "waits")
-            bench.engine.released.clear()
             unwanted = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
             unwanted.set(GroupsUnwanted((), freed={"again": at, whole.rollout: at + 1}))
             await bench.ask(rollout="again", sampling=ROOM)
             await bench.trajectory()
             await self.settled()
-            assert bench.engine.released == ["again"], "a rollout that was not waiting was freed"
+            assert bench.engine.set_aside_rollouts == ["again"], "a rollout that was not waiting was freed"
 
     def turns(self, bench: Bench) -> list[CompletedTurn]:
         """The turns that the scheduler was sent."""

@@ -77,7 +77,7 @@ class EngineFigures:
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
     ``preemptions``: how often each rollout was preempted, as far as it was and is not released. ``kv_kept``: new
-    weights leave the KV cache of earlier turns valid.
+    weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host memory.
     """
 
     kv_tokens_total: int
@@ -92,6 +92,8 @@ class EngineFigures:
     busy_seconds: float = 0.0
     preemptions: Mapping[str, int] = field(default_factory=dict)
     kv_kept: bool = False
+    host_kv_tokens_total: int = 0
+    host_kv_tokens_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,12 @@ class Engine(Protocol):
 
     def release(self, rollout: str) -> None:
         """The rollout has ended: drop its KV cache. Unknown names are ignored."""
+
+    def set_aside(self, rollout: str) -> None:
+        """The next turn of a rollout comes later, and none is in flight: free its KV cache. Unknown names are ignored.
+
+        An engine may keep it elsewhere, as in host memory, or until the room is needed.
+        """
 
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
         """Load weights from a file or a transfer between two decode steps. Requests in flight go on with them.

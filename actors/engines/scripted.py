@@ -40,6 +40,7 @@ class ScriptedEngine:
         self._longest = longest
         self._turns: dict[str, int] = {}
         self.released: list[str] = []
+        self.set_aside_rollouts: list[str] = []
         self.loaded: list[Path] = []
         self.swapped = trio.Event()
         self.requests: list[TurnRequest] = []
@@ -84,6 +85,10 @@ class ScriptedEngine:
     def release(self, rollout: str) -> None:
         """Record that the rollout was released."""
         self.released.append(rollout)
+
+    def set_aside(self, rollout: str) -> None:
+        """Record that the rollout was set aside."""
+        self.set_aside_rollouts.append(rollout)
 
     async def load_weights(self, path: Path, policy: Policy) -> None:
         """Serve the policy from now on."""

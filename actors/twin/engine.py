@@ -166,6 +166,12 @@ class TwinEngine:
             self.model.advance(trio.current_time())
             self.model.drop(known)
 
+    def set_aside(self, rollout: str) -> None:
+        """Free the KV cache of a rollout whose tools run."""
+        if (known := self._rollouts.get(rollout)) is not None and known not in self._turns:
+            self.model.advance(trio.current_time())
+            self.model.set_aside(known)
+
     async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
         """Pause, then go on with the policy."""
         del source
@@ -211,4 +217,6 @@ class TwinEngine:
             busy_seconds=model.busy,
             preemptions=dict(self._preemptions),
             kv_kept=self._learner.kv_kept,
+            host_kv_tokens_total=model.model.kv_host,
+            host_kv_tokens_used=model.host_tokens,
         )

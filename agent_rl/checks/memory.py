@@ -96,6 +96,8 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         rows = int(entry.settings.get("max_rollouts", 64))
         how = f"at most {rows} rollouts x {shape.length:,} tokens x {each}"
         yield Need(where, "KV cache", rows * shape.length * token, how)
+    if kept := int(entry.settings.get("engine_settings", {}).get("host_kv_tokens", 0)):
+        yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
 
 
 def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[Need]:

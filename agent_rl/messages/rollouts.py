@@ -311,8 +311,8 @@ class EngineLoad:
     them or they end. ``preempted`` counts turns that lost their KV cache for want of room, and cached rollouts evicted.
     ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed.
     They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
-    was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. A load is sent when `news`
-    changes.
+    was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. ``kv_tokens_host``: room in host
+    memory for the KV cache of rollouts that are set aside. A load is sent when `news` changes.
     """
 
     generator: str
@@ -330,10 +330,12 @@ class EngineLoad:
     cached_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)
     kv_kept: bool = False
+    kv_tokens_host: int = 0
 
     @property
     def news(self) -> tuple[object, ...]:
         """What decisions depend on: another load with the same has nothing new. KV use counts in steps of a 64th."""
         used = NEWS_STEPS * self.kv_tokens_used // max(1, self.kv_tokens_total)
-        sizes = self.kv_tokens_total, used, self.max_rollouts, self.running, self.waiting, self.preempted
-        return self.generator, self.incarnation, self.policy, sizes, self.orphans
+        sizes = self.kv_tokens_total, self.kv_tokens_host, used, self.max_rollouts
+        turns = self.running, self.waiting, self.preempted
+        return self.generator, self.incarnation, self.policy, sizes, turns, self.orphans

@@ -180,17 +180,19 @@ def _engine_model(
     """The engine's seconds and its KV cache: the topology's ``kv_tokens``, or what the memory of its devices leaves."""
     rows = int(settings.get("max_rollouts", DEFAULT_ROLLOUTS))
     kv_tokens = settings.get("kv_tokens")
+    kv_host = int(settings.get("engine_settings", {}).get("host_kv_tokens", 0))
     if profile.engine is not None:
         kv_tokens = kv_tokens or profile.engine.kv_tokens
         if kv_tokens is None:
             missing = "is missing, and the profile's [engine] has no kv_tokens; add one"
             raise TraceError(f"{where}, actors.{GENERATOR}.settings.kv_tokens: {missing}")
-        return EngineModel(int(kv_tokens), rows, **profile.engine.model_dump(exclude={"kv_tokens"}))
+        return EngineModel(int(kv_tokens), rows, kv_host=kv_host, **profile.engine.model_dump(exclude={"kv_tokens"}))
     device = profile.device
     assert device is not None
     assert sizes is not None, "a profile of a device needs a model's sizes"
     width_bytes = BYTES[topology.model.dtype]
-    return engine_on(device, sizes, width_bytes, width, rows, None if kv_tokens is None else int(kv_tokens), where)
+    given = None if kv_tokens is None else int(kv_tokens)
+    return replace(engine_on(device, sizes, width_bytes, width, rows, given, where), kv_host=kv_host)
 
 
 def engine_on(
@@ -213,6 +215,7 @@ def engine_on(
         context_s=kv_bytes / bandwidth,
         prefill_s=2 * sizes.parameters / flops,
         prefill_context_s=4 * sizes.layers * sizes.hidden_size / flops,
+        restore_s=kv_bytes / (device.host_bandwidth * width),
     )
 
 

@@ -125,7 +125,7 @@ class Simulator:
             if rollout.prefix_on >= 0:
                 engine = self.engines[rollout.prefix_on]
                 engine.advance(self.now)
-                engine.drop(rollout)
+                engine.set_aside(rollout)
         else:
             engine = self.engines[rollout.engine]
             engine.advance(self.now)
@@ -166,7 +166,8 @@ class Simulator:
         self._told[number] = self.now
         engine, model = self.engines[number], self.engines[number].model
         rows, queued = len(engine.rows), len(engine.queue)
-        facts = EngineFacts(engine.name, model.kv_total, engine.used, rows, queued, model.max_rollouts, self._served)
+        room = model.kv_total, engine.used, rows, queued, model.max_rollouts
+        facts = EngineFacts(engine.name, *room, self._served, model.kv_host)
         self.policy.engine_reported(facts, self.now)
 
     # Turns

@@ -46,6 +46,9 @@ class EngineModel:
 
     ``kv_total`` is the KV cache in tokens, in pages of ``page`` tokens. A turn is admitted while the share
     ``watermark`` of the cache stays free.
+
+    ``kv_host`` tokens of what leaves the cache are kept in host memory. To bring a token back takes ``restore_s``, and
+    the decode steps wait for it.
     """
 
     kv_total: int
@@ -57,6 +60,8 @@ class EngineModel:
     prefill_context_s: float
     page: int = 16
     watermark: float = 0.01
+    kv_host: int = 0
+    restore_s: float = 0.0
 
     def largest(self) -> int:
         """The longest context that an empty engine admits."""
@@ -151,7 +156,7 @@ def _check_engines(trace: Trace, where: str) -> None:
         place = f"{where}, engine {engine.name}"
         for name in ("kv_total", "max_rollouts", "step_s", "page"):
             _positive(getattr(engine.model, name), f"{place}, {name}")
-        for name in ("row_s", "context_s", "prefill_s", "prefill_context_s", "watermark"):
+        for name in ("row_s", "context_s", "prefill_s", "prefill_context_s", "watermark", "kv_host", "restore_s"):
             if not 0 <= getattr(engine.model, name) < math.inf:
                 raise TraceError(f"{place}, {name}: {getattr(engine.model, name)} is negative or no number")
         if not 0 <= engine.joins < min(engine.lost, engine.drains):

@@ -133,6 +133,9 @@ class ScriptedTurns:
     def release(self, rollout: str) -> None:
         """No rollout has anything here."""
 
+    def set_aside(self, rollout: str) -> None:
+        """No rollout has anything here."""
+
     async def load_weights(self, path: Path, policy: Policy) -> None:
         """Serve the policy from now on. Raises EngineError when the file is not that of the policy."""
         try:

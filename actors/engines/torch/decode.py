@@ -1,7 +1,8 @@
 """Continuous batching, synchronous: decides which sequence is computed in which step.
 
 An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
-until it is released, cancelled, or evicted for lack of room. The order of the rows is::
+until it is released, cancelled, set aside, or evicted for lack of room (to host memory, if there is any for it). The
+order of the rows is::
 
     [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
       0                   self._decoding
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from actors.engines.base import EngineError, TurnResult
+from actors.engines.torch.host_cache import HostCache, Kept
 from actors.engines.torch.kv_cache import ForwardStep
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
@@ -53,6 +55,7 @@ class Decoder:
         kv_tokens: int | None,
         kv_on_update: Literal["keep", "recompute"],
         policy: Policy,
+        host_kv_tokens: int = 0,
     ) -> None:
         self.model = model
         self.policy = policy
@@ -66,6 +69,7 @@ class Decoder:
         self.cached_tokens = 0
         self._kv_on_update = kv_on_update
         self._cache = model.new_cache(max_rollouts)
+        self._host = HostCache(host_kv_tokens)
         self._sequences = Sequences(max_rollouts)
         self._slot_in_row = np.arange(max_rollouts)
         self._row_of_slot = np.arange(max_rollouts)
@@ -94,6 +98,11 @@ class Decoder:
         return len(self._waiting)
 
     @property
+    def host_kv_tokens_used(self) -> int:
+        """Number of tokens whose keys and values are in host memory."""
+        return self._host.used
+
+    @property
     def kv_tokens_used(self) -> int:
         """Number of cached tokens, those of parked sequences included."""
         return int(self._sequences.cached.sum())
@@ -113,6 +122,7 @@ class Decoder:
         """Drop a turn and its rollout's KV cache, also when the turn has already ended."""
         if turn in self._waiting:
             self._waiting.remove(turn)
+            self._host.forget(turn.rollout)
         else:
             self.release(turn.rollout)
 
@@ -120,8 +130,16 @@ class Decoder:
         """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
         if rollout in self.preemptions:
             self.preemptions = {name: count for name, count in self.preemptions.items() if name != rollout}
+        self._host.forget(rollout)
         slot = self._slots.get(rollout)
         if slot is not None:
+            self._drop(slot)
+
+    def set_aside(self, rollout: str) -> None:
+        """Free the KV cache of a rollout without a live turn, which goes on later. Unknown names are ignored."""
+        slot = self._parked.get(rollout)
+        if slot is not None:
+            self._offload(slot)
             self._drop(slot)
 
     def replace_weights(self, weights: Mapping[str, Tensor], policy: Policy) -> None:
@@ -131,6 +149,7 @@ class Decoder:
         if self._kv_on_update == "recompute":
             for slot in list(self._parked.values()):
                 self._drop(slot)
+            self._host.clear()
             self._sequences.cached[:] = 0
             self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
             self._decoding = 0
@@ -179,6 +198,7 @@ class Decoder:
             self._sequences.admit(slot, turn)
             self._turns[slot] = turn
             self._slots[turn.rollout] = slot
+            self._restore(slot, turn)
             self._pending.append(slot)
 
     def _choose_joining(self) -> list[int]:
@@ -202,14 +222,33 @@ class Decoder:
             slot = max(self._turns, key=lambda slot: self._turns[slot].number)
             turn = self._turns[slot]
             self._sequences.save(slot, turn)
+            self._offload(slot)
             self._drop(slot)
             self._waiting.appendleft(turn)
             self.preempted += 1
             self.preemptions = {**self.preemptions, turn.rollout: self.preemptions.get(turn.rollout, 0) + 1}
 
     def _evict_parked(self) -> None:
-        self._drop(next(iter(self._parked.values())))
+        slot = next(iter(self._parked.values()))
+        self._offload(slot)
+        self._drop(slot)
         self.preempted += 1
+
+    def _offload(self, slot: int) -> None:
+        """Keep in host memory what is cached of the slot, which is cleared next."""
+        cached = int(self._sequences.cached[slot])
+        if self._host.fits(cached):
+            tokens = self._sequences.tokens[slot, :cached].copy()
+            kept = Kept(tokens, self._cache.read(int(self._row_of_slot[slot]), cached))
+            self._host.keep(self._sequences.rollouts[slot], kept)
+
+    def _restore(self, slot: int, turn: SequenceTurn) -> None:
+        """Bring back what host memory has of an admitted turn's tokens."""
+        kept = self._host.take(turn.rollout)
+        if kept is not None:
+            cached = self._sequences.restore(slot, turn, kept.tokens)
+            self._cache.write(int(self._row_of_slot[slot]), kept.data[..., :cached, :])
+            self.cached_tokens += cached
 
     def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
         """Move joining sequences to the rows after the decoding ones, as ``pack`` needs. Returns the step's slots."""

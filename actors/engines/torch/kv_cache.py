@@ -92,6 +92,16 @@ class KVCache:
         """Copy the first ``cached`` tokens of row ``source`` to row ``target``."""
         self._data[:, :, target, :, :cached] = self._data[:, :, source, :, :cached]
 
+    def read(self, row: int, cached: int) -> Tensor:
+        """A copy of the row's first ``cached`` tokens in host memory: [layers, 2, kv_heads, cached, head_dim]."""
+        return self._data[:, :, row, :, :cached].to("cpu", copy=True)
+
+    def write(self, row: int, data: Tensor) -> None:
+        """Make the row begin with what `read` has returned."""
+        cached = data.shape[3]
+        self.reserve(cached)
+        self._data[:, :, row, :, :cached] = data.to(self.device)
+
 
 @dataclass(frozen=True, slots=True)
 class Prefill:

@@ -11,7 +11,7 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
-from actors.engines.reference import Architecture, save_tiny_model
+from actors.engines.reference import Architecture, Reference, save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
@@ -22,6 +22,7 @@ from actors.engines.testing import (
     eventually,
     generate_all,
     random_prompt,
+    save_other_weights,
     turn,
 )
 from actors.engines.torch.engine import TorchEngine
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 Update = Literal["keep", "recompute"]
 
 
-def new_subject(directory: Path, architecture: Architecture = "qwen3", kv_on_update: Update = "keep") -> Subject:
+def new_subject(
+    directory: Path, architecture: Architecture = "qwen3", kv_on_update: Update = "keep", host_kv_tokens: int = 0
+) -> Subject:
     save_tiny_model(directory / "model", architecture, seed=0)
 
     def make(options: EngineOptions) -> TorchEngine:
@@ -46,6 +49,7 @@ def new_subject(directory: Path, architecture: Architecture = "qwen3", kv_on_upd
             kv_tokens=options.kv_tokens,
             dtype="float32",
             kv_on_update=kv_on_update,
+            host_kv_tokens=host_kv_tokens,
             initial_policy=options.policy,
         )
 
@@ -53,14 +57,17 @@ def new_subject(directory: Path, architecture: Architecture = "qwen3", kv_on_upd
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
+@pytest.mark.parametrize(
+    ("architecture", "kv_on_update", "host_kv_tokens"), [("qwen3", "keep", 0), ("llama", "recompute", 400)]
+)
 def test_contract(
     check: Callable[[Subject], Awaitable[None]],
     architecture: Architecture,
     kv_on_update: Update,
+    host_kv_tokens: int,
     tmp_path: Path,
 ) -> None:
-    trio.run(check, new_subject(tmp_path, architecture, kv_on_update))
+    trio.run(check, new_subject(tmp_path, architecture, kv_on_update, host_kv_tokens))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "granite"])
@@ -171,6 +178,56 @@ def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
     crowded, preempted = trio.run(main, 300)
     assert (unpreempted, preempted > 0) == (0, True)
     assert crowded == roomy
+
+
+def test_what_leaves_the_kv_cache_comes_back_from_host_memory(tmp_path: Path) -> None:
+    """Preempted turns, evicted sequences and those set aside: the same tokens, and next to nothing computed twice."""
+    requests = [turn(f"r{i}", random_prompt(i, 10), 100, temperature=1.0, seed=i) for i in range(6)]
+
+    async def main(kv_tokens: int | None, host: int) -> tuple[list[list[int]], int]:
+        subject = new_subject(tmp_path, host_kv_tokens=host)
+        async with subject.running(max_rollouts=6, kv_tokens=kv_tokens) as engine:
+            first = await generate_all(engine, requests)
+            for request in requests[:3]:
+                engine.set_aside(request.rollout)
+            more = [
+                turn(f"r{i}", [*request.tokens, *result.tokens.tolist(), 1, 2], 20, temperature=1.0, seed=i)
+                for i, (request, result) in enumerate(zip(requests, first, strict=True))
+            ]
+            second = await generate_all(engine, more)
+            for request in requests:
+                engine.release(request.rollout)
+            await eventually(lambda: engine.figures.kv_tokens_used == 0, "released sequences leave the KV cache")
+            assert engine.figures.host_kv_tokens_used == 0
+            return [result.tokens.tolist() for result in (*first, *second)], engine.figures.prefilled_tokens
+
+    roomy, _ = trio.run(main, None, 0)
+    crowded, computed_again = trio.run(main, 300, 0)
+    restored, computed = trio.run(main, 300, 1000)
+    assert crowded == restored == roomy
+    assert computed < 150 < 3 * 150 < computed_again, (computed, computed_again)
+
+
+def test_new_weights_make_host_memory_worthless_unless_keys_and_values_are_kept(tmp_path: Path) -> None:
+    for update, held in (("keep", 24), ("recompute", 0)):
+        subject = new_subject(tmp_path / update, kv_on_update=update, host_kv_tokens=400)
+        other = save_other_weights(subject, tmp_path / update / "other", seed=9)
+
+        async def main(subject: Subject = subject, other: Reference = other, held: int = held) -> None:
+            async with subject.running() as engine:
+                tokens = random_prompt(0, 20)
+                tokens += (await engine.generate(turn("r", tokens, 5))).tokens.tolist()
+                engine.set_aside("r")
+                await eventually(lambda: engine.figures.host_kv_tokens_used == 24, "the sequence is in host memory")
+                assert engine.figures.kv_tokens_used == 0
+                await engine.load_weights(subject.model_path.parent / "other" / "model.safetensors", Policy(1, 2))
+                prefilled = engine.figures.prefilled_tokens
+                again = await engine.generate(turn("r", tokens, 5))
+                assert engine.figures.prefilled_tokens == prefilled + 25 - held
+                if not held:
+                    assert again.tokens.tolist() == other.greedy(tokens, 5)
+
+        trio.run(main)
 
 
 def test_idle_sequences_make_way_oldest_first(tmp_path: Path) -> None:
