@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trio
 
 from actors.contract.base import trio_test
-from actors.contract.generator_bench import GENERATOR, Bench, GeneratorBench
-from agent_rl.messages import CompletedTurn, GroupsUnwanted, Sampling, TurnsCompleted
+from actors.contract.generator_bench import GENERATOR, Bench, GeneratorBench, result
+from agent_rl.messages import CompletedTurn, GroupsUnwanted, Sampling, ToolCall, ToolResult, TurnsCompleted
 
 ROOM = Sampling(1.0, 400, 4)
 
@@ -99,7 +100,15 @@ class HandOverContract(GeneratorBench):
     @trio_test
     async def test_a_rollout_whose_tools_run_is_freed_when_the_scheduler_says_so(self, tmp_path: Path) -> None:
         """The scheduler hears when tools run, and how long a rollout was at its end. The KV cache is freed once."""
-        async with self.bench(tmp_path, self.three_turns) as bench:
+        freed, waits = trio.Event(), trio.Event()
+
+        async def reply(call: ToolCall) -> ToolResult:
+            if call.rollout == "again":
+                waits.set()
+                await freed.wait()
+            return result(call)
+
+        async with self.bench(tmp_path, self.three_turns, reply=reply) as bench:
             await bench.ask(sampling=ROOM)
             whole = await bench.trajectory()
             await self.settled()
@@ -109,11 +118,15 @@ class HandOverContract(GeneratorBench):
             assert sent[-1].tokens == len(whole.prompt_tokens) + len(whole.tokens), "not the tokens of the rollout"
             at = next(each.tokens for each in sent if each.then == "waits")
             unwanted = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
-            unwanted.set(GroupsUnwanted((), freed={"again": at, whole.rollout: at + 1}))
             await bench.ask(rollout="again", sampling=ROOM)
+            await waits.wait()
+            for tokens in (at + 1, at, at):
+                unwanted.set(GroupsUnwanted((), freed={"again": tokens, whole.rollout: at}))
+                await self.settled()
+            freed.set()
             await bench.trajectory()
             await self.settled()
-            assert bench.engine.set_aside_rollouts == ["again"], "a rollout that was not waiting was freed"
+            assert bench.engine.set_aside_rollouts == ["again"], "not the rollout that waits, or not once"
 
     def turns(self, bench: Bench) -> list[CompletedTurn]:
         """The turns that the scheduler was sent."""
