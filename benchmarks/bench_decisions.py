@@ -1,61 +1,56 @@
-"""What the scheduler's decisions cost: decisions a second of processor time, at two sizes of a run.
+"""What events cost the scheduler, in processor time, at two sizes of a run.
 
     agent-rl bench decisions
-    agent-rl bench decisions --seconds 1
+    agent-rl bench decisions --policies worst_case --events 500
 
-The real `GroupScheduler` runs without links (benchmarks/scheduler_decisions.py). A decision places a turn; it includes
-the end of another turn and a load with news of that turn's engine. ``decisions_per_s`` is with 64 engines and 16,384
-rollouts in flight, ``decisions_per_s_512`` with 512 engines and 131,072. ``drop_us`` is the cost of dropping a group
-of 32 rollouts that wait among 16,384; ``event_after_drop_us`` is the cost of a decision while dropped groups are
-announced, ``quiet_load_us`` that of a load without news. All is processor time of one process.
+The real `GroupScheduler` runs without links (benchmarks/scheduler_decisions.py), with 64 engines and 16,384 rollouts in
+flight, and with 512 engines and 131,072 (names that end in ``_512``). ``POLICY.event_us`` is the cost of a rollout's
+end, a load with news of its engine, and the next rollout there; ``drop_us`` that of dropping a group of 32 rollouts
+that wait; ``event_after_drop_us`` that of an event while dropped groups are announced; ``quiet_load_us`` that of a load
+without news; ``fill_s`` that of filling empty engines. All is processor time of one process. Decisions a second are
+measured by ``agent-rl bench scheduler``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent_rl.scheduling.policies.registry import POLICIES
+from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.scheduler_decisions import Size, decisions_per_s, dropping, opening_s, quiet_load_us
-
-SIZES = {"": Size(engines=64, rollouts=16_384), "_512": Size(engines=512, rollouts=131_072)}
+from benchmarks.scheduler_decisions import SIZES, dropping, event_us, opening_s, quiet_load_us
 
 
 @dataclass(kw_only=True)
 class Options:
     """The options."""
 
-    seconds: float = 5.0
-    """Processor time that decisions are measured for, at each size."""
+    policies: tuple[str, ...] = ("worst_case", "predictive")
+    """The policies."""
     events: int = 2000
-    """Events of the other measurements."""
+    """Events of each measurement."""
 
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    rates = {name: decisions_per_s(size, options.seconds) for name, size in SIZES.items()}
-    openings = {name: opening_s(size) for name, size in SIZES.items()}
-    quiet = {name: quiet_load_us(size, options.events) for name, size in SIZES.items()}
-    drops = {name: dropping(size, options.events) for name, size in SIZES.items()}
-    rows = [
-        (
-            f"{size.engines} engines, {size.rollouts:,} rollouts",
-            rates[name],
-            1e6 / rates[name],
-            openings[name],
-            quiet[name],
-            drops[name].drop_us,
-            drops[name].event_us,
-        )
-        for name, size in SIZES.items()
-    ]
-    header = ("size", "decisions/s", "us each", "to fill s", "load without news us", "drop us", "event after drop us")
-    print_table("Decisions of the scheduler, processor time", header, rows)
+    for name in options.policies:
+        if name not in POLICIES:
+            raise WrongOptions(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+    rows: list[list[object]] = []
     figures: dict[str, float | str | None] = {}
-    for name in SIZES:
-        figures[f"decisions_per_s{name}"] = rates[name]
-        figures[f"fill_s{name}"] = openings[name]
-        figures[f"quiet_load_us{name}"] = quiet[name]
-        figures[f"drop_us{name}"] = drops[name].drop_us
-        figures[f"event_after_drop_us{name}"] = drops[name].event_us
+    for policy in options.policies:
+        for suffix, size in SIZES.items():
+            drops = dropping(size, policy, options.events)
+            measured = {
+                "event_us": event_us(size, policy, options.events),
+                "fill_s": opening_s(size, policy),
+                "quiet_load_us": quiet_load_us(size, policy, options.events),
+                "drop_us": drops.drop_us,
+                "event_after_drop_us": drops.event_us,
+            }
+            rows.append([policy, f"{size.engines} engines, {size.rollouts:,} rollouts", *measured.values()])
+            figures |= {f"{policy}.{name}{suffix}": value for name, value in measured.items()}
+    header = ["policy", "size", "event us", "to fill s", "load without news us", "drop us", "event after drop us"]
+    print_table("Events of the scheduler, processor time", header, rows)
     print_figures(figures)
     return 0

@@ -1,7 +1,10 @@
-"""The real `GroupScheduler` with as many engines and rollouts as a large run has, and what its events cost.
+"""What the decisions of a scheduling policy cost, and the events of the real `GroupScheduler` around it.
+
+`decisions_per_s` runs a policy behind its guard, as the scheduler does, with nothing around it: rollouts with many
+turns, of which each next one is a decision.
 
 A `Fleet` is the world around the scheduler: it carries out instructions at once, ends rollouts in random order, and
-reports loads. Times are processor time and include the fleet's own work.
+reports loads. Its rollouts have one turn. Times are processor time and include the fleet's own work.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from agent_rl.messages import (
     UnfinishedGroup,
 )
 from agent_rl.scheduling.instructions import Instruction, OpenGroup, Place
+from agent_rl.scheduling.policies import base
+from agent_rl.scheduling.policies.guard import Guarded
+from agent_rl.scheduling.policies.registry import POLICIES
 from agent_rl.scheduling.scheduler import GroupScheduler
 from agent_rl.testing import engine_load, opened, problem, rl_stage
 
@@ -34,6 +40,8 @@ STALENESS = 8
 """Rollouts end in random order, so the last of a group lasts long, and many groups are open."""
 LOADS = 4
 """Loads that an engine reports in turn, all different."""
+TURN_S = 32.0
+"""Seconds after which a rollout ends a turn: 512 turns a second of 16,384 rollouts. Forecasts age by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,10 @@ class Size:
         return self.rollouts // SAMPLES
 
 
+SIZES = {"": Size(engines=64, rollouts=16_384), "_512": Size(engines=512, rollouts=131_072)}
+"""The sizes that are measured, by the ends of their figures' names."""
+
+
 class Fleet:
     """Engines that are full, and all that the scheduler hears of them and of the filter.
 
@@ -56,9 +68,10 @@ class Fleet:
     and all engines then serve a newer policy.
     """
 
-    def __init__(self, size: Size, *, seed: int = 0, waiting: int = 0) -> None:
+    def __init__(self, size: Size, policy: str, *, seed: int = 0, waiting: int = 0) -> None:
         """``waiting``: groups that are open as after a restart, and wait beside those that fill the engines."""
         self._size = size
+        self._now = 0.0
         self._random = random.Random(seed)
         self.placed = 0
         self._in_flight: list[Place] = []
@@ -74,6 +87,8 @@ class Fleet:
             algorithm_of=lambda _: algorithm,
             problems=lambda _stage, number, _purpose: self._problems[number % 1024],
             prompt_tokens=lambda each: len(each.text),
+            policy=POLICIES[policy].make(),
+            now=lambda: self._now,
         )
         self._publish(waiting)
         self.loads = {name: self._loads(engine) for engine, name in enumerate(self.loads)}
@@ -120,6 +135,7 @@ class Fleet:
 
     def end_one(self) -> None:
         """A rollout ends: its engine reports another load, and the room that it leaves is filled."""
+        self._now += TURN_S / self._size.rollouts
         position = self._random.randrange(len(self._in_flight))
         place, self._in_flight[position] = self._in_flight[position], self._in_flight[-1]
         self._in_flight.pop()
@@ -149,31 +165,27 @@ class Fleet:
         return len(self._in_flight)
 
 
-def decisions_per_s(size: Size, seconds: float) -> float:
-    """Rollouts placed in a second of processor time, measured for about ``seconds``.
-
-    Each took an end of another rollout, and a load with news of that rollout's engine.
-    """
-    fleet = Fleet(size)
-    if fleet.in_flight < 0.9 * size.rollouts:
+def event_us(size: Size, policy: str, events: int) -> float:
+    """Microseconds of a rollout's end, a load with news of its engine, and what is placed then."""
+    fleet = Fleet(size, policy)
+    if fleet.in_flight < size.rollouts // 4:
         raise ValueError(f"only {fleet.in_flight} of {size.rollouts} rollouts were placed")
-    placed, began = fleet.placed, time.process_time()
-    while (spent := time.process_time() - began) < seconds:
-        for _ in range(100):
-            fleet.end_one()
-    return (fleet.placed - placed) / spent
+    began = time.process_time()
+    for _ in range(events):
+        fleet.end_one()
+    return (time.process_time() - began) / events * 1e6
 
 
-def opening_s(size: Size) -> float:
+def opening_s(size: Size, policy: str) -> float:
     """Seconds of processor time to fill empty engines."""
     began = time.process_time()
-    Fleet(size)
+    Fleet(size, policy)
     return time.process_time() - began
 
 
-def quiet_load_us(size: Size, events: int) -> float:
+def quiet_load_us(size: Size, policy: str, events: int) -> float:
     """Microseconds of a load that says nothing new, while all engines are full."""
-    fleet = Fleet(size)
+    fleet = Fleet(size, policy)
     loads = [loads[0] for loads in fleet.loads.values()]
     began = time.process_time()
     for number in range(events):
@@ -189,9 +201,9 @@ class Dropping:
     event_us: float
 
 
-def dropping(size: Size, events: int) -> Dropping:
+def dropping(size: Size, policy: str, events: int) -> Dropping:
     """Drop groups one by one while as many rollouts wait as are in flight. Then rollouts end."""
-    fleet = Fleet(size, waiting=2 * size.groups)
+    fleet = Fleet(size, policy, waiting=2 * size.groups)
     groups = [f"s0-g{number:06d}" for number in range(2 * size.groups - 1, 2 * size.groups - 65, -1)]
     began = time.process_time()
     for number in range(len(groups)):
@@ -201,3 +213,45 @@ def dropping(size: Size, events: int) -> Dropping:
     for _ in range(events):
         fleet.end_one()
     return Dropping(drop_us, (time.process_time() - began) / events * 1e6)
+
+
+def decisions_per_s(size: Size, policy: str, decisions: int) -> float:
+    """Turns that the policy places a second of processor time, with the end of the turn before and a load update."""
+    engines, rollouts = size.engines, size.rollouts
+    guard = Guarded(POLICIES[policy].make())
+    guard.begin(base.Setting(SAMPLES, size.groups))
+    room = 4 * 40_000 * (rollouts // engines + 1)
+    facts = [base.EngineFacts(f"engine.{number}", room, 0, 0, 0, 4 * rollouts) for number in range(engines)]
+    for fact in facts:
+        guard.engine_reported(fact, 0.0)
+    turns = [
+        base.WaitingTurn(
+            f"g{number // SAMPLES}/{number % SAMPLES}",
+            f"g{number // SAMPLES}",
+            f"p{number // SAMPLES}",
+            number % SAMPLES,
+            0,
+            300,
+            300,
+            30_600,
+        )
+        for number in range(rollouts)
+    ]
+    for turn in turns:
+        guard.turn_waits(turn, 0.0)
+    where = {decision.rollout: decision.engine for decision in guard.decide(0.0) if isinstance(decision, base.Place)}
+    assert len(where) == rollouts, f"{len(where)} of {rollouts} rollouts were placed"
+    began = time.process_time()
+    for step in range(decisions):
+        number, now = step * 7919 % rollouts, step * TURN_S / rollouts
+        before = turns[number]
+        context, engine = before.context + 200, where[before.rollout]
+        guard.turn_ended(before.rollout, context, now)
+        fact = facts[step % engines]
+        guard.engine_reported(fact._replace(kv_used=min(room, step)), now)
+        turn = turns[number] = before._replace(turn=before.turn + 1, context=context, kept_on=engine, kept=context)
+        guard.turn_waits(turn, now)
+        (decision,) = guard.decide(now)
+        assert isinstance(decision, base.Place)
+        where[turn.rollout] = decision.engine
+    return decisions / (time.process_time() - began)

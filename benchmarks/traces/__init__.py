@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from agent_rl.simulation.trace import Trace, check
-from benchmarks.traces import agentic, maths
+from benchmarks.traces import agentic, maths, recorded
 
 TRAINING_SEEDS = (101, 102, 103)
 JUDGING_SEEDS = (1, 2, 3, 4, 5)
@@ -23,6 +23,7 @@ GENERATORS: Mapping[str, Callable[[int, float], Trace]] = {
     "mixed_engines": maths.mixed_engines,
     "engine_lost": maths.engine_lost,
     "drain": maths.drain,
+    "recorded": recorded.recorded,
 }
 
 

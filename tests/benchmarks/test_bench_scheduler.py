@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from agent_rl.scheduling.policies.registry import POLICIES
-from benchmarks.bench_scheduler import Row, compared, decisions_per_s
+from benchmarks.bench_scheduler import compared
 from benchmarks.command import call
+from benchmarks.scheduler_decisions import Size, decisions_per_s
+from benchmarks.scheduler_rows import Row, job_of
 from benchmarks.traces import GENERATORS
-from benchmarks.tuning import CANDIDATES, CHOSEN, chosen
+from benchmarks.tuning import BOUNDED, CHOSEN, CONCURRENCY, OTHERS, between, chosen
 
 
-def row(trace: str, policy: str, makespan: float) -> Row:
-    return Row(trace, policy, makespan, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0)
+def row(trace: str, policy: str, makespan: float, tokens_per_s: float = 1.0) -> Row:
+    job = job_of(trace, 1, 1.0, policy)
+    return Row(job, makespan, 4.0, tokens_per_s, 0.0, 1.0, 1.0, 1.0, 0.0, 0, 0.5)
 
 
 def test_figures_have_the_names_of_policies_and_traces(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,20 +47,62 @@ def test_figures_have_the_names_of_policies_and_traces(capsys: pytest.CaptureFix
 
 
 def test_gains_compare_with_the_best_of_the_others() -> None:
-    rows = [row("paper", "a", 10.0), row("paper", "b", 8.0), row("paper", "predictive", 6.0)]
-    rows += [row("mild", "a", 10.0), row("mild", "b", 12.0), row("mild", "predictive", 11.0)]
-    figures = compared(rows, ["paper", "mild"], ["a", "b", "predictive"])
-    assert figures == pytest.approx({"paper.gain_over_best": 0.25, "worst_loss_to_best": 0.1})
-    assert compared(rows, ["paper"], ["a", "b"]) == {}
+    rows = [row("paper", "static", 10.0), row("paper", "margin", 8.0), row("paper", "predictive", 6.0, 3.0)]
+    rows += [row("mild", "static", 10.0), row("mild", "margin", 12.0), row("mild", "predictive", 11.0)]
+    figures = compared(rows, ["paper", "mild"], ["static", "margin", "predictive"])
+    assert figures == pytest.approx(
+        {
+            "paper.gain_over_best": 0.25,
+            "paper.possible_gain": 0.5,
+            "paper.throughput_over_static": 3.0,
+            "mild.gain_over_best": -0.1,
+            "mild.possible_gain": 0.6,
+            "mild.throughput_over_static": 1.0,
+            "worst_loss_to_best": 0.1,
+        }
+    )
+    assert compared(rows, ["paper"], ["static", "margin"]) == {}
+
+
+def test_saved_rows_are_taken_unless_their_policy_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    arguments = ["--traces", "brutal", "--policies", "round_robin", "least_requests", "--seeds", "1"]
+    arguments += ["--processes", "1", "--scale", "0.01", "--save", str(file)]
+
+    def lines(*more: str) -> list[str]:
+        assert call("scheduler", [*arguments, *more]) == 0
+        return file.read_text().splitlines()
+
+    first = lines()
+    printed = capsys.readouterr().out
+    assert len(first) == 2
+    assert lines() == first, "a row that was there was simulated again"
+    assert capsys.readouterr().out == printed
+    assert len(lines("--again", "round_robin")) == 3
+    file.write_text(first[0] + "\n{}\n")
+    assert call("scheduler", arguments) == 2
+    assert "rows.jsonl, line 2" in capsys.readouterr().err
 
 
 def test_every_setting_that_is_chosen_or_tried_makes_a_policy() -> None:
+    assert CONCURRENCY.keys() == GENERATORS.keys()
     for trace, policy in CHOSEN:
         assert trace in GENERATORS
         POLICIES[policy].make(**chosen(trace, policy))
-    for policy, candidates in CANDIDATES.items():
-        for settings in candidates:
+    for policy in BOUNDED:
+        POLICIES[policy].make(concurrency=7)
+    for policy, others in OTHERS.items():
+        for settings in others:
             POLICIES[policy].make(**settings)
+
+
+def test_bounds_are_tried_on_both_sides_of_the_best() -> None:
+    assert between((100, 120, 200, None), 120) == [110, 160]
+    assert between((100, 120, 200, None), 100) == [75, 110]
+    assert between((100, 120, 200, None), 200) == [160, 250]
+    assert between((100, 120, 200, None), None) == [400]
 
 
 def test_tuning_prints_the_best_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +114,7 @@ def test_tuning_prints_the_best_setting(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_decisions_are_counted() -> None:
-    assert decisions_per_s(4, 64, decisions=100) > 0
+    assert decisions_per_s(Size(engines=4, rollouts=64), "predictive", decisions=100) > 0
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.scheduler_decisions import SAMPLES, Fleet, Size, decisions_per_s, dropping, quiet_load_us
+import pytest
+
+from benchmarks.scheduler_decisions import SAMPLES, Fleet, Size, dropping, event_us, quiet_load_us
 
 SIZE = Size(engines=4, rollouts=256)
 
 
 def test_each_end_is_one_placement_and_engines_stay_full() -> None:
-    fleet = Fleet(SIZE)
+    fleet = Fleet(SIZE, "worst_case")
     full = fleet.in_flight
     assert full >= 0.9 * SIZE.rollouts
     placed = fleet.placed
@@ -20,7 +22,7 @@ def test_each_end_is_one_placement_and_engines_stay_full() -> None:
 
 
 def test_a_dropped_group_leaves_what_waits() -> None:
-    fleet = Fleet(SIZE, waiting=2 * SIZE.groups)
+    fleet = Fleet(SIZE, "worst_case", waiting=2 * SIZE.groups)
     waiting = fleet.scheduler.figures.rollouts_pending
     fleet.progress("s0-g000015")
     assert fleet.scheduler.figures.rollouts_pending == waiting - SAMPLES
@@ -28,7 +30,8 @@ def test_a_dropped_group_leaves_what_waits() -> None:
     assert fleet.scheduler.figures.rollouts_pending == waiting - 2 * SAMPLES
 
 
-def test_all_figures_are_measured() -> None:
-    assert decisions_per_s(SIZE, 0.01) > 0
-    assert quiet_load_us(SIZE, 10) > 0
-    assert dropping(SIZE, 10).event_us > 0
+@pytest.mark.parametrize("policy", ["worst_case", "predictive"])
+def test_all_figures_are_measured(policy: str) -> None:
+    assert event_us(SIZE, policy, 10) > 0
+    assert quiet_load_us(SIZE, policy, 10) > 0
+    assert dropping(SIZE, policy, 10).event_us > 0
