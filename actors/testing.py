@@ -38,6 +38,7 @@ from transport import (
     Limits,
     LinkEvent,
     MemoryNetwork,
+    Network,
     Node,
     PeerLost,
     PushLink,
@@ -57,7 +58,7 @@ class Peer:
     """
 
     def __init__(
-        self, name: str, network: MemoryNetwork, registry: Registry, incarnation: int, limits: Limits | None = None
+        self, name: str, network: Network, registry: Registry, incarnation: int, limits: Limits | None = None
     ) -> None:
         self.name = name
         self.node = Node(name, network, registry, incarnation=incarnation, limits=limits)
@@ -123,9 +124,9 @@ class Peer:
 
 @dataclass
 class Stage:
-    """An in-memory network with stand-ins, by role or ``role.replica``, for all actors but those under test."""
+    """A network with stand-ins, by role or ``role.replica``, for all actors but those under test."""
 
-    network: MemoryNetwork
+    network: Network
     registry: Registry
     peers: dict[str, Peer]
 
