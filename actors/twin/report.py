@@ -11,6 +11,8 @@ from agent_rl.simulation.prediction import Prediction
 
 SATURATED = 0.9
 """An actor that is busy for a larger share of the makespan limits the run."""
+FULL = 0.05
+"""An executor whose places are all taken for a larger share of the makespan lets calls wait."""
 
 
 def twin_lines(made: Prediction, world: World, warnings: Counter[str]) -> Iterator[str]:
@@ -21,6 +23,10 @@ def twin_lines(made: Prediction, world: World, warnings: Counter[str]) -> Iterat
     share = busiest.busy_s / makespan
     text = f"{name}, {share:.2%} of the makespan, {busiest.handled.total():,} messages"
     yield f"{'busiest actor':18}{text}{'; it limits the run' if share > SATURATED else ''}"
+    for executor, places in sorted(world.places.items(), key=lambda item: (-item[1].full_s, item[0]))[:1]:
+        used, full = places.used_s / places.count / makespan, places.full_s / makespan
+        text = f"{executor}, {used:.1%} of its {places.count} places, all of them taken for {full:.1%} of the makespan"
+        yield f"{'fullest executor':18}{text}{'; calls wait for it: more places are due' if full > FULL else ''}"
     for what, count in sorted(warnings.items()):
         yield f"{'warning':18}{what}: {count:,} times"
     yield ""

@@ -22,7 +22,7 @@ from actors.rollout_generator import RolloutGenerator
 from actors.tool_executor import ToolExecutor
 from actors.twin.engine import TwinEngine
 from actors.twin.tokens import RunsEpisode, RunsFormat
-from actors.twin.world import World, tokens_of
+from actors.twin.world import Places, World, tokens_of
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Topology
 from agent_rl.figures import PublishFigures, TrainingFigures
@@ -119,7 +119,7 @@ class TwinExecutor(Charged):
         assert isinstance(message, ToolCall), "rollouts of the twin are judged where they end"
         turn = int(message.call.rpartition("/")[2].partition(".")[0]) - 1
         _, _, shape = self.world.shape(message.rollout)
-        await trio.sleep(shape.tool_s[turn])
+        await self.world.places.setdefault(self.context.name, Places(self.concurrency)).run(shape.tool_s[turn])
         tokens = str(shape.tool_tokens[turn])
         return ToolResult(message.call, "success", tokens, "", "", 0.0, shape.tool_s[turn])
 

@@ -57,6 +57,34 @@ class Processor:
             await trio.sleep_until(self.free_at)
 
 
+@dataclass(slots=True)
+class Places:
+    """The calls that an executor runs at once; the others wait."""
+
+    count: int
+    running: int = 0
+    used_s: float = 0.0
+    """Seconds of calls."""
+    full_s: float = 0.0
+    """Seconds in which all places were taken."""
+    _full_since: float = 0.0
+
+    async def run(self, seconds: float) -> None:
+        """A call that has a place takes its time."""
+        began = trio.current_time()
+        self.running += 1
+        if self.running == self.count:
+            self._full_since = began
+        try:
+            await trio.sleep(seconds)
+        finally:
+            now = trio.current_time()
+            if self.running == self.count:
+                self.full_s += now - self._full_since
+            self.running -= 1
+            self.used_s += now - began
+
+
 def tokens_of(message: Any) -> int:
     """The tokens that a message carries."""
     match message:
@@ -81,6 +109,8 @@ class World:
         self.outcome = Outcome(plan.trace)
         self.engines = {life.name: ModelledEngine(life.name, life.model) for life in plan.trace.engines}
         self.processors: dict[str, Processor] = {}
+        self.places: dict[str, Places] = {}
+        """Of each tool executor."""
         self.trained: list[tuple[int, float, float]] = []
         """Each step, and when its training began and ended."""
         self.occupied = {name: Bins() for name in self.engines}

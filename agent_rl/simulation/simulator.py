@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Place, Policy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.staleness import StepAssembler
 from agent_rl.simulation.engine import ModelledEngine, SimulationError
@@ -118,7 +118,9 @@ class Simulator:
     def _carry_out(self, decision: Decision) -> None:
         if self._record is not None:
             self._record(self.now, decision)
-        rollout = self._rollouts[decision.rollout]
+        rollout = self._rollouts.get(decision.rollout)
+        if rollout is None or (isinstance(decision, Hold) and rollout.engine < 0):
+            return  # it ended, or its tools run, since an engine was computed up to now for another decision
         if isinstance(decision, Place):
             self._place(rollout, self._numbers[decision.engine])
         elif isinstance(decision, Drop):

@@ -48,8 +48,10 @@ SMALL = (
 FILE = "examples/paper_size.toml"
 
 
-def twin(steps=2, messages=None, overrides=()) -> TwinRun:
+def twin(steps=2, messages=None, overrides=(), tool_s=0.15) -> TwinRun:
     profile = read_profile("mi300x")
+    tools = profile.tools.model_copy(update={"median_s": tool_s, "longest_s": 30 * tool_s})
+    profile = profile.model_copy(update={"tools": tools})
     if messages is not None:
         profile = profile.model_copy(update={"messages": messages})
     topology = load_topology((topology_file(FILE),), (*SMALL, *overrides))
@@ -192,6 +194,21 @@ def test_a_saturated_actor_shows():
     text = text_of(slow)
     assert "busiest actor     roc_filter.0, " in text
     assert "it limits the run" in text
+
+
+def test_an_executor_with_too_few_places_shows():
+    slow = {"steps": 1, "tool_s": 20.0}
+    few = twin(
+        **slow, overrides=("actors.tool_executor.settings.interpreters=1", "actors.tool_executor.settings.children=1")
+    )
+    many = twin(**slow)
+    assert few.prediction.outcome.makespan_s > many.prediction.outcome.makespan_s
+    (of_few,), (of_many,) = few.world.places.values(), many.world.places.values()
+    assert of_few.full_s == pytest.approx(of_few.used_s)
+    assert of_many.used_s > 0.5 * of_few.used_s
+    assert of_many.full_s == 0
+    assert "all of them taken for 0.0% of the makespan\n" in text_of(many)
+    assert "calls wait for it" in text_of(few)
 
 
 def test_messages_that_are_not_in_the_table_cost_nothing():

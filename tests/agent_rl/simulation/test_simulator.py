@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.scheduling.policies.base import Hold, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, Hold, Place, Policy, WaitingTurn
 from agent_rl.scheduling.policies.least_requests import LeastRequests
 from agent_rl.scheduling.policies.registry import POLICIES
 from agent_rl.simulation.bound import lower_bound
@@ -190,6 +190,39 @@ def test_a_turn_that_is_held_goes_on_elsewhere_with_its_tokens() -> None:
     assert outcome.moves >= 1
     assert outcome.written_tokens == 220
     assert not outcome.faults
+
+
+class HoldsTheOthers(Policy):
+    """Runs the first rollout on a and the others on b, and holds those when the first has ended."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.others: list[str] = []
+        self.ended: list[str] = []
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self.waiting.append(turn.rollout)
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        self.ended.append(rollout)
+
+    def decide(self, now: float) -> list[Decision]:
+        places = [Place(name, "a" if name == "0/0" else "b") for name in self.waiting]
+        self.others += [place.rollout for place in places if place.engine == "b"]
+        self.waiting = []
+        holds, self.others = (self.others, []) if self.ended == ["0/0"] else ([], self.others)
+        return [*places, *(Hold(name) for name in holds)]
+
+
+def test_a_hold_of_what_ends_with_the_step_under_way_changes_nothing() -> None:
+    """Engines are computed up to the end of a step, and in the last one two rollouts end and the tools of a third run."""
+    lengths = [(195,), (20,), (20,), (20, 5)]
+    group = tuple(Shape(10, written, (1.0,) * (len(written) - 1), (3,) * (len(written) - 1)) for written in lengths)
+    engines = tuple(EngineLife(name, EngineModel(400, 6, step, 0, 0, 0, 0)) for name, step in (("a", 0.1), ("b", 1.0)))
+    trace = check(Trace("ends", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
+    outcome = Simulator(trace, policy := HoldsTheOthers()).run()
+    assert sorted(policy.ended) == ["0/0", "0/1", "0/2", "0/3"]
+    assert (outcome.written_tokens, outcome.holds) == (trace.written(), 0)
 
 
 def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
