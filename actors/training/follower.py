@@ -57,6 +57,7 @@ def _last_words(error: Exception) -> LastWords:
 def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     from actors.training.building import build, device_of
     from actors.training.orders import Writing, follow
+    from actors.weights.kept import KeptShares
     from agent_rl.config.parallel import mesh_sizes
     from agent_rl.config.plugins import resolve
     from agent_rl.learning.ranks import joined
@@ -74,7 +75,7 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
         meeting_seconds=settings.rank_meeting_seconds,
     )
     trainer = build(Trainer, topology, settings, directory=beginning.directory, base=beginning.base, ranks=ranks)
-    follow(trainer, Writing(failed))
+    follow(trainer, Writing(failed), KeptShares(ranks, str(trainer.device), failed))
     ranks.leave()
 
 

@@ -19,8 +19,8 @@ from actors.training.saving import Saving
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights
+from actors.weights.kept import KeptWeights
 from actors.weights.publish import Publisher
-from actors.weights.transfer import KeptWeights
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.topology import SftStage
@@ -37,6 +37,7 @@ from agent_rl.records.checkpoint_files import Position
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agent_rl.learning.exporting import Shares
     from agent_rl.learning.trainer import Trainer
     from agent_rl.rollout.prompts import ChatFormat
 
@@ -101,6 +102,8 @@ class TrainedModel:
                 meeting_seconds=settings.rank_meeting_seconds,
             )
         self.trainer = build(kind, topology, settings, directory=context.directory, base=context.base, ranks=ranks)
+        if isinstance(self.store, KeptWeights):
+            self.store.join(ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
         restored = self.checkpoints.restore(
@@ -150,6 +153,8 @@ class TrainedModel:
             self._touch.cancel()
             self._followers.leaving()
             trainer: Any = self.trainer
+            if isinstance(self.store, KeptWeights):
+                await self.in_thread(self.store.dismiss)
             await self.in_thread(trainer.dismiss)
             await self._followers.ended()
 
@@ -207,15 +212,17 @@ class TrainedModel:
 
     async def publish(self, policy: Policy, position: Position) -> None:
         """Publish the present weights as ``policy``. Waits only until they are copied, or written by several ranks."""
-        weights: dict[str, Tensor] | Path | None = None
+        weights: dict[str, Tensor] | Shares | Path | None = None
         if not self.publisher.knows(policy):
-            settings, store = self._context.settings, self.store
-            device = settings.device if settings.weights_in == "nccl" else "cpu"
-            if self._followers is not None and isinstance(store, PublishedWeights):
+            store, version = self.store, policy.version
+            if isinstance(store, KeptWeights):
+                on_device = self._context.settings.weights_in == "nccl"
+                weights = await self.in_thread(lambda: self.trainer.share_weights(version, on_device=on_device))
+            elif self._followers is not None:
                 weights = store.path(policy)
-                await self.in_thread(lambda: self.trainer.write_weights(policy.version, store.path(policy)))
+                await self.in_thread(lambda: self.trainer.write_weights(version, store.path(policy)))
             else:
-                weights = await self.in_thread(lambda: self.trainer.copy_weights(policy.version, device))
+                weights = await self.in_thread(lambda: self.trainer.copy_weights(version))
         self.publisher.offer(policy, weights, position.stage, position.stage_version)
 
     async def hand_out(self, wanted: WeightsWanted | TransferWanted, asker: str) -> WeightsPart | TransferOffer:

@@ -20,12 +20,14 @@ from typing import Any
 
 import msgpack
 
+from actors.weights.kept import KeptShares
 from agent_rl import messages
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError
 from agent_rl.learning.checkpoints import StagedCheckpoint
+from agent_rl.learning.exporting import Shares
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
@@ -78,10 +80,10 @@ class LeadTrainer(Trainer):
         self._tell("load_reference", path=str(path))
         super().load_reference(path)
 
-    def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Any]:
-        """See `Trainer`."""
-        self._tell("copy_weights", version=version)
-        return super().copy_weights(version, device)
+    def share_weights(self, version: int, *, on_device: bool) -> Shares:
+        """See `Trainer`. The others keep their shares, and send them when rank 0 calls."""
+        self._tell("share_weights", version=version, on_device=on_device)
+        return super().share_weights(version, on_device=on_device)
 
     def write_weights(self, version: int, path: Path) -> None:
         """See `Trainer`."""
@@ -143,20 +145,21 @@ class Writing:
             self._thread = None
 
 
-def follow(trainer: Trainer, writing: Writing) -> None:
+def follow(trainer: Trainer, writing: Writing, shares: KeptShares) -> None:
     """Carry out the orders of rank 0, until it says that this is the end. Raises RuntimeError when rank 0 is lost."""
     while True:
         for method, arguments in msgpack.unpackb(trainer.ranks.told(b"")):
             if method == "end":
                 writing.finish()
+                shares.finish()
                 return
             try:
-                _perform(trainer, writing, method, arguments)
+                _perform(trainer, writing, shares, method, arguments)
             except ALIKE:
                 continue  # rank 0 has the same error, and decides
 
 
-def _perform(trainer: Trainer, writing: Writing, method: str, given: dict[str, Any]) -> None:
+def _perform(trainer: Trainer, writing: Writing, shares: KeptShares, method: str, given: dict[str, Any]) -> None:
     match method:
         case "nothing":
             pass
@@ -175,8 +178,8 @@ def _perform(trainer: Trainer, writing: Writing, method: str, given: dict[str, A
             trainer.keep_reference(Path(given["path"]))
         case "load_reference":
             trainer.load_reference(Path(given["path"]))
-        case "copy_weights":
-            trainer.copy_weights(given["version"])
+        case "share_weights":
+            shares.keep(given["version"], trainer.share_weights(given["version"], on_device=given["on_device"]))
         case "write_weights":
             trainer.write_weights(given["version"], Path(given["path"]))
         case "stage":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.weights.files import PublishedWeights
+from actors.weights.kept import KeptWeights
 from actors.weights.served import ServedPolicies
-from actors.weights.transfer import KeptWeights
 from agent_rl.figures import PublishFigures
 from agent_rl.messages import Policy, PolicyPublished
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from actors.base import ActorContext
+    from agent_rl.learning.exporting import Shares
 
 
 MOST_WAITED_FOR = 100
@@ -29,7 +30,7 @@ MOST_WAITED_FOR = 100
 class _Offer:
     policy: Policy
     weights: Any
-    """Tensors by name, or the path of the file to which several ranks have written them."""
+    """Tensors by name, this rank's shares, or the path of the file to which several ranks have written them."""
     stage: int
     stage_version: int
 
@@ -61,7 +62,9 @@ class Publisher:
         """Whether the policy's weights were already offered, so that no copy is needed."""
         return policy == self._newest
 
-    def offer(self, policy: Policy, weights: dict[str, Tensor] | Path | None, stage: int, stage_version: int) -> None:
+    def offer(
+        self, policy: Policy, weights: dict[str, Tensor] | Shares | Path | None, stage: int, stage_version: int
+    ) -> None:
         """Publish a policy with the learner's position. ``weights`` None: use the weights offered before.
 
         A path is that of the policy's file in the store, where several ranks have written it already.

@@ -46,6 +46,17 @@ class Shares:
         return cls(model.served_layout(), model.served_parts(copies))
 
     @classmethod
+    def whole(cls, tensors: Mapping[str, Tensor]) -> Shares:
+        """Tensors that this rank has whole."""
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        return cls(layout, {name: (sharding.own_part(tensor), tensor.detach) for name, tensor in tensors.items()})
+
+    def copied(self, device: torch.device) -> Shares:
+        """The same with copies of the present values, in the types of the layout."""
+        copies = {name: make().to(device, copy=True).contiguous() for name, (_, make) in self.parts.items()}
+        return Shares(self.layout, {name: (self.parts[name][0], copy.detach) for name, copy in copies.items()})
+
+    @classmethod
     def trained(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
         """What training changes; ``copies`` are of this rank's parts, and none on a rank that writes nothing."""
         parameters = dict(model.named_parameters())
@@ -126,7 +137,7 @@ def raise_together(number: int, path: Path, ranks: Ranks) -> None:
         raise DiskError(path, found)
 
 
-def refuse_together(tensors: Mapping[str, Tensor], path: Path, ranks: Ranks) -> None:
+def refuse_together(tensors: Mapping[str, Tensor], path: Path | str, ranks: Ranks) -> None:
     """Raise TrainingStoppedError on all ranks when a tensor of one of them, meant for ``path``, is not finite."""
     fault = ""
     try:

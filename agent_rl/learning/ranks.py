@@ -111,8 +111,11 @@ class Ranks:
 class JoinedRanks(Ranks):
     """One of several processes, after all have met. Every method is a collective: all ranks call it, in one order."""
 
-    def __init__(self, rank: int, sizes: MeshSizes, device: str, *, beside: str = "gloo") -> None:
-        """The process group of torch exists already. ``beside``: what sends between threads that save."""
+    def __init__(self, rank: int, sizes: MeshSizes, device: str, *, beside: str = "gloo", store: Any = None) -> None:
+        """The process group of torch exists already. ``beside``: what sends between threads that save.
+
+        ``store``: torch's store at which the ranks have met.
+        """
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -122,6 +125,7 @@ class JoinedRanks(Ranks):
         self.saves = rank < self.shards
         self.first = rank % sizes.tensor == 0
         self._sizes = sizes
+        self._store = store
         self.group: Any = None
         """None: torch's default group."""
         self._beside = copy.copy(self)
@@ -213,6 +217,15 @@ class JoinedRanks(Ranks):
             distributed.broadcast(content, rank, group=self.group)
         return content.numpy().tobytes()
 
+    def another_store(self) -> Any:
+        """A connection of another thread's own to the store at which the ranks have met."""
+        from torch import distributed
+
+        torch_distributed: Any = distributed
+        return torch_distributed.TCPStore(
+            self._store.host, self._store.port, self.size, False, self._store.timeout, wait_for_workers=False
+        )
+
     def leave(self) -> None:
         """Close the connections to the other ranks."""
         from torch import distributed
@@ -260,7 +273,7 @@ def joined(
     store.set_timeout(timeout)
     backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     torch_distributed.init_process_group(backend, store=store, rank=rank, world_size=sizes.ranks, timeout=timeout)
-    return JoinedRanks(rank, sizes, device)
+    return JoinedRanks(rank, sizes, device, store=store)
 
 
 def _meet(store: Any, rank: int, size: int, version: str, within: timedelta, apart: str) -> None:

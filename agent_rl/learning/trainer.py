@@ -27,7 +27,7 @@ from agent_rl.files.disk import whole
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
-from agent_rl.learning.exporting import write_served
+from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
@@ -314,22 +314,33 @@ class Trainer:
 
     # Weights and checkpoints ------------------------------------------------------------------------------------------
 
-    def copy_weights(self, version: int, device: str = "cpu") -> dict[str, Tensor]:
-        """Copy the weights of ``version``, under the model's names; training may then continue.
+    def copy_weights(self, version: int) -> dict[str, Tensor]:
+        """Copy the weights of ``version`` to host memory, under the model's names; training may then continue.
 
-        The copy is in host memory or on another ``device``. It is complete when this method returns, so other threads
-        and streams may read it. Ranks other than 0 get nothing.
+        For one rank: see `share_weights` and `write_weights` for several.
         """
-        lead = self.ranks.rank == 0
-        weights = {name: tensor.to(device, copy=True).contiguous() for name, tensor in self.model.served() if lead}
-        trained = self.model.trained()
+        weights = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.model.served()}
+        if self.model.adapted:
+            self._remember(version)
+        else:
+            self.older.remember(version, {name: weights[name] for name in self.model.trained()})
+        return weights
+
+    def share_weights(self, version: int, *, on_device: bool) -> Shares:
+        """Copy this rank's parts of the weights of ``version`` as engines load them; training may then continue.
+
+        The copy is in host memory, or on this rank's device. It is complete when this method returns, so other threads
+        and streams may read it. Raises TrainingStoppedError when a weight is not finite.
+        """
+        refuse_together(self.model.trained(), f"version {version}", self.ranks)
+        shares = Shares.served(self.model, {}).copied(self.device if on_device else torch.device("cpu"))
         if self.model.adapted or self.ranks.size > 1:
             self._remember(version)
         else:
-            self.older.remember(version, {name: weights[name].to("cpu") for name in trained})
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-        return weights
+            self.older.remember(version, {name: shares.parts[name][1]().to("cpu") for name in self.model.trained()})
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return shares
 
     def write_weights(self, version: int, path: Path) -> None:
         """Write the weights of ``version`` to one safetensors file, completely or not at all; training waits for it.

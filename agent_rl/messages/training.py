@@ -128,8 +128,9 @@ class TransferWanted:
 
 @dataclass(frozen=True, slots=True)
 class TransferOffer:
-    """Where the learner waits for the ``ranks`` processes, and the tensors that it broadcasts there, in this order.
+    """Where the learner's ``senders`` ranks wait for the engine's ``ranks`` processes, and the tensors they send there.
 
+    Each sender sends at most ``bucket_bytes`` at once.
     ``port`` 0 means that the learner no longer has the policy. ``key`` keeps processes of other transfers out.
     ``backend`` and ``dtypes`` are torch's names.
     """
@@ -138,7 +139,9 @@ class TransferOffer:
     address: str
     port: int
     key: str
+    senders: int
     ranks: int
+    bucket_bytes: int
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]

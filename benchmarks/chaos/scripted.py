@@ -219,9 +219,8 @@ class Trained:
         rollouts = sum(len(group.trajectories) for group in groups)
         return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
 
-    def copy_weights(self, version: int, device: str = "cpu") -> Mapping[str, Any]:
+    def copy_weights(self, version: int) -> Mapping[str, Any]:
         """What is published."""
-        del device
         return {"version": version, "groups": len(self.groups), "padding": self._padding}
 
     def stage(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> StagedGroups:

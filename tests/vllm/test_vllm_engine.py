@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -28,7 +28,7 @@ from actors.engines.testing import (
 )
 from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
-from tests.sending import check_sent_weights, sending
+from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending
 
 SAMPLED = (
     check_greedy_is_the_models_own,
@@ -37,7 +37,9 @@ SAMPLED = (
 )
 
 
-def make(options: EngineOptions, kv_on_update: Literal["keep", "recompute"] = "recompute") -> VllmEngine:
+def make(
+    options: EngineOptions, kv_on_update: Literal["keep", "recompute"] = "recompute", **engine_settings: Any
+) -> VllmEngine:
     return VllmEngine(
         options.model_path,
         max_rollouts=options.max_rollouts,
@@ -47,6 +49,7 @@ def make(options: EngineOptions, kv_on_update: Literal["keep", "recompute"] = "r
         dtype="float32",
         initial_policy=options.policy,
         kv_on_update=kv_on_update,
+        **engine_settings,
     )
 
 
@@ -73,12 +76,25 @@ def test_weights_that_are_sent(tmp_path: Path) -> None:
     trio.run(check_sent_weights, new_subject(tmp_path))
 
 
+def test_weights_that_several_ranks_send(tmp_path: Path) -> None:
+    trio.run(check_weights_of_several_ranks, new_subject(tmp_path))
+
+
+def test_weights_that_several_ranks_send_to_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker holds a part of each layer, and vLLM's loader takes it from the whole tensor."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # else vLLM wants a NUMA node for each worker
+    make_two = partial(make, tensor_parallel_size=2, distributed_executor_backend="mp")
+    new_subject(tmp_path)
+    subject = Subject(tmp_path / "model", make_two, kv_on_update="recompute")
+    trio.run(partial(check_weights_of_several_ranks, workers=2), subject)
+
+
 def test_rollouts_in_flight_go_on_over_weights_that_are_sent(tmp_path: Path) -> None:
     subject, sent = new_subject(tmp_path), Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
     reference = save_other_weights(subject, tmp_path / "sent", seed=31)
 
     async def main() -> None:
-        with sending(tmp_path / "sent" / "model.safetensors", sent) as offer:
+        with sending(tmp_path / "sent", sent) as offer:
             async with subject.running() as engine:
                 await update_under_way(subject, engine, offer, (FIRST_POLICY, subject.reference), (sent, reference))
 

@@ -35,8 +35,8 @@ class PublishedWeightsLoader:
         """Receive all tensors of a transfer; keep them beside the model. Raises TransferError when one is missing."""
         self.agent_rl_received = "", {}
         parallel = self.vllm_config.parallel_config
-        rank = 1 + parallel.data_parallel_index * parallel.world_size + self.rank
-        self.agent_rl_received = offer["key"], receive(TransferOffer(**offer), rank, str(self.device))
+        worker = parallel.data_parallel_index * parallel.world_size + self.rank
+        self.agent_rl_received = offer["key"], receive(TransferOffer(**offer), worker, str(self.device))
 
     def agent_rl_load_received(self, key: str) -> None:
         """Load the tensors of the transfer ``key``, which all ranks have received."""

@@ -29,7 +29,7 @@ from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.model import CausalModel
 from agent_rl.messages import Policy
-from tests.sending import check_sent_weights
+from tests.sending import check_sent_weights, check_weights_of_several_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -367,3 +367,8 @@ def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
 
 def test_weights_that_are_sent(tmp_path: Path) -> None:
     trio.run(check_sent_weights, new_subject(tmp_path))
+
+
+@pytest.mark.slow
+def test_weights_that_several_ranks_send(tmp_path: Path) -> None:
+    trio.run(check_weights_of_several_ranks, new_subject(tmp_path))

@@ -30,7 +30,7 @@ METHODS = (
     "reset_optimizer",
     "keep_reference",
     "load_reference",
-    "copy_weights",
+    "share_weights",
     "write_weights",
     "stage",
     "restore",
@@ -62,6 +62,19 @@ class Staged:
             raise self._error
 
 
+class Kept:
+    """Shares of this rank, that are never sent."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self._calls = calls
+
+    def keep(self, version: int, shares: Any) -> None:
+        self._calls.append(("keep", (version, shares)))
+
+    def finish(self) -> None:
+        self._calls.append(("finish", ()))
+
+
 class Called:
     """A trainer without a model, that takes down what is called."""
 
@@ -73,10 +86,12 @@ class Called:
         if name not in METHODS:
             raise AttributeError(name)
 
-        def call(*given: Any) -> Any:
-            self.calls.append((name, given))
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, (*given, *named.values())))
             if name == "rl_step":
                 raise NotFiniteError("of all ranks")
+            if name == "share_weights":
+                return f"shares of {given[0]}"
             return Staged(self.calls) if name == "stage" else None
 
         return call
@@ -117,12 +132,13 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     lead.rl_step(
         [replace(given, group="before"), given], RL, 4
     )  # on the other rank it raises what rank 0 decides about
-    lead.copy_weights(7)
+    lead.share_weights(7, on_device=True)
     lead.write_weights(8, Path("/run/w"))
     lead.stage(Path("/run/b"), position, {"only": "rank 0 needs it"})
     lead.dismiss()
     other: Any = Called(lead.ranks)
-    follow(other, Writing(fails))
+    follow(other, Writing(fails), Kept(other.calls))  # type: ignore[arg-type]
+    assert other.calls.pop() == ("finish", ())
     assert [name for name, _ in other.calls] == [
         "restore",
         "enter",
@@ -131,7 +147,8 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
         "keep_reference",
         "load_reference",
         "rl_step",
-        "copy_weights",
+        "share_weights",
+        "keep",
         "write_weights",
         "stage",
         "write",
@@ -139,7 +156,8 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     arguments = dict(other.calls)
     assert arguments["enter"] == (algorithm,)
     assert arguments["sft_step"] == ([([1, 2], [0, 1])], SFT, 2)
-    assert arguments["copy_weights"] == (7,)
+    assert arguments["share_weights"] == (7, True)
+    assert arguments["keep"] == (7, "shares of 7")
     assert arguments["write_weights"] == (8, Path("/run/w"))
     assert arguments["stage"] == (Path("/run/b"), position)
     ((before, found), stage, step) = arguments["rl_step"]
@@ -155,7 +173,7 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
 def test_what_is_no_order_is_refused(lead: LeadTrainer) -> None:
     lead._tell("rm", path="/")
     with pytest.raises(ValueError, match="no order is named 'rm'"):
-        follow(Called(lead.ranks), Writing(fails))  # type: ignore[arg-type]
+        follow(Called(lead.ranks), Writing(fails), Kept([]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("error", "told"), [(DiskError(Path("/run/b"), 28), 0), (ValueError("of this rank"), 1)])

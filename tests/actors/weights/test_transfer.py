@@ -4,6 +4,7 @@ is let in.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -17,17 +18,23 @@ import pytest
 import structlog
 import torch
 import trio
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from actors.engines.base import EngineRefusedError
+from actors.engines.reference import save_tiny_model
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
 from actors.training.model import refuse_unavailable
 from actors.weights import transfer
-from actors.weights.transfer import KeptWeights, TransferError, is_transfer, receive, send, unavailable
+from actors.weights.kept import KeptWeights
+from actors.weights.resharding import ALIGNED
+from actors.weights.transfer import TransferError, decline, is_transfer, receive, send, unavailable
+from agent_rl.learning.exporting import Shares
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted
 from tests.actors.topologies import micro
+from tests.sending import FILE, Senders, sending
 
 WEIGHTS = {
     "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -39,68 +46,145 @@ WEIGHTS = {
 
 
 STORE = object()
+BUCKET = 40
+"""Bytes: less than the matrix, so that tensors come in pieces."""
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
-def offered(ranks: int, address: str = "127.0.0.1") -> tuple[socket.socket, TransferOffer]:
+def offered(senders: int, workers: int, address: str = "127.0.0.1") -> tuple[socket.socket, TransferOffer]:
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     return listener, TransferOffer(
-        "gloo",
-        address,
-        listener.getsockname()[1],
-        "key",
-        ranks,
-        tuple(WEIGHTS),
-        tuple(tuple(tensor.shape) for tensor in WEIGHTS.values()),
-        tuple(str(tensor.dtype).removeprefix("torch.") for tensor in WEIGHTS.values()),
+        backend="gloo",
+        address=address,
+        port=listener.getsockname()[1],
+        key="key",
+        senders=senders,
+        ranks=workers,
+        bucket_bytes=BUCKET,
+        names=tuple(WEIGHTS),
+        shapes=tuple(tuple(tensor.shape) for tensor in WEIGHTS.values()),
+        dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in WEIGHTS.values()),
     )
 
 
-def all_fail(futures: list[Future[Any]]) -> None:
+def shares(rank: int, senders: int) -> Shares:
+    """The parts of a rank of so many: rows of some tensors, columns of the turned one, the scalar whole."""
+    whole, parts = Shares.whole(WEIGHTS), {}
+    for name, tensor in WEIGHTS.items():
+        part = [slice(0, size) for size in tensor.shape]
+        if part:
+            dimension = len(part) - 1 if name == "turned" else 0
+            size = -(-tensor.shape[dimension] // senders)
+            start, end = (min(tensor.shape[dimension], number * size) for number in (rank, rank + 1))
+            part[dimension] = slice(start, end)
+        parts[name] = tuple(part), tensor[tuple(part)].clone().detach
+    return Shares(whole.layout, parts)
+
+
+def all_send(threads: ThreadPoolExecutor, listener: socket.socket, offer: TransferOffer) -> list[Future[None]]:
+    return [
+        threads.submit(send, offer, shares(rank, offer.senders), "cpu", rank=rank, listener=None if rank else listener)
+        for rank in range(offer.senders)
+    ]
+
+
+def all_fail(futures: list[Future[Any]], word: str = "") -> None:
     for future in futures:
-        with pytest.raises(TransferError, match=r"weights by gloo, at 127\.0\.0\.1:"):
+        with pytest.raises(TransferError, match=rf"weights by gloo, at 127\.0\.0\.1:.*{word}"):
             future.result()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
-def test_every_rank_has_every_tensor_bit_for_bit(threads: ThreadPoolExecutor, address: str) -> None:
+@pytest.mark.parametrize(
+    ("senders", "workers", "address"),
+    [(1, 2, "127.0.0.1"), (1, 1, "localhost"), (1, 2, "::1"), (2, 1, "127.0.0.1"), (3, 2, "127.0.0.1")],
+)
+def test_every_worker_has_every_tensor_bit_for_bit_and_each_value_leaves_the_learner_once(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, senders: int, workers: int, address: str
+) -> None:
     if ":" in address and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
-    listener, offer = offered(2, address)
-    sent = threads.submit(send, listener, offer, WEIGHTS, "cpu")
-    for future in [threads.submit(receive, offer, rank, "cpu") for rank in (1, 2)]:
+    sizes: list[int] = []
+    one_send = transfer._Group.send
+
+    def counted(group: Any, content: torch.Tensor, worker: int) -> None:
+        sizes.append(content.nbytes)
+        one_send(group, content, worker)
+
+    monkeypatch.setattr(transfer._Group, "send", counted)
+    listener, offer = offered(senders, workers, address)
+    sent = all_send(threads, listener, offer)
+    for future in [threads.submit(receive, offer, worker, "cpu") for worker in range(workers)]:
         received = future.result()
         assert list(received) == list(WEIGHTS)
         for name, tensor in WEIGHTS.items():
             assert received[name].dtype == tensor.dtype
             assert torch.equal(received[name], tensor)
-    sent.result()
+    for future in sent:
+        future.result()
+    content = sum(tensor.nbytes for tensor in WEIGHTS.values())
+    assert content <= sum(sizes) < content + ALIGNED * senders * len(WEIGHTS) + ALIGNED * len(sizes)
+    assert max(sizes) <= BUCKET
 
 
-def test_nobody_has_anything_when_one_rank_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
+def test_nobody_has_anything_when_a_worker_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
     def leaves(offer: TransferOffer) -> None:
-        with transfer._joined(offer, 2, torch.device("cpu")) as group:
-            group.broadcast(torch.empty(3, 4))
+        with transfer._joined(offer, offer.senders + 1, torch.device("cpu"), transfer.HERE) as group:
+            group.expect(torch.empty(BUCKET, dtype=torch.uint8), 1)
 
-    listener, offer = offered(2)
-    others = [threads.submit(send, listener, offer, WEIGHTS, "cpu"), threads.submit(receive, offer, 1, "cpu")]
+    listener, offer = offered(2, 2)
+    others = [*all_send(threads, listener, offer), threads.submit(receive, offer, 0, "cpu")]
     threads.submit(leaves, offer).result()
     all_fail(others)
 
 
-@pytest.mark.parametrize("late", [lambda offer: None, lambda offer: receive(replace(offer, key="another"), 2, "cpu")])
+def test_nobody_has_anything_when_a_rank_of_the_learner_leaves_before_the_end(threads: ThreadPoolExecutor) -> None:
+    def leaves(offer: TransferOffer) -> None:
+        held = json.dumps([transfer._box(shares(1, 2).parts[name][0]) for name in WEIGHTS])
+        with transfer._joined(offer, 1, torch.device("cpu"), held) as group:
+            group.send(torch.empty(1, dtype=torch.uint8), 1)
+
+    listener, offer = offered(2, 2)
+    sent = threads.submit(send, offer, shares(0, 2), "cpu", listener=listener)
+    others = [sent, *(threads.submit(receive, offer, worker, "cpu") for worker in range(2))]
+    threads.submit(leaves, offer).result()
+    all_fail(others)
+
+
+def test_a_rank_that_no_longer_has_the_policy_is_not_waited_for(threads: ThreadPoolExecutor) -> None:
+    listener, offer = offered(2, 1)
+    sent = threads.submit(send, offer, shares(0, 2), "cpu", listener=listener)
+    received = threads.submit(receive, offer, 0, "cpu")
+    threads.submit(decline, offer, 1).result()
+    for future in (sent, received):
+        with pytest.raises(TransferError, match="rank 1 of the learner no longer has the policy"):
+            future.result()
+
+
+def test_ranks_that_do_not_hold_each_value_once_send_nothing(threads: ThreadPoolExecutor) -> None:
+    listener, offer = offered(2, 1)
+    others = [
+        threads.submit(send, offer, shares(0, 2), "cpu", listener=listener),
+        threads.submit(send, offer, shares(2, 3), "cpu", rank=1),
+        threads.submit(receive, offer, 0, "cpu"),
+    ]
+    for future in others:
+        with pytest.raises(TransferError, match=r"do not hold half \[7\] once"):
+            future.result()
+
+
+@pytest.mark.parametrize("late", [lambda offer: None, lambda offer: receive(replace(offer, key="another"), 1, "cpu")])
 def test_who_does_not_come_or_is_of_another_transfer_is_not_waited_for_for_ever(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, late: Callable[[TransferOffer], Any]
 ) -> None:
     monkeypatch.setattr(transfer, "SECONDS", 1.0)
-    listener, offer = offered(2)
-    others = [threads.submit(send, listener, offer, WEIGHTS, "cpu"), threads.submit(receive, offer, 1, "cpu")]
+    listener, offer = offered(1, 2)
+    others = [*all_send(threads, listener, offer), threads.submit(receive, offer, 0, "cpu")]
     other = threads.submit(late, offer)
     all_fail(others)
     if other.exception() is not None:
@@ -121,7 +205,7 @@ def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> 
             older, newer = Policy(1, 1), Policy(2, 0)
             assert kept.offer(TransferWanted(older, 1)).port == 0
             for policy in (older, newer):
-                announced = PolicyPublished(policy, *kept.keep(policy, WEIGHTS)[:1], 0, 0)
+                announced = PolicyPublished(policy, *kept.keep(policy, Shares.whole(WEIGHTS))[:1], 0, 0)
                 assert is_transfer(announced)
             assert kept.offer(TransferWanted(older, 1)).port == 0
             first, second = (kept.offer(TransferWanted(newer, ranks)) for ranks in (1, 4))
@@ -136,14 +220,6 @@ def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> 
     assert len(trio.run(main)) == 2
 
 
-def test_weights_that_are_not_finite_are_not_offered() -> None:
-    context: Any = SimpleNamespace()
-    kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", structlog.get_logger())
-    with pytest.raises(TrainingStoppedError, match="half"):
-        kept.keep(Policy(1, 1), WEIGHTS | {"half": torch.tensor([1.0, float("nan")])})
-    assert kept.offer(TransferWanted(Policy(1, 1), 1)).port == 0
-
-
 def test_files_are_no_transfers() -> None:
     assert not is_transfer(PolicyPublished(Policy(1, 1), "file:///gloo/policy.safetensors", 0, 0))
     assert not unavailable("gloo")
@@ -151,7 +227,7 @@ def test_files_are_no_transfers() -> None:
 
 def test_without_a_port_to_listen_at_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptWeights(SimpleNamespace(), "gloo", "127.0.0.1", "cpu", structlog.get_logger())  # type: ignore[arg-type]
-    kept.keep(Policy(1, 1), WEIGHTS)
+    kept.keep(Policy(1, 1), Shares.whole(WEIGHTS))
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(24, "Too many open files")
@@ -177,15 +253,17 @@ def test_a_group_by_nccl_has_a_deadline_and_its_failure_is_no_end_of_the_process
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
-    offer = TransferOffer("nccl", "127.0.0.1", 1, "key", 2, (), (), ())
-    transfer._process_group(offer, 1, STORE)
+    offer = TransferOffer("nccl", "127.0.0.1", 1, "key", 1, 2, 1, (), (), ())
+    transfer._process_group(offer, 1, 3, STORE)
     assert made == [(1, 3, transfer.SECONDS, transfer.NCCL_ENVIRONMENT)]
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 
 
 def test_what_came_stays_on_the_gpu_only_where_all_of_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = TransferOffer("nccl", "127.0.0.1", 1, "key", 1, ("a", "b"), ((1 << 20, 3), ()), ("bfloat16", "float32"))
+    offer = TransferOffer(
+        "nccl", "127.0.0.1", 1, "key", 1, 1, 1, ("a", "b"), ((1 << 20, 3), ()), ("bfloat16", "float32")
+    )
     size = 2 * 3 * (1 << 20) + 4
     for free, room in ((size + transfer.ROOM_LEFT + 1, True), (size + transfer.ROOM_LEFT, False)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1 << 40))
@@ -245,6 +323,23 @@ def test_what_no_gpu_has_run_is_called_untested_at_start(
 
 @no_gpu
 def test_nccl_without_a_gpu_is_refused_before_anything_is_waited_for() -> None:
-    listener, offer = offered(1)
+    listener, offer = offered(1, 1)
     with listener, pytest.raises(TransferError, match="weights cannot be transferred by nccl: torch finds no GPU here"):
-        receive(replace(offer, backend="nccl"), 1, "cuda")
+        receive(replace(offer, backend="nccl"), 0, "cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("senders", [Senders(shard=2), Senders(tensor=2)], ids=["shard", "tensor"])
+def test_what_ranks_send_is_what_they_write_to_a_file(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, senders: Senders, workers: int
+) -> None:
+    monkeypatch.setattr(transfer, "SECONDS", 120.0)
+    save_tiny_model(tmp_path, "qwen2", seed=3)
+    with sending(tmp_path, Policy(1, 1), senders, workers=workers) as offer:
+        received = [threads.submit(receive, offer, worker, "cpu") for worker in range(workers)]
+        found = [each.result() for each in received]
+    expected = load_file(tmp_path / FILE)
+    for weights in found:
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())

@@ -193,19 +193,19 @@ def trained(case: str, model: Path, folder: Path, ranks: Ranks) -> tuple[list[to
 
     trainer.optimizer.step = watched  # type: ignore[method-assign]
     start = [gathered(p.detach()).clone() for _, p in trainer.model.named_parameters()]
-    trainer.copy_weights(0)
+    trainer.share_weights(0, on_device=False)
     reports = []
     for number in range(STEPS):
         figures = step(trainer, number)
-        published = trainer.copy_weights(number + 1)
+        published = trainer.share_weights(number + 1, on_device=False)
         if figures is not None:
             reports += [torch.tensor([figures.loss, figures.gradient_norm])]
             mismatch = getattr(figures, "mismatch", None)
             if mismatch is not None:
                 reports += [torch.tensor([mismatch.mismatch_gap, mismatch.mismatch_max, mismatch.mismatch_tokens])]
     whole = {name: gathered(p.detach()) for name, p in trainer.model.named_parameters()}
-    for name in published if "lora" not in given else ():
-        assert torch.equal(published[name], whole[name].to(published[name].dtype))
+    for name, (part, make) in published.parts.items() if "lora" not in given else ():
+        assert torch.equal(make(), whole[name][part].to(published.layout[name][1]))
     changes = [gathered(p.detach()) - s for (_, p), s in zip(trainer.model.named_parameters(), start, strict=True)]
     return gradients, changes, reports
 

@@ -239,6 +239,7 @@ def test_weights_that_are_not_finite_are_never_written(model: Path, tmp_path: Pa
         trained.model.module.model.norm.weight[3] = torch.nan
     for write in (
         lambda: write_weights(trained.copy_weights(0), tmp_path / "policy.safetensors"),
+        lambda: trained.share_weights(0, on_device=False),
         lambda: trained.save(tmp_path / "checkpoint", Position(0, 0, 0)),
     ):
         with pytest.raises(TrainingStoppedError, match=r"model\.norm\.weight .* not finite"):
