@@ -78,7 +78,7 @@ def split_layers(module: Any, mesh: Any) -> None:
 
 def _refuse(whole_config: Any, ranks: int) -> None:
     config = whole_config.get_text_config()
-    plan = getattr(config, "base_model_tp_plan", None) or {}
+    plan = _plan(config)
     strange = sorted({kind for kind in plan.values() if kind not in (COLUMNS, ROWS, NORM)})
     fault = ""
     if not plan:
@@ -92,9 +92,15 @@ def _refuse(whole_config: Any, ranks: int) -> None:
         raise TrainingStoppedError(f"model.parallel.tensor is {ranks}, and {fault}; write shard in its place")
 
 
+def _plan(config: Any) -> dict[str, str]:
+    """The styles of the layers. transformers before 5.20 adds a tied embedding, which `split_layers` sees to itself."""
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    return {name: kind for name, kind in plan.items() if name != "embed_tokens"}
+
+
 def _planned(module: Any) -> Iterator[tuple[str, Any, str]]:
     """The layers that the plan names: the name in the whole model, the layer, the style."""
-    plan = module.config.get_text_config().base_model_tp_plan
+    plan = _plan(module.config.get_text_config())
     prefix = f"{module.base_model_prefix}."
     for name, layer in module.named_modules():
         for pattern, kind in plan.items():

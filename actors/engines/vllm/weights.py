@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.engines.base import EngineError
 from actors.weights.transfer import TransferError
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 TRANSFER_SECONDS = 600.0
 """Seconds for a whole transfer. The transfer's own deadlines are shorter: a longer one hangs in the library."""
+
+
+class WorkerError(Exception):
+    """A worker could not do what it was told; the message is that of the first one."""
 
 
 class VllmWeights:
@@ -40,10 +44,10 @@ class VllmWeights:
         """Have every worker receive an offer's tensors, then load them. Raises TransferError if a worker lacks one."""
         await llm.pause_generation(mode="keep", clear_cache=self._clear_cache)
         try:
-            await asyncio.wait_for(llm.collective_rpc("agent_rl_receive", args=(asdict(offer),)), TRANSFER_SECONDS)
+            await asyncio.wait_for(_told(llm, "agent_rl_receive", asdict(offer)), TRANSFER_SECONDS)
         except TimeoutError as error:
             raise EngineError(f"weights by {offer.backend} did not arrive within {TRANSFER_SECONDS:g} s") from error
-        except Exception as error:  # vLLM wraps the errors of its workers in its own classes
+        except WorkerError as error:
             if self._whole:
                 await llm.resume_generation()
             raise TransferError(str(error)) from error
@@ -52,7 +56,15 @@ class VllmWeights:
     async def _load(self, llm: AsyncLLM, method: str, argument: str, version: str) -> None:
         """Load in every worker, then set the version and resume. Until then, or on failure, the engine stays paused."""
         self._whole = False
-        await llm.collective_rpc(method, args=(argument,))
+        await _told(llm, method, argument)
         self._whole = True
         await llm.update_weight_version(version)
         await llm.resume_generation()
+
+
+async def _told(llm: AsyncLLM, method: str, argument: Any) -> None:
+    """Have all workers of all of vLLM's engines do something. Raises WorkerError when one of them could not."""
+    core: Any = llm.engine_core  # `AsyncLLM.collective_rpc` returns the answers of one engine alone
+    answers = await core.call_utility_all_async("collective_rpc", method, None, (argument,), None)
+    for fault in (fault for of_engine in answers for fault in of_engine if fault):
+        raise WorkerError(fault)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
@@ -16,8 +16,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _answered(method: Callable[..., None]) -> Callable[..., str]:
+    """Return the fault of a method in place of raising it.
+
+    When a worker raises, vLLM leaves the answers of the other workers in their queues, and takes them for answers to
+    the next call.
+    """
+
+    @wraps(method)
+    def answering(*given: Any) -> str:
+        try:
+            method(*given)
+        except Exception as error:  # noqa: BLE001 - of vLLM's loader, too; the engine raises it
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return answering
+
+
 class PublishedWeightsLoader:
-    """Mixed into vLLM's worker (``worker_extension_cls``). ``collective_rpc`` calls it while generation is paused."""
+    """Mixed into vLLM's worker (``worker_extension_cls``). ``collective_rpc`` calls it while generation is paused.
+
+    What changes weights returns its fault, or an empty text.
+    """
 
     model_runner: Any
     vllm_config: Any
@@ -27,17 +48,20 @@ class PublishedWeightsLoader:
     agent_rl_received: tuple[str, dict[str, Tensor]] = "", {}
     """The key and tensors of the last transfer, until they are loaded."""
 
+    @_answered
     def agent_rl_load_file(self, path: str) -> None:
         """Load a whole safetensors file with the names of the Hugging Face model; each rank takes its part."""
         self._agent_rl_load(_tensors(path))
 
+    @_answered
     def agent_rl_receive(self, offer: dict[str, Any]) -> None:
-        """Receive all tensors of a transfer; keep them beside the model. Raises TransferError when one is missing."""
+        """Receive all tensors of a transfer, whole; keep them beside the model."""
         self.agent_rl_received = "", {}
         parallel = self.vllm_config.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + self.rank
         self.agent_rl_received = offer["key"], receive(TransferOffer(**offer), worker, str(self.device))
 
+    @_answered
     def agent_rl_load_received(self, key: str) -> None:
         """Load the tensors of the transfer ``key``, which all ranks have received."""
         (received, tensors), self.agent_rl_received = self.agent_rl_received, ("", {})

@@ -14,12 +14,12 @@ import torch
 
 from actors.engines.base import EngineError
 from actors.engines.vllm import weights as vllm_weights
-from actors.engines.vllm.weights import VllmWeights
+from actors.engines.vllm.weights import VllmWeights, WorkerError
 from actors.engines.vllm.worker import PublishedWeightsLoader
 from actors.weights.transfer import TransferError
 from agent_rl.messages import TransferOffer
 
-OFFER = TransferOffer("gloo", "127.0.0.1", 1, "key", 1, ("a",), ((2,),), ("float32",))
+OFFER = TransferOffer("gloo", "127.0.0.1", 1, "key", 1, 1, 1, ("a",), ((2,),), ("float32",))
 FILE = Path("/weights/policy.safetensors")
 LOADED = ["pause", "agent_rl_load_file", "version 2", "resume"]
 
@@ -42,14 +42,22 @@ class Llm:
     async def update_weight_version(self, version: str) -> None:
         self.did.append(f"version {version}")
 
-    async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> None:
-        assert len(args) == 1
+    @property
+    def engine_core(self) -> Any:
+        return self
+
+    async def call_utility_all_async(
+        self, utility: str, method: str, timeout: None, args: tuple[Any, ...], named: None
+    ) -> list[list[str]]:
+        """The answers of the workers of two engines."""
+        assert (utility, timeout, len(args), named) == ("collective_rpc", None, 1, None)
         self.did.append(method)
         if method == self._hangs:
             await asyncio.Event().wait()
         if method in self.fails:
             self.fails.remove(method)
-            raise RuntimeError(f"a worker failed in {method}")
+            return [["", ""], ["", f"a worker failed in {method}"]]
+        return [["", ""], ["", ""]]
 
 
 def sent(llm: Any, weights: VllmWeights) -> None:
@@ -77,7 +85,7 @@ def test_after_a_transfer_that_failed_the_old_policy_is_served_under_its_own_nam
 def test_what_may_be_half_of_two_policies_is_served_by_no_means(way: Any) -> None:
     method = "agent_rl_load_received" if way is sent else "agent_rl_load_file"
     llm, weights = Llm(method), VllmWeights()
-    with pytest.raises(RuntimeError, match=f"a worker failed in {method}"):
+    with pytest.raises(WorkerError, match=f"a worker failed in {method}"):
         way(llm, weights)
     llm.fails.append("agent_rl_receive")
     with pytest.raises(TransferError):
@@ -94,6 +102,18 @@ def test_workers_that_hang_in_a_transfer_are_not_waited_for_for_ever(monkeypatch
     with pytest.raises(EngineError, match="weights by gloo did not arrive within"):
         sent(llm, VllmWeights())
     assert "resume" not in llm.did
+
+
+def test_a_worker_answers_with_its_fault_and_does_not_raise_it() -> None:
+    worker = PublishedWeightsLoader()
+    worker.agent_rl_received = "another", {}
+    fault = worker.agent_rl_load_received("key")
+    assert fault == "ValueError: the received weights are of transfer 'another', not of 'key'"
+    worker.model_runner = SimpleNamespace(
+        reload_weights=lambda **_: None, get_model=lambda: SimpleNamespace(modules=list)
+    )
+    worker.agent_rl_received = "key", {}
+    assert worker.agent_rl_load_received("key") == ""
 
 
 class Filtering:
