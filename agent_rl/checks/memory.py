@@ -107,7 +107,7 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     host, settings = f"host {topology.main_host}", entry.settings
     of_size = f"{count:,} weights x {width} bytes"
     way = str(settings.get("weights_in", "run_directory"))
-    if entry.ranks == 1 or way in SENT:  # else each rank writes its rows to the file, tensor by tensor
+    if entry.ranks == 1 or way in SENT:  # several ranks keep parts of what is sent, and nothing of files
         yield Need(host, "memory: policy being published", served, of_size)
     state = (4 if entry.ranks > 1 else width) + 8 + (4 if width == 2 and entry.ranks == 1 else 0)
     staged = f"{count:,} weights x {state} bytes, one at a time"

@@ -12,7 +12,7 @@ import pytest
 
 from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import verify
-from tests.end_to_end.processes import alive, family, finish, process_of_actor, start, steps_trained, wait_for
+from tests.end_to_end.processes import alive, family, finish, process_of_actor, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right
 
 STEPS = 8
@@ -99,6 +99,28 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path
     assert balance.balanced, balance.lines()
     assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
     whole(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_ranks_send_their_parts_to_the_engine(tmp_path: Path, killed: bool) -> None:
+    path, directory, arguments = two_ranks(tmp_path, weights_in="gloo")
+    process = start(path, *arguments, "--set", "actors.rollout_generator.links.transfer=learner")
+    if killed:
+        wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+        (other,) = followers(path)
+        os.kill(other, signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, out + err
+    assert len(restarts(out + err)) == int(killed), out + err
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    assert not list(directory.glob("weights/*"))
+    (log,) = (directory / "logs").glob("rollout_generator.0*.jsonl")
+    taken_up = {(row["epoch"], row["version"]) for row in rows(log) if row["event"] == "policy taken up"}
+    assert len(taken_up) >= STEPS // 2
+    assert len({epoch for epoch, _ in taken_up}) == 1 + int(killed)
 
 
 @pytest.mark.slow
