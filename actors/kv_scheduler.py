@@ -231,8 +231,8 @@ class KVScheduler(Actor):
                 case Withdraw(generator):
                     count = self.context.link("requests").withdraw(generator)
                     self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
-                case Unwanted(groups, moved, held, freed):
-                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held, freed))
+                case Unwanted(groups, moved, held, freed, generator):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held, freed), to=generator)
                 case Place(_, destination):
                     self._queue(destination).send_nowait(instruction)
                 case OpenGroup() | AskUnfinished():

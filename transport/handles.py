@@ -352,11 +352,17 @@ class AnnounceLink:
         """Take a target away."""
         self.targets.pop(peer).announcements.forget(self.name)
 
-    def set(self, message: Any) -> None:
-        """Set the newest value of this message's type for every target. Raises EncodeError."""
+    def set(self, message: Any, *, to: str | None = None) -> None:
+        """Set the newest value of this message's type, for every target or for one. Raises EncodeError.
+
+        A target that is added later gets the newest value that was for every target. Nothing is sent ``to`` a peer that
+        is no target any more.
+        """
         kind = type(message).__name__
-        frames = self._values[kind] = encode(message, self._limits)
-        for outbound in self.targets.values():
+        frames = encode(message, self._limits)
+        if to is None:
+            self._values[kind] = frames
+        for outbound in self.targets.values() if to is None else (self.targets[to],) if to in self.targets else ():
             outbound.announce(self.name, kind, frames)
 
     async def acknowledged(self) -> None:

@@ -1,15 +1,25 @@
 """The rollouts that generators have, and which of them the generators are told to cancel or to abandon.
 
 Rollouts are cancelled whose group was dropped or is of another stage. The announcement (`Unwanted`) names their groups
-as long as any of their rollouts is in flight, and the rollouts that moved. It is kept up to date event by event.
+as long as any of their rollouts is in flight, and the rollouts that moved; it goes to all generators. What a generator
+is asked to do with its own rollouts goes to that generator alone: in a large run, rollouts move all the time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 
 from agent_rl.scheduling.instructions import Place, Unwanted
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What a generator is asked to do with its rollouts. The fields are those of GroupsUnwanted."""
+
+    held: dict[str, int] = field(default_factory=dict)
+    freed: dict[str, int] = field(default_factory=dict)
 
 
 class InFlight:
@@ -28,10 +38,14 @@ class InFlight:
         """The rollouts that another generator may still have, each with its move."""
         self._held: dict[str, str] = {}
         """The rollouts that their generator shall let go of, each with the engine it goes to; "" if none is decided."""
-        self._freed: dict[str, int] = {}
-        """The rollouts whose KV cache is freed while their tools run, each with its tokens then."""
+        self._asked: dict[str, _Asked] = {}
+        """By generator; one that is asked nothing is left out."""
         self._announced = Unwanted(())
+        """What all generators were told."""
+        self._announced_to: dict[str, Unwanted] = {}
+        """What generators were told after that, each for itself."""
         self._changed = False
+        self._changed_for: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -61,8 +75,12 @@ class InFlight:
         place = self._places.pop(rollout, None)
         if place is None:
             return None
-        gone = [of.pop(rollout, None) for of in (self._moved, self._held, self._freed)]
-        self._changed = self._changed or any(each is not None for each in gone)
+        if self._moved.pop(rollout, None) is not None:
+            self._changed = True
+        if self._held.pop(rollout, None) is not None:
+            self._asks(place).held.pop(rollout)
+        if (asked := self._asked.get(place.generator)) is not None and asked.freed.pop(rollout, None) is not None:
+            self._changed_for[place.generator] = None
         group = place.request.group
         self._rollouts[group] -= 1
         if not self._rollouts[group]:
@@ -72,13 +90,15 @@ class InFlight:
 
     def hold(self, rollout: str, destination: str = "") -> None:
         """The rollout's generator shall let go of it when its next turn is complete. It then goes to this engine."""
-        self._changed = self._changed or rollout not in self._held
+        if rollout not in self._held:
+            place = self._places[rollout]
+            self._asks(place).held[rollout] = place.request.move
         self._held[rollout] = destination
 
     def keep(self, rollout: str) -> None:
         """The rollout's generator shall keep it after all."""
         if self._held.pop(rollout, None) is not None:
-            self._changed = True
+            self._asks(self._places[rollout]).held.pop(rollout)
 
     def destination(self, rollout: str) -> str | None:
         """The engine that a held rollout goes to; empty when none is decided, None for a rollout that is not held."""
@@ -86,14 +106,15 @@ class InFlight:
 
     def free(self, rollout: str, tokens: int) -> None:
         """The rollout's generator shall free its KV cache, while its tools run and it has this many tokens."""
-        self._freed[rollout] = tokens
-        self._changed = True
+        self._asks(self._places[rollout]).freed[rollout] = tokens
 
     def answered(self, rollout: str) -> bool:
         """The rollout's tools have answered. Returns whether its KV cache was to be freed meanwhile."""
-        freed = self._freed.pop(rollout, None) is not None
-        self._changed = self._changed or freed
-        return freed
+        generator = self._places[rollout].generator
+        if generator not in self._asked or rollout not in self._asked[generator].freed:
+            return False
+        del self._asks(self._places[rollout]).freed[rollout]
+        return True
 
     def bound_for(self, engine: str) -> list[Place]:
         """Where the held rollouts are that go to this engine."""
@@ -122,16 +143,33 @@ class InFlight:
         self._dropped = dropped
 
     def announcement(self) -> list[Unwanted]:
-        """What the generators are to be told, if that has changed."""
-        if not self._changed:
-            return []
-        self._changed = False
-        held = {rollout: self._places[rollout].request.move for rollout in self._held}
-        unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved), held, dict(self._freed))
-        if unwanted == self._announced:
-            return []
-        self._announced = unwanted
-        return [unwanted]
+        """What generators are to be told, as far as that has changed: all of them first, then each for itself."""
+        told: list[Unwanted] = []
+        if self._changed:
+            self._changed = False
+            unwanted = Unwanted(tuple(sorted(self._unwanted)), dict(self._moved))
+            if unwanted != self._announced:
+                self._announced = unwanted
+                self._announced_to.clear()
+                self._changed_for.update(dict.fromkeys(self._asked))
+                told.append(unwanted)
+        for generator in self._changed_for:
+            asked = self._asked.get(generator, _Asked())
+            if not (asked.held or asked.freed):
+                self._asked.pop(generator, None)
+            before = self._announced_to.get(generator, self._announced)
+            if (asked.held, asked.freed) == (before.held, before.freed):
+                continue
+            unwanted = replace(self._announced, held=dict(asked.held), freed=dict(asked.freed), generator=generator)
+            self._announced_to[generator] = unwanted
+            told.append(unwanted)
+        self._changed_for.clear()
+        return told
+
+    def _asks(self, place: Place) -> _Asked:
+        """What the rollout's generator is asked, which is about to change."""
+        self._changed_for[place.generator] = None
+        return self._asked.setdefault(place.generator, _Asked())
 
     def _forgive(self, group: str) -> None:
         if group in self._unwanted:

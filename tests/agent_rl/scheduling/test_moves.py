@@ -58,7 +58,7 @@ class Told(Policy):
 class World:
     policy: Told = field(default_factory=Told)
     placed: list[Place] = field(default_factory=list)
-    unwanted: Unwanted = field(default_factory=lambda: Unwanted(()))
+    told: list[Unwanted] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class World:
                 case Place():
                     self.placed.append(instruction)
                 case Unwanted():
-                    self.unwanted = instruction
+                    self.told.append(instruction)
                 case Withdraw(name):
                     self.withdrawn.append(name)
 
@@ -91,6 +91,12 @@ class World:
         """A completes the rollout's turn of this number."""
         turns = tuple(history(*range(1, count + 1))[count - 1 :]) if count else ()
         self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, A, turns, "left" if left else "writes", move)))
+
+    @property
+    def unwanted(self) -> Unwanted:
+        """What A was told last."""
+        for_a = [each for each in self.told if each.generator in {None, A}]
+        return replace(for_a[-1], generator=None) if for_a else Unwanted(())
 
     @property
     def last(self) -> Place:
@@ -117,12 +123,30 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
     assert not world.faults
 
 
+def test_only_its_generator_hears_of_a_rollout_that_it_shall_let_go_of() -> None:
+    world = World()
+    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.completes(1)
+    assert [(each.generator, each.held) for each in world.told] == [(A, {ROLLOUT: 0})]
+    group, other = ROLLOUT.partition("/")[0], next(p.request for p in world.placed if p.request.rollout != ROLLOUT)
+    dropped = GroupsProgress(0, 0, 0, (), (group,))
+    world.do(world.scheduler.progress(dropped))
+    world.do(world.scheduler.engine_heard(A))
+    assert [(each.generator, each.groups) for each in world.told[1:]] == [(None, (group,)), (A, (group,))], (
+        "what all are told ends what one was told, so that one is told again"
+    )
+    assert world.unwanted.held == {ROLLOUT: 0}
+    for rollout in (ROLLOUT, other.rollout):
+        world.do(world.scheduler.rollout_done(rollout))
+    assert [(each.generator, each.groups, each.held) for each in world.told[3:]] == [(A, (group,), {}), (None, (), {})]
+
+
 def test_a_turn_that_stays_costs_no_message() -> None:
     world = World()
-    before = world.unwanted
+    before = len(world.told)
     world.policy.next = [PlaceTurn(ROLLOUT, A)]
     world.completes(1)
-    assert world.unwanted is before
+    assert len(world.told) == before
     assert world.scheduler.figures.rollouts_moved == 0
 
 
