@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -185,12 +185,14 @@ async def running(
     journal: Callable[[], Journal] | None = None,
     log: Any = None,
     on_event: Callable[[LinkEvent], None] = log_event,
+    in_thread: Callable[..., Awaitable[Any]] = in_thread,
 ) -> AsyncIterator[Actor]:
     """Run ``cls`` as a replica of the topology's ``role`` among the stand-ins.
 
     When the context ends, the actor is stopped as at the end of a run, or with ``kill`` as by SIGKILL. A restart needs
-    a greater incarnation. In virtual time, the actor's work for threads runs in trio's thread. ``journal`` opens the
-    journal, by default that of ``directory``; ``log`` is a structlog logger; ``on_event`` gets what happens to peers.
+    a greater incarnation. ``in_thread`` does the actor's work for threads, by default in trio's thread where the clock
+    is a ``MockClock``. ``journal`` opens the journal, by default that of ``directory``; ``log`` is a structlog logger;
+    ``on_event`` gets what happens to peers.
     """
     name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation, limits=limits, on_event=on_event)

@@ -23,9 +23,9 @@ import structlog
 import trio
 from trio._core import _run as scheduling
 from trio.abc import Instrument
-from trio.testing import MockClock
 
 from actors.testing import SUPERVISOR, Peer, Stage, running
+from actors.twin.clock import VirtualClock, in_place
 from actors.twin.roles import ROLES, not_used, twin_class
 from actors.twin.tokens import NAME
 from actors.twin.world import World
@@ -166,7 +166,7 @@ def in_virtual_time(main: Callable[[Path], Awaitable[T]], *, seed: int, instrume
         gc.freeze()
         gc.set_threshold(*GARBAGE)
         try:
-            return trio.run(main, Path(folder), clock=MockClock(autojump_threshold=0), instruments=instruments)
+            return trio.run(main, Path(folder), clock=VirtualClock(), instruments=instruments)
         finally:
             gc.set_threshold(*thresholds)
             gc.unfreeze()
@@ -200,6 +200,7 @@ async def play(
                 journal=journal,
                 log=log.logger(),
                 on_event=log.link_event,
+                in_thread=in_place,
             )
             await nursery.start(_live, name, actor)
         await world.done.wait()
