@@ -5,12 +5,15 @@
     agent-rl bench scheduler --traces agentic --policies predictive worst_case --training
     agent-rl bench scheduler --save rows.jsonl --again predictive
     agent-rl bench scheduler --tune --scale 0.125 --traces agentic --policies margin
+    agent-rl bench scheduler --overlap --scale 0.125 --seeds 2
 
 The makespan is that of the 10 asynchronous steps of a trace at staleness 1, with a modelled learner. All figures are
 means over the seeds; the bound is a clairvoyant lower bound (agent_rl/simulation/bound.py). The traces stand in
 benchmarks/traces/, policies in agent_rl/scheduling/policies/, and the settings of the opponents on each trace in
-benchmarks/tuning.py; ``--tune`` tries those there on the training seeds. Without --training, the
-seeds are those that no tuning used. Seconds of engines and learner are models of devices, not measurements.
+benchmarks/tuning.py; ``--tune`` tries those there on the training seeds. Without --training, the seeds are those that
+no tuning used. ``--overlap`` compares asynchronous with synchronous runs instead, with the 64 devices of the trace
+`paper` shared between engines and learner (benchmarks/scheduler_overlap.py). Seconds of engines and learner are models
+of devices, not measurements.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from agent_rl.scheduling.policies.registry import POLICIES
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.scheduler_decisions import SIZES, decisions_per_s
+from benchmarks.scheduler_overlap import measured
 from benchmarks.scheduler_rows import MEASURES, Row, job_of, rows_of
 from benchmarks.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS
 from benchmarks.tuning import BOUNDED, OTHERS, search
@@ -54,6 +58,8 @@ class Options:
     """How many decisions to time for each open rollout; 0: none."""
     tune: bool = False
     """Try the settings of benchmarks/tuning.py on the training seeds instead, and print the best."""
+    overlap: bool = False
+    """Compare asynchronous with synchronous runs on 64 devices instead."""
     short: bool = False
     """An eighth of the scale and two seeds: a few minutes."""
     save: Path | None = None
@@ -132,6 +138,10 @@ def main(options: Options) -> int:
     scale = options.scale * (SHORT_SCALE if options.short else 1.0)
     if options.tune:
         return _tune(traces, policies, seeds, scale, options.processes)
+    if options.overlap:
+        with ProcessPoolExecutor(options.processes) as pool:
+            print_figures(measured(pool, seeds, scale))
+        return 0
     jobs = [job_of(trace, seed, scale, policy) for trace in traces for seed in seeds for policy in policies]
     rows = rows_of(jobs, options.processes, options.save, options.again)
     figures: dict[str, float] = {}

@@ -32,6 +32,6 @@ def mi300x(devices: int = 1, *, speed: float = 1.0, memory: float = 1.0) -> Engi
     )
 
 
-def learner(devices: int) -> LearnerModel:
+def learner(devices: float) -> LearnerModel:
     """A learner on so many devices: 8 operations a parameter and token (recomputed activations), half of them kept."""
     return LearnerModel(tokens_per_s=devices * FLOPS / (8 * 14.8e9), kept=0.5)
