@@ -121,15 +121,15 @@ class KeptWeights:
         return offer
 
     async def _send(self, policy: Policy, listener: socket.socket, offer: TransferOffer, shares: Shares) -> None:
-        def work() -> None:
+        def work() -> int:
             if self._calls is not None:
                 self._calls.call(policy.version, offer)
-            send(offer, shares, self._device, listener=listener)
+            return send(offer, shares, self._device, listener=listener)
 
         began = self._context.now()
         try:
             with listener:
-                await self._context.in_thread(
+                sent = await self._context.in_thread(
                     work,
                     limiter=trio.CapacityLimiter(1),
                     abandon_on_cancel=True,
@@ -138,7 +138,7 @@ class KeptWeights:
             self._log.warning("policy not sent", version=policy.version, epoch=policy.epoch, error=str(error))
         else:
             seconds = self._context.now() - began
-            self._log.info("policy sent", version=policy.version, epoch=policy.epoch, seconds=seconds)
+            self._log.info("policy sent", version=policy.version, epoch=policy.epoch, seconds=seconds, bytes=sent)
 
 
 class KeptShares:

@@ -79,9 +79,10 @@ def unavailable(backend: str) -> str:
 
 def send(
     offer: TransferOffer, shares: Shares, device: str, *, rank: int = 0, listener: socket.socket | None = None
-) -> None:
-    """Send a rank's shares to all workers of an offer, in a thread. The tensors must not change meanwhile.
+) -> int:
+    """Send a rank's shares to all workers of an offer, in a thread; returns the bytes that this rank has sent.
 
+    The tensors must not change meanwhile.
     ``device`` is that of the tensors; rank 0 has the ``listener``. Raises TransferError when a process does not come,
     or leaves before the end.
     """
@@ -101,6 +102,7 @@ def send(
                 buffer[piece.start : piece.end].view(values.dtype).view(values.shape).copy_(values)
             group.send(buffer[: bucket.size], bucket.worker)
         group.end()
+        return group.sent
 
 
 def decline(offer: TransferOffer, rank: int) -> None:
@@ -185,6 +187,8 @@ class _Group:
         """A group of the engine's processes alone; None in others, and where there is only one."""
         self._expected: list[Any] = []
         self.device = device
+        self.sent = 0
+        """Bytes."""
 
     def connect(self, rank: int, store: Any) -> None:
         """Reach the other processes as the one of this number."""
@@ -203,6 +207,7 @@ class _Group:
     def send(self, content: Tensor, worker: int) -> None:
         """Send bytes to a worker; returns when done."""
         self._together.send([content], self._offer.senders + worker, 0).wait()
+        self.sent += content.nbytes
 
     def expect(self, content: Tensor, sender: int) -> None:
         """Overwrite bytes with those of a rank of the learner, until `wait` has returned."""

@@ -1,4 +1,4 @@
-"""Weights to many hosts: namespaces with links of 100 Mbit/s, as `agent-rl bench weights` measures."""
+"""Weights to many hosts, over links of 100 Mbit/s, and from several ranks, as `agent-rl bench weights` measures."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from actors.cli.main import main
+from actors.weights.transfer import bucket_bytes
 from tests.machines import skip_without
 
 
@@ -23,3 +24,12 @@ def test_sixteen_hosts_take_little_longer_than_one_and_cost_the_learner_little_m
     assert figures["weights_cpu_16_over_1"] <= 6
     assert figures["weights_sent_16"] <= 2
     assert figures["finite_check_s_per_gb"] <= 0.3
+
+
+@pytest.mark.slow
+def test_each_rank_sends_its_part_and_needs_a_bucket_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "weights", "--ranks", "1", "2", "--mbyte", "256"]) == 0
+    figures = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    for ranks in (1, 2):
+        assert figures[f"transfer_rank_sent_mb_{ranks}"] == pytest.approx((256 << 20) / ranks / 1e6)
+        assert figures[f"transfer_rank_growth_mb_{ranks}"] < bucket_bytes(ranks) / 1e6 + 20  # connections, threads
