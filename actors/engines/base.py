@@ -172,3 +172,20 @@ class Engine(Protocol):
     @property
     def figures(self) -> EngineFigures:
         """The present load."""
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can share its device in time (``share = "time"``), which other engines cannot."""
+
+    async def sleep(self) -> None:
+        """Give the device's time and memory back: KV cache and weights. Returns when it is done.
+
+        No token is written until `wake`. Turns in flight are kept, and so are those that come meanwhile; `release` and
+        cancelling work as ever. `load_weights` waits for the end of the sleep. An engine that sleeps stays asleep.
+        """
+
+    async def wake(self) -> None:
+        """Take the memory again. Turns in flight go on from their tokens, whose KV cache is computed again.
+
+        An engine that is awake stays awake. Raises EngineError when the device's memory cannot be had.
+        """

@@ -47,6 +47,10 @@ class ScriptedEngine:
         self.written: dict[str, list[list[int]]] = {}
         """The tokens of each turn, by rollout."""
         self._generated = 0
+        self._awake = trio.Event()
+        self._awake.set()
+        self.slept = trio.Event()
+        """Set when the engine falls asleep for the first time."""
         if made is not None:
             made(self)
 
@@ -66,6 +70,7 @@ class ScriptedEngine:
         policies = []
         for _ in tokens:
             await trio.sleep(0.001)
+            await self._awake.wait()
             policies.append([self._policy.epoch, self._policy.version])
         stopped = len(tokens) <= request.max_tokens
         count = min(len(tokens), request.max_tokens)
@@ -90,9 +95,26 @@ class ScriptedEngine:
         """Record that the rollout was set aside."""
         self.set_aside_rollouts.append(rollout)
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
-        """Serve the policy from now on."""
+    async def sleep(self) -> None:
+        """Write nothing until `wake`."""
         await trio.lowlevel.checkpoint()
+        if self._awake.is_set():
+            self._awake = trio.Event()
+            self.slept.set()
+
+    async def wake(self) -> None:
+        """Go on."""
+        await trio.lowlevel.checkpoint()
+        self._awake.set()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine sleeps."""
+        return not self._awake.is_set()
+
+    async def load_weights(self, path: Path, policy: Policy) -> None:
+        """Serve the policy from now on; in a sleep, from its end on."""
+        await self._awake.wait()
         if not str(path).startswith("/weights"):
             raise EngineError(f"no such file {path}")
         self.loaded.append(path)

@@ -9,6 +9,8 @@ Describe the engine with a ``Subject`` and run each of ``CHECKS`` in trio; a che
 
 The reference is a plain Hugging Face forward pass in float32, without a cache. Each update brings weights that were not
 served before: the sequence A, B, A would not reveal an engine that ignores updates.
+
+Engines that can share a device in time must also pass those of `actors.engines.testing_sleep`.
 """
 
 from __future__ import annotations

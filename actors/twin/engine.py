@@ -26,6 +26,8 @@ from agent_rl.simulation.rollout import Rollout
 from agent_rl.simulation.trace import LearnerModel, Shape
 
 TINY_S = 1e-9
+ASLEEP_S = 1e9
+"""So far behind the present are the steps of an engine that sleeps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +73,7 @@ class TwinEngine:
         self._changed = trio.Event()
         self._news = trio.Event()
         self._preemptions: dict[str, int] = {}
+        self._asleep_since: float | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Serve until cancelled."""
@@ -183,6 +186,24 @@ class TwinEngine:
         self._policy = policy
         self._changed.set()
         await trio.sleep(self._learner.pause_s)
+
+    async def sleep(self) -> None:
+        """Write nothing until `wake`. What runs is computed again then."""
+        if self._asleep_since is None:
+            self._advance()
+            self._asleep_since = trio.current_time()
+            self.model.pause(ASLEEP_S, kept=False)
+            self._changed.set()
+        await trio.lowlevel.checkpoint()
+
+    async def wake(self) -> None:
+        """Go on."""
+        if self._asleep_since is not None:
+            ahead = self.model.clock - ASLEEP_S - self._asleep_since
+            self.model.clock = trio.current_time() + max(0.0, ahead)
+            self._asleep_since = None
+            self._changed.set()
+        await trio.lowlevel.checkpoint()
 
     @property
     def ranks(self) -> int:

@@ -26,6 +26,7 @@ from actors.engines.testing import (
     turn,
     update_under_way,
 )
+from actors.engines.testing_sleep import SLEEP_CHECKS
 from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
 from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending
@@ -60,7 +61,10 @@ def new_subject(folder: Path) -> Subject:
 
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(check, marks=pytest.mark.sample if check in SAMPLED else (), id=check.__name__) for check in CHECKS],
+    [
+        pytest.param(check, marks=pytest.mark.sample if check in SAMPLED else (), id=check.__name__)
+        for check in (*CHECKS, *SLEEP_CHECKS)
+    ],
 )
 def test_contract(check, tmp_path: Path) -> None:
     trio.run(check, new_subject(tmp_path))

@@ -59,6 +59,8 @@ class Decoder:
     ) -> None:
         self.model = model
         self.policy = policy
+        self.asleep = False
+        """Whether no step is computed, and the device's memory is given back."""
         self.kv_tokens = max_rollouts * model.max_length if kv_tokens is None else kv_tokens
         self.longest = min(self.kv_tokens, model.max_length)
         self.preempted = 0
@@ -85,7 +87,7 @@ class Decoder:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return bool(self._turns or self._waiting)
+        return bool(self._turns or self._waiting) and not self.asleep
 
     @property
     def running(self) -> int:
@@ -154,6 +156,28 @@ class Decoder:
             self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
             self._decoding = 0
 
+    def sleep(self) -> None:
+        """Compute no step until `wake`, and give the device's memory back: turns wait, with their tokens.
+
+        What is cached moves to host memory while there is room, as when it is evicted.
+        """
+        if self.asleep:
+            return
+        self.asleep = True
+        for slot in list(self._parked.values()):
+            self._offload(slot)
+            self._drop(slot)
+        for slot in sorted(self._turns, key=lambda slot: self._turns[slot].number, reverse=True):
+            self._put_back(slot)
+        self._cache.free()
+        self.model.leave_device()
+
+    def wake(self) -> None:
+        """Take the memory of the weights again. The KV cache takes its memory when tokens are computed."""
+        if self.asleep:
+            self.model.return_to_device()
+            self.asleep = False
+
     def step(self) -> list[tuple[SequenceTurn, TurnResult]]:
         """Compute one forward pass. Returns the turns that ended."""
         self._admit()
@@ -220,13 +244,18 @@ class Decoder:
                 self._evict_parked()
                 continue
             slot = max(self._turns, key=lambda slot: self._turns[slot].number)
-            turn = self._turns[slot]
-            self._sequences.save(slot, turn)
-            self._offload(slot)
-            self._drop(slot)
-            self._waiting.appendleft(turn)
+            turn = self._put_back(slot)
             self.preempted += 1
             self.preemptions = {**self.preemptions, turn.rollout: self.preemptions.get(turn.rollout, 0) + 1}
+
+    def _put_back(self, slot: int) -> SequenceTurn:
+        """Let the turn of a slot wait, before all others. It keeps its tokens."""
+        turn = self._turns[slot]
+        self._sequences.save(slot, turn)
+        self._offload(slot)
+        self._drop(slot)
+        self._waiting.appendleft(turn)
+        return turn
 
     def _evict_parked(self) -> None:
         slot = next(iter(self._parked.values()))

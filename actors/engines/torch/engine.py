@@ -104,6 +104,8 @@ class TorchEngine:
         self._policy = initial_policy
         self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._put_off: list[Callable[[Decoder], None]] = []
+        """What the decoding thread does when the engine wakes."""
         self._limits: EngineLimits | None = None
         self._specs: TensorSpecs = {}
         self._longest = 0
@@ -201,15 +203,42 @@ class TorchEngine:
         self._running()
         weights = await trio.to_thread.run_sync(self._read, source, abandon_on_cancel=True)
         self._running()
-        token, reply = trio.lowlevel.current_trio_token(), _Reply()
 
         def replace(decoder: Decoder) -> None:
             decoder.replace_weights(weights, policy)
             self._policy = policy
+
+        await self._done(replace, awake=True)
+
+    async def sleep(self) -> None:
+        """Give the device's time and memory back. See `SleepingEngine`. On a processor, weights stay where they are."""
+        await self._done(Decoder.sleep)
+
+    async def wake(self) -> None:
+        """Take the memory again, load the weights that came meanwhile, and go on. See `SleepingEngine`."""
+
+        def wake(decoder: Decoder) -> None:
+            decoder.wake()
+            put_off, self._put_off = self._put_off, []
+            for work in put_off:
+                work(decoder)
+
+        await self._done(wake)
+
+    async def _done(self, work: Callable[[Decoder], None], *, awake: bool = False) -> None:
+        """Have the decoding thread do this between two steps, and wait. ``awake``: not while the engine sleeps."""
+        self._running()
+        token, reply = trio.lowlevel.current_trio_token(), _Reply()
+
+        def perform(decoder: Decoder) -> None:
+            if awake and decoder.asleep:
+                self._put_off.append(perform)
+                return
+            work(decoder)
             token.run_sync_soon(reply.set)
 
         self._replies[reply] = reply
-        self._commands.put(replace)
+        self._commands.put(perform)
         try:
             await reply.wait()
         finally:

@@ -72,10 +72,15 @@ class KVCache:
         if length <= self.length:
             return
         while self.length < length:
-            self.length = min(2 * self.length, self.max_length)
+            self.length = min(max(2 * self.length, _MINIMUM_LENGTH), self.max_length)
         grown = self._data.new_zeros((*self._data.shape[:4], self.length, self._data.shape[5]))
         grown[..., : self._data.shape[4], :] = self._data
         self._data = grown
+
+    def free(self) -> None:
+        """Give the memory back, and forget all tokens. `reserve` takes memory again."""
+        self.length = 0
+        self._data = self._data.new_empty((*self._data.shape[:4], 0, self._data.shape[5]))
 
     def swap(self, first: int, second: int, first_cached: int, second_cached: int) -> None:
         """Exchange two rows with the given numbers of tokens. 0: the row's content is not needed."""

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.engines.base import EngineError, ModelError
 from actors.engines.torch.fused import FusedDecoder, can_fuse
+from actors.engines.torch.host_memory import HostMemory
 from actors.engines.torch.kv_cache import ATTENTION, ForwardStep, KVCache
 from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
@@ -62,6 +63,8 @@ class CausalModel:
             )
         elif one_dnn:
             use_one_dnn(model)
+        on_device = (each for each in (*model.parameters(), *model.buffers()) if each.device.type != "cpu")
+        self._away = HostMemory(on_device)
         self._tensors: dict[str, Tensor] = model.state_dict()
         names_at: dict[int, set[str]] = {}
         for name, tensor in self._tensors.items():
@@ -107,6 +110,20 @@ class CausalModel:
             self._tensors[name].copy_(tensor)
         if self._fused is not None:
             self._fused.refresh()
+
+    def leave_device(self) -> None:
+        """Move the weights to host memory, where those of a processor are already; nothing else may be called then."""
+        self._away.take()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def return_to_device(self) -> None:
+        """Move the weights back. Raises EngineError when the device's memory cannot be had."""
+        try:
+            self._away.put_back()
+        except torch.OutOfMemoryError as error:
+            remedy = "whoever shares the device must leave more of it"
+            raise EngineError(f"no memory on {self.device} to wake: {error}; {remedy}") from error
 
 
 def read_weights(path: Path, specs: TensorSpecs) -> dict[str, Tensor]:

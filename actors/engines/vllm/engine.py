@@ -82,6 +82,8 @@ class VllmEngine:
         self._in_flight: set[str] = set()
         self._serial = 0
         self._loading = trio.Lock()
+        self._awake = trio.Event()
+        self._awake.set()
         self._load = VllmLoad(kv_tokens or 0, max_rollouts)
         self._keeps_kv = kv_on_update == "keep"
         self._weights = VllmWeights(clear_cache=not self._keeps_kv)
@@ -165,6 +167,7 @@ class VllmEngine:
         the model may be a mixture: no more tokens are written until a later load succeeds.
         """
         async with self._loading:
+            await self._awake.wait()
             version = _version(policy)
             self._policies[version] = policy
             if isinstance(source, TransferOffer):
@@ -174,6 +177,27 @@ class VllmEngine:
                 await trio.to_thread.run_sync(check_file, source, self._specs)
                 await self._ask(lambda llm: self._weights.load_file(llm, source, version))
             self._policy = policy
+
+    @staticmethod
+    def sleep_settings(device: str) -> dict[str, Any]:
+        """The engine arguments without which `sleep` gives no memory back. vLLM has sleep mode on GPUs alone."""
+        return {} if device == "cpu" else {"enable_sleep_mode": True}
+
+    async def sleep(self) -> None:
+        """Give the device's time and memory back: vLLM's sleep mode at level 1, with the requests kept.
+
+        vLLM moves the weights to host memory, and drops the KV cache. On a processor it only pauses.
+        """
+        if self._awake.is_set():
+            async with self._loading:
+                self._awake = trio.Event()
+            await self._ask(lambda llm: llm.sleep(level=1, mode="keep"))
+
+    async def wake(self) -> None:
+        """Take the memory again, and go on. Then weights are loaded that came meanwhile. See `SleepingEngine`."""
+        if not self._awake.is_set():
+            await self._ask(lambda llm: llm.wake_up())
+            self._awake.set()
 
     def _result(self, output: RequestOutput) -> TurnResult:
         completion = output.outputs[0]

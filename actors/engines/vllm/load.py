@@ -88,11 +88,16 @@ class VllmLoad:
         self._stepping_since = now if figures.running or figures.waiting else None
         return figures
 
+    def paused(self) -> None:
+        """The engine falls asleep or wakes: what is between two steps is no work."""
+        with self._writing:
+            self._stepping_since = None
+
     def logger(self) -> Any:
         """A stat logger class for vLLM, instead of its Prometheus exporter, which measures every token."""
         from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-        observe = self.observe
+        observe, paused = self.observe, self.paused
 
         class Statistics(PrometheusStatLogger):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
@@ -105,6 +110,7 @@ class VllmLoad:
                 """No effect."""
 
             def record_sleep_state(self, *_: Any, **__: Any) -> None:
-                """No effect: the engine never sleeps."""
+                """A sleep is no time of work."""
+                paused()
 
         return Statistics

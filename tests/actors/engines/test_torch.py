@@ -25,6 +25,7 @@ from actors.engines.testing import (
     save_other_weights,
     turn,
 )
+from actors.engines.testing_sleep import SLEEP_CHECKS
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.model import CausalModel
@@ -56,7 +57,7 @@ def new_subject(
     return Subject(directory / "model", make, kv_on_update=kv_on_update)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*CHECKS, *SLEEP_CHECKS], ids=lambda check: check.__name__)
 @pytest.mark.parametrize(
     ("architecture", "kv_on_update", "host_kv_tokens"), [("qwen3", "keep", 0), ("llama", "recompute", 400)]
 )
