@@ -22,9 +22,11 @@ import trio
 from actors.base import Actor, Announce, Call, Push, ask
 from actors.training.arrivals import Arrivals
 from actors.training.model import TrainedModel
+from actors.training.turns import DeviceTurns
 from actors.weights.settings import LearnerSettings, settings_faults, try_loss_elsewhere
 from agent_rl.config.plugins import naming
 from agent_rl.config.selection import SelectStage
+from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Collapse, EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.figures import (
     ActorFigures,
@@ -40,6 +42,7 @@ from agent_rl.learning.collapse import CollapseWatch, collapse_message
 from agent_rl.learning.finite import NotFiniteError, SkippedSteps, TrainingStoppedError
 from agent_rl.messages import (
     CheckpointSaved,
+    DeviceTurn,
     EngineLoad,
     Evaluation,
     EvaluationReady,
@@ -80,6 +83,7 @@ class Learner(Actor):
     )
     links: ClassVar = {
         "policy": Announce(PolicyPublished),
+        DEVICE: Announce(DeviceTurn, required=False),
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
         "steps": Call(StepTrained, Recorded, awaited_in_handler=False),
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
@@ -112,6 +116,7 @@ class Learner(Actor):
         """Load the newest whole checkpoint, or the model that the run starts from. Then start to walk the recipe."""
         await self.prepared()
         self._model = self._make_model()
+        self._turns = DeviceTurns(self.context, self._model.give_memory_back)
         self._position, kept = await self._model.load()
         self._watched = kept.get("watch")
         self._watch = CollapseWatch(Collapse(), self._watched)
@@ -200,7 +205,8 @@ class Learner(Actor):
                 case SftStage() | SelectStage() | RlStage() if self._seconds_left() <= 0 and position.begins_stage:
                     done = True
                 case SftStage():
-                    done = await self._sft(stage)
+                    async with self._turns.taken():
+                        done = await self._sft(stage)
                 case EvaluateStage() | SelectStage():
                     done = await self._evaluate(position.stage, limited=stage.kind == "select")
                 case RlStage():
@@ -312,15 +318,16 @@ class Learner(Actor):
     async def _step(self, stage: RlStage, ready: StepReady) -> None:
         at = self._position
         groups = self._arrivals.take(ready)
-        began = self.context.now()
         step = at.version - at.stage_version
         fault: NotFiniteError | None = None
-        try:
-            figures = await self._model.in_thread(lambda: self._model.trainer.rl_step(groups, stage, step))
-        except NotFiniteError as error:
-            fault, figures = error, TrainingFigures(skipped=True)
-        self._position = replace(at, version=at.version + 1)
-        await self._publish()
+        async with self._turns.taken(needed=bool(groups)):
+            began = self.context.now()
+            try:
+                figures = await self._model.in_thread(lambda: self._model.trainer.rl_step(groups, stage, step))
+            except NotFiniteError as error:
+                fault, figures = error, TrainingFigures(skipped=True)
+            self._position = replace(at, version=at.version + 1)
+            await self._publish()
         seconds, published = self.context.now() - began, self._model.publisher.take_figures()
         figures = replace(figures, train_seconds=seconds, idle_seconds=self._idle_seconds, published=published)
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
@@ -422,4 +429,4 @@ class Learner(Actor):
 
     def waiting_for(self) -> str:
         """The step or the evaluation that the learner waits for."""
-        return self._waiting_for
+        return self._turns.waiting_for or self._waiting_for

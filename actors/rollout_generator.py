@@ -27,6 +27,7 @@ from actors.generation.kept_turns import LINK, KeptTurns
 from actors.generation.running import Running, RunningRollouts
 from actors.generation.serving import ServedPolicy
 from actors.generation.settings import RolloutGeneratorSettings
+from actors.generation.sleeping import EngineTurns, shares_device
 from actors.generation.starting import long_prompts, make_engine, require_append_only
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.generation.user_loop import UserLoop
@@ -39,6 +40,7 @@ from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import (
+    DeviceTurn,
     EngineLoad,
     GroupsUnwanted,
     ObserveTurn,
@@ -79,6 +81,7 @@ class RolloutGenerator(Actor):
         Push(RolloutRequest),
         Announce(PolicyPublished),
         Announce(GroupsUnwanted),
+        Announce(DeviceTurn, required=False),
         Call(WeightsWanted, WeightsPart, required=False),
     )
     links: ClassVar = {
@@ -154,6 +157,7 @@ class RolloutGenerator(Actor):
         """The peers that requested rollouts, and are there."""
         self._nobody_asks = trio.Event()
         self._served = ServedPolicy(self.context, self._engine, self.log)
+        self._sleeping = EngineTurns(self.context, self._engine, self.log)
         self._tally = RolloutTally()
         self._pause = Pause()
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
@@ -197,7 +201,7 @@ class RolloutGenerator(Actor):
             self.log.warning("groups will be dropped", why=why)
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
-        return make_engine(directory, settings, self.context.topology)
+        return make_engine(directory, settings, self.context.topology, sleeps=shares_device(self.context))
 
     async def handle(self, message: Any) -> Any:
         """Run a request to its end; keep a policy; cancel rollouts of dropped groups; pass weights on."""
@@ -208,6 +212,8 @@ class RolloutGenerator(Actor):
                 return await self._served.part(message)
             case PolicyPublished():
                 self._served.published(message)
+            case DeviceTurn():
+                await self._sleeping.follow(message, self.sender)
             case GroupsUnwanted():
                 self._running.cancel(message.groups)
                 self._running.hold(message.held)
@@ -269,6 +275,7 @@ class RolloutGenerator(Actor):
 
         When nobody who requests rollouts is there any more, a generator that stops need not finish any.
         """
+        self._sleeping.peer_changed(event)
         if isinstance(event, PeerReplaced) and event.peer in self.context.link(LINK).targets:
             self._running.orphaned()
             self._announced = None  # the new process knows no load
@@ -357,6 +364,8 @@ class RolloutGenerator(Actor):
 
     def waiting_for(self) -> str:
         """The actor that an idle engine waits for, and for what: policy, requests or tool results."""
+        if asleep := self._sleeping.waiting_for:
+            return asleep
         figures = self._engine.figures
         if figures.running or figures.waiting:
             return ""

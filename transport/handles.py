@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -365,10 +365,17 @@ class AnnounceLink:
         for outbound in self.targets.values() if to is None else (self.targets[to],) if to in self.targets else ():
             outbound.announce(self.name, kind, frames)
 
-    async def acknowledged(self) -> None:
-        """Wait until all targets have handled the newest values, except targets that are silent, lost or have left.
+    async def acknowledged(self, *, by: Collection[str] | None = None) -> None:
+        """Wait until all targets, or those of ``by``, have handled the newest values.
 
-        A target that was never heard is waited for until it counts as silent (`Limits.silent_after`).
+        Targets that are silent, lost or have left are not waited for. A target that was never heard is waited for until
+        it counts as silent (`Limits.silent_after`).
         """
-        for outbound in tuple(self.targets.values()):
-            await outbound.announced(self.name)
+        for peer, outbound in tuple(self.targets.items()):
+            if by is None or peer in by:
+                await outbound.announced(self.name)
+
+    @property
+    def unhandled(self) -> tuple[str, ...]:
+        """The targets that have not handled the newest values."""
+        return tuple(peer for peer, outbound in self.targets.items() if outbound.announcements.pending(self.name))

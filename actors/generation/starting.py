@@ -21,8 +21,13 @@ NAMED_PROBLEMS = 5
 """The most problems that a message about long prompts names."""
 
 
-def make_engine(directory: Path, settings: RolloutGeneratorSettings, topology: Topology) -> Engine:
-    """The engine that the settings name, with the model in ``directory``. Raises EngineRefusedError."""
+def make_engine(
+    directory: Path, settings: RolloutGeneratorSettings, topology: Topology, *, sleeps: bool = False
+) -> Engine:
+    """The engine that the settings name, with the model in ``directory``. Raises EngineRefusedError.
+
+    ``sleeps``: the engine shares its device in time, so that it must be able to sleep.
+    """
     try:
         engine_class = resolve("engine", settings.engine)
     except PluginError as error:
@@ -31,6 +36,14 @@ def make_engine(directory: Path, settings: RolloutGeneratorSettings, topology: T
         files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} only takes weights from files"
         if fault := files_alone or transfer.unavailable(way):
             raise EngineRefusedError(f'weights_in = "{way}": {fault}; remove the cause, or choose another value')
+    if sleeps and not (hasattr(engine_class, "sleep") and hasattr(engine_class, "wake")):
+        raise EngineRefusedError(
+            f'share = "time": {settings.engine} cannot sleep, as it has no methods sleep and wake; add them '
+            "(actors/engines/base.py), or give the engine a device of its own"
+        )
+    to_sleep = (
+        engine_class.sleep_settings(settings.device) if sleeps and hasattr(engine_class, "sleep_settings") else {}
+    )
     try:
         engine: Engine = engine_class(
             directory,
@@ -40,7 +53,7 @@ def make_engine(directory: Path, settings: RolloutGeneratorSettings, topology: T
             device=settings.device,
             dtype=topology.model.dtype,
             initial_policy=Policy(0, 0),
-            **settings.engine_settings,
+            **{**to_sleep, **settings.engine_settings},
         )
     except (TypeError, ValueError) as error:
         raise EngineRefusedError(

@@ -204,6 +204,10 @@ class TrainedModel:
             await self.in_thread(lambda: trainer.keep_reference(path) if new else trainer.load_reference(path))
         return new
 
+    async def give_memory_back(self) -> None:
+        """Free what the devices need not hold between two steps: gradients, and what torch's allocator has kept."""
+        await self.in_thread(self.trainer.give_memory_back)
+
     def forget_reference(self) -> None:
         """Delete the reference policies of stages that are over."""
         remove(self._references)

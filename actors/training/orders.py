@@ -70,6 +70,11 @@ class LeadTrainer(Trainer):
         self._note("reset_optimizer")
         super().reset_optimizer()
 
+    def give_memory_back(self) -> None:
+        """See `Trainer`."""
+        self._tell("give_memory_back")
+        super().give_memory_back()
+
     def keep_reference(self, path: Path) -> None:
         """See `Trainer`."""
         self._tell("keep_reference", path=str(path))
@@ -174,6 +179,8 @@ def _perform(trainer: Trainer, writing: Writing, shares: KeptShares, method: str
             trainer.enter(Algorithm.model_validate_json(given["algorithm"]))
         case "reset_optimizer":
             trainer.reset_optimizer()
+        case "give_memory_back":
+            trainer.give_memory_back()
         case "keep_reference":
             trainer.keep_reference(Path(given["path"]))
         case "load_reference":

@@ -35,6 +35,9 @@ class LearnerSettings(Settings):
     generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, with GPUs or without."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
+    engine_sleep_seconds: PositiveFloat = 300.0
+    """With ``share = "time"``: the longest that a step waits until the engines on the learner's devices have started
+    and are asleep. Then the learner trains beside those that are awake."""
     rank_timeout_seconds: PositiveFloat = 600.0
     """Of several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
     rank_silent_seconds: PositiveFloat = 30.0

@@ -23,6 +23,9 @@ PIECE = 8 * MIB
 PRODUCTS = 16 * MIB
 """Of the compiled matrix products that oneDNN keeps (`agent_rl.learning.linear`), half a MiB each."""
 
+BETWEEN_STEPS = frozenset({"weights", "weights, float32", "float32 copies", "moments"})
+"""The rows of the state that a learner which shares its device holds between two steps: it frees the gradients."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:

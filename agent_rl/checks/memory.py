@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_rl.checks.learner_memory import Need, Training, learner_needs
+from agent_rl.checks.learner_memory import BETWEEN_STEPS, MIB, Need, Training, learner_needs
 from agent_rl.config.parallel import mesh_sizes
-from agent_rl.config.placement import engine_gpus
+from agent_rl.config.placement import engine_gpus, gpus_of, partners
 from agent_rl.config.topology import RlStage, Topology
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles, Unreadable
@@ -28,6 +28,8 @@ ROLLOUT_BYTES = 17 + 29
 """Of each token of a step's rollouts on each rank: as they came (tokens, mask, log-probabilities, policies), and as the
 trainer computes with them (`agent_rl.learning.sequences`)."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
+IN_TURNS = "a device in turns"
+"""Where the plan has what learner and engine hold of the device that they share in time."""
 
 
 def config_of(name: str) -> Mapping[str, Any] | None:
@@ -51,7 +53,8 @@ def plan(topology: Topology) -> list[Need]:
         return []
     width = WIDTH[topology.model.dtype]
     served = width * shape.weights
-    rows = [*_learner(topology, shape, width), *_generator(topology, shape, width)]
+    learner, generator = list(_learner(topology, shape, width)), list(_generator(topology, shape, width))
+    rows = [*learner, *generator, *_in_turns(topology, learner, generator)]
     rows += _hosts(topology, served, width, shape.weights)
     return rows
 
@@ -100,6 +103,27 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
 
 
+def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
+    """What a device holds that learner and engine share in time: in each of their turns, not of both at once."""
+    if not any(partners(topology, f"{LEARNER}.{number}") for number in topology.homes(LEARNER)):
+        return
+    engine = [need for need in generator if not need.where.startswith("host ")]
+    stays = sum(need.size for need in learner if need.what in BETWEEN_STEPS)
+    weights = sum(need.size for need in engine if need.what == "weights")
+    on_gpu = gpus_of(topology.actors[GENERATOR]) > 0
+    asleep = 0 if on_gpu else weights
+    trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in engine)
+    beside = "the engine asleep: nothing" if on_gpu else "the engine asleep: its weights"
+    yield Need(IN_TURNS, "while the learner trains", trains, f"all of the learner; {beside}")
+    rest = "" if all(need.size for need in engine) else ", and the KV cache"
+    how = f"all of the engine{rest}; of the learner weights and moments: {stays / MIB:,.0f} MiB"
+    yield Need(IN_TURNS, "while the engine writes", writes, how)
+    if on_gpu:
+        yield Need(
+            f"host {topology.main_host}", "memory: weights of a sleeping engine", weights, "of each engine's GPU"
+        )
+
+
 def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[Need]:
     entry = topology.actors.get(LEARNER)
     if entry is None:
@@ -145,6 +169,8 @@ def plan_rows(needs: Sequence[Need], text: Any) -> list[tuple[str, ...]]:
     for where in places:
         here = [need for need in needs if need.where == where]
         rows += [(f"  {where}", need.what, text(need.size) if need.size else "the rest", need.how) for need in here]
-        if not where.startswith("host "):
+        if where == IN_TURNS:
+            rows.append((f"  {where}", "at most", text(max(need.size for need in here)), "the larger one"))
+        elif not where.startswith("host "):
             rows.append((f"  {where}", "together", text(sum(need.size for need in here)), ""))
     return rows

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from agent_rl.config.addresses import is_loopback
-from agent_rl.config.placement import KIND, conflicts, engine_gpus, most_gpus, placement
+from agent_rl.config.placement import IN_TURNS, KIND, conflicts, engine_gpus, most_gpus, partners, placement
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Gpu, Machine, gpu_count
@@ -36,6 +36,7 @@ def placement_faults(
         remedy = 'name another, as in "cuda:1", or write share = "time" in both tables'
         yield source.fault(("actors", each.second.role, "settings", "device"), message, remedy)
         return  # further ones follow from it
+    yield from _turn_faults(topology, source, host, machine)
     for name in topology.hosts_in_use:
         count = topology.hosts[name].gpus
         if count is None and is_here(topology, name, host):
@@ -47,6 +48,22 @@ def placement_faults(
             message = f"{what}, counted from 0; its actors need {needed}"
             remedy = 'use fewer replicas, ranks or GPUs, or share = "time" for roles that take turns'
             yield source.fault(("actors", users[0].role, "settings", "device"), message, remedy)
+
+
+def _turn_faults(topology: Topology, source: Source, host: str | None, machine: Machine | None) -> Iterator[Fault]:
+    """Roles that share a device with nobody, and engines that cannot be trusted to wake."""
+    for role, entry in topology.actors.items():
+        if entry.share != IN_TURNS:
+            continue
+        place, homes = ("actors", role, "share"), topology.homes(role)
+        if not any(partners(topology, f"{role}.{number}") for number in homes):
+            message = 'is "time", and no other role that says so has a device of this role'
+            yield source.fault(place, message, "write it in the tables of both, give them one device, or leave it out")
+        here = any(is_here(topology, name, host) for name in homes.values())
+        vllm = "vllm" in str(entry.settings.get("engine", "")).lower()
+        if here and vllm and (machine or Machine.here()).built_for == "hip":
+            message = "is \"time\", and waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)"
+            yield source.fault(place, message, 'give engine and learner GPUs of their own, or write engine = "torch"')
 
 
 def _counts(topology: Topology, source: Source) -> Iterator[Fault]:
@@ -69,13 +86,15 @@ def placement_rows(topology: Topology, found: Sequence[Gpu] = ()) -> list[tuple[
     for placed in placement(topology):
         for gpu in placed.gpus:
             users[placed.host, gpu].append(placed.actor)
+    in_turns = {place for place, actors in users.items() if len(actors) > 1}
     if not users:
         return []
     rows: list[tuple[str, ...]] = [("GPUs:", "", "", "")]
     for (host, gpu), actors in sorted(users.items()):
         here = found[gpu] if gpu < len(found) and is_here(topology, host, None) else None
         near = "" if here is None or not here.cores else f", cores {ranges(here.cores)}"
-        rows.append((f"  {host}", f"{KIND}:{gpu}", " and ".join(actors), "" if here is None else f"{here.name}{near}"))
+        names = " and ".join(actors) + (", in turns" if (host, gpu) in in_turns else "")
+        rows.append((f"  {host}", f"{KIND}:{gpu}", names, "" if here is None else f"{here.name}{near}"))
     return rows
 
 

@@ -4,7 +4,7 @@
 
     an actor that names its GPU ("cuda:2")     has it, and the next ones where it needs several
     every other actor with device = "cuda"     has the next free ones of its host, in the order of the file
-    roles with share = "time"                  use GPUs that other such roles use, from the first on
+    roles with share = "time"                  use GPUs that other such roles use, from the first on (`partners`)
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 """The settings of vLLM that multiply the GPUs of an engine."""
 KIND = "cuda"
 """How torch names GPUs, also AMD's."""
+IN_TURNS = "time"
+"""The value of ``share`` of a role that takes turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def _on(topology: Topology, host: str) -> Iterator[Placed]:
     next_of: dict[str, int] = {}
     """By role: where its next replica begins. Replicas of one role do not take turns with each other."""
     for node, role, entry in wanting:
-        count, first, shares = gpus_of(entry), _device(entry)[1], entry.share == "time"
+        count, first, shares = gpus_of(entry), _device(entry)[1], entry.share == IN_TURNS
         if first is not None:
             yield Placed(node, role, host, tuple(range(first, first + count)), True, shares)
             continue
@@ -101,6 +103,30 @@ def _on(topology: Topology, host: str) -> Iterator[Placed]:
         next_of[role] = gpus[-1] + 1
         (in_turns if shares else alone).update(gpus)
         yield Placed(node, role, host, gpus, False, shares)
+
+
+def partners(topology: Topology, actor: str) -> tuple[str, ...]:
+    """The actors of other roles with which an actor shares devices in time: a GPU, or the processor of its host."""
+    role = actor.rpartition(".")[0]
+    if topology.actors[role].share != IN_TURNS:
+        return ()
+    used = _devices_in_turns(topology)
+    here = used.get(actor, set())
+    return tuple(other for other, its in used.items() if its & here and other.rpartition(".")[0] != role)
+
+
+def _devices_in_turns(topology: Topology) -> dict[str, set[tuple[str, str, int]]]:
+    """The devices of each actor whose role shares them in time, each as host, kind and number."""
+    gpus = {placed.actor: placed.gpus for placed in placement(topology)}
+    found = {}
+    for role, entry in topology.actors.items():
+        if entry.share == IN_TURNS:
+            on_processor = _device(entry)[0] == "cpu" and not gpus_of(entry)
+            for number, host in topology.homes(role).items():
+                actor = f"{role}.{number}"
+                used = {(host, KIND, gpu) for gpu in gpus.get(actor, ())}
+                found[actor] = {(host, "cpu", 0)} if on_processor else used
+    return found
 
 
 def conflicts(placed: list[Placed]) -> list[Conflict]:

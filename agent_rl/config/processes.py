@@ -127,8 +127,8 @@ class ActorEntry(Part):
     """The GPUs of each process. None: with ``device = "cuda"`` as many as the engine's parallel sizes make, else none.
     The process sees these alone, as ``cuda:0`` and so on, and runs on cores near them."""
     share: Literal["none", "time"] = "none"
-    """``time``: the role may have GPUs of other roles that say so, as on a machine with one GPU. They take turns where
-    ``run.mode`` is "synchronous". Neither frees its memory meanwhile, so both must fit."""
+    """``time``: the role may have devices of other roles that say so, as on a machine with one GPU. While the learner
+    trains, an engine on a device of the learner's sleeps: it writes no tokens, and gives its memory back."""
     settings: dict[str, Any] = {}
     """The settings of the class; those of the standard classes are listed below."""
     links: dict[str, str | tuple[str, ...]] = {}

@@ -4,7 +4,8 @@ anywhere.
 A file may name the five roles, some of them, or none. A role without ``class`` has its standard class. A link that the
 class must have and the file does not lead anywhere leads to every role that receives what it carries. A standard role
 that the file does not name is added where another role needs it: as the one that receives what a link carries, or as
-the one that sends what must be received. So nothing is added to a file that says all of it.
+the one that sends what must be received. So nothing is added to a file that says all of it. A role that shares its
+devices in time has a further link, by which it says whose turn it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from agent_rl.config.plugins import ALIASES, PluginError, resolve
 
 STANDARD = ALIASES["actor"]
 """The class of each role, ``module:Class``."""
+
+DEVICE = "device"
+"""The link by which the learner says whose turn it is on devices that it shares."""
 
 Entries = dict[str, dict[str, Any]]
 
@@ -34,7 +38,7 @@ def completed(data: Mapping[str, Any]) -> dict[str, Any]:
     for role, entry in entries.items():
         if role in STANDARD:
             entries[role] = {"class": STANDARD[role], **entry}
-        leads = dict(_unwritten(role, entry, classes))
+        leads = dict(_unwritten(role, entry, classes)) | dict(_between_sharers(role, entries, classes))
         if leads:
             entries[role]["links"] = {**entry.get("links", {}), **leads}
     return {**data, "actors": entries}
@@ -101,6 +105,17 @@ def _unwritten(
         targets = targets or [each for each in others if _receives(_declaring(STANDARD.get(each)), declared)]
         if targets:
             yield link, targets[0] if len(targets) == 1 else targets
+
+
+def _between_sharers(role: str, entries: Entries, classes: Mapping[str, Any]) -> Iterator[tuple[str, list[str] | str]]:
+    """The link by which a role takes turns on devices leads to the roles that share theirs in time, too."""
+    declared = getattr(classes[role], "links", {}).get(DEVICE)
+    sharers = [other for other, entry in entries.items() if entry.get("share") == "time" and other != role]
+    written = entries[role].get("links", {})
+    if declared is not None and entries[role].get("share") == "time" and DEVICE not in written:
+        targets = [other for other in sharers if _receives(classes[other], declared)]
+        if targets:
+            yield DEVICE, targets[0] if len(targets) == 1 else targets
 
 
 def _required(cls: Any, written: Any) -> Iterator[tuple[str, Any]]:

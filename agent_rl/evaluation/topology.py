@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.source import Files, Source, first_of
-from agent_rl.config.standard import completed
+from agent_rl.config.standard import DEVICE, completed
 from agent_rl.evaluation.errors import EvaluationError
 from agent_rl.evaluation.problems import prompt_of
 from agent_rl.files.reading_json import read_json
@@ -118,9 +118,12 @@ def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> d
         raise EvaluationError(f"{file} has no actor named {LEARNER!r}, whose place the evaluator takes")
     kept = {key: value for key, value in actors[LEARNER].items() if key in {"host", "links"}}
     actors[LEARNER] = {"class": EVALUATOR, **kept}
-    for entry in actors.values():  # nothing is published, so nobody fetches it
-        if isinstance(entry, dict) and isinstance(entry.get("links"), dict):
-            entry["links"].pop("weights", None)
+    for entry in actors.values():  # nothing is published, so nobody fetches it; nothing is trained, so nobody sleeps
+        if isinstance(entry, dict):
+            entry.pop("share", None)
+            if isinstance(entry.get("links"), dict):
+                for link in ("weights", DEVICE):
+                    entry["links"].pop(link, None)
     model = {"path": str(asked.model), "dtype": model_config(asked.model)[1]}
     of_file = found["model"] if isinstance(found.get("model"), dict) else {}
     model |= {key: of_file[key] for key in ("dtype", "chat_template") if key in of_file}

@@ -302,6 +302,12 @@ class Trainer:
         """Forget the moments, as a stage may ask."""
         self.optimizer.reset()
 
+    def give_memory_back(self) -> None:
+        """Free gradients, and the memory that torch's allocator has kept of the step, for whoever shares the device."""
+        self.optimizer.zero_grad()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def keep_reference(self, path: Path) -> None:
         """Make the present policy the reference of a stage that begins. See `StageStart`."""
         assert isinstance(self.reference, StageStart)

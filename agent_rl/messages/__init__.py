@@ -14,6 +14,7 @@ The flow, sender to receiver (kind of link in brackets)::
     roc_filter         TrainingGroup, StepReady, EvaluationReady [push] -> learner
     roc_filter         GroupsProgress [announce] -----------------> kv_scheduler
     learner            PolicyPublished [announce] ----------------> kv_scheduler, rollout_generator
+    learner            DeviceTurn [announce] ---------------------> rollout_generator
     rollout_generator  WeightsWanted / WeightsPart [call] --------> learner, rollout_generator
     rollout_generator  TransferWanted / TransferOffer [call] -----> learner
     learner            StageEntered / StageRecorded [call] -------> roc_filter

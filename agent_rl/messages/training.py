@@ -90,6 +90,17 @@ class PolicyPublished:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTurn:
+    """Whose turn it is on the devices that the learner shares with engines in time.
+
+    ``training``: the learner trains on them. The announcement is handled once the engine of a generator that shares a
+    device with the learner is asleep. Otherwise these engines wake.
+    """
+
+    training: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsWanted:
     """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner.
 

@@ -28,6 +28,7 @@ METHODS = (
     "rl_step",
     "enter",
     "reset_optimizer",
+    "give_memory_back",
     "keep_reference",
     "load_reference",
     "share_weights",
@@ -127,6 +128,7 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
     assert len(lead.ranks.messages) == 1  # type: ignore[attr-defined]  # no message for what each does alone
     lead.sft_step([([1, 2], [0, 1])], SFT, 2)
     lead.stay_in_touch()
+    lead.give_memory_back()
     lead.keep_reference(Path("/run/r"))
     lead.load_reference(Path("/run/r"))
     lead.rl_step(
@@ -144,6 +146,7 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
         "enter",
         "reset_optimizer",
         "sft_step",
+        "give_memory_back",
         "keep_reference",
         "load_reference",
         "rl_step",

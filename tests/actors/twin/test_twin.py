@@ -67,7 +67,7 @@ def test_the_modelled_model_can_be_asked_all_that_the_learner_asks_of_a_real_one
     """A short run does not come to each of these calls."""
     saving = {name for name in vars(Saving) if not name.startswith("_") and name != "save"} - {"due"}  # supervised only
     assert {name for name in saving if not hasattr(ModelledModel, name)} == set()
-    for name in ("load", "save", "publish", "begin_rl", "busy_seconds"):
+    for name in ("load", "save", "publish", "begin_rl", "busy_seconds", "give_memory_back"):
         real, modelled = (list(signature(getattr(cls, name)).parameters) for cls in (TrainedModel, ModelledModel))
         assert modelled == real, name
 
@@ -152,6 +152,43 @@ def test_tokens_after_new_weights_are_of_the_new_policy():
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
+
+
+def test_an_engine_that_sleeps_writes_nothing_and_goes_on_where_it_was():
+    async def main():
+        async with trio.open_nursery() as nursery:
+            made = engine()
+            await nursery.start(made.run)
+
+            async def sleep() -> None:
+                await trio.sleep(0.4)
+                await made.sleep()
+                assert made.figures.generated_tokens == 40
+                await trio.sleep(5.0)
+                assert made.figures.generated_tokens == 40
+                await made.wake()
+
+            nursery.start_soon(sleep)
+            began = trio.current_time()
+            turn = await made.generate(asked(10))
+            assert trio.current_time() - began == pytest.approx(6.0, abs=0.02)
+            assert array_length(turn.tokens) == 100
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_in_a_run_engines_sleep_while_the_learner_of_their_device_trains(monkeypatch):
+    slept, sleep = [], TwinEngine.sleep
+
+    async def noted(made: TwinEngine) -> None:
+        slept.append(made.model.name)
+        await sleep(made)
+
+    monkeypatch.setattr(TwinEngine, "sleep", noted)
+    turns = tuple(f'actors.{role}.share="time"' for role in ("learner", "rollout_generator"))
+    assert twin(steps=1, overrides=turns).prediction.outcome.steps == 1
+    assert sorted(slept) == ["rollout_generator.0", "rollout_generator.1"]
 
 
 def test_a_turn_that_is_given_up_leaves_the_engine():

@@ -204,3 +204,29 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert len({len(row) for row in rows}) == 1
     assert "the rest" in {row[2] for row in rows}
     assert plan(load_topology(Path("examples/quickstart.toml"))) == []  # a small model that is made here
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_device_in_turns_holds_the_larger_of_both_and_not_their_sum(tmp_path: Path, device: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    overrides = [
+        f'model={{path="{tmp_path}", dtype="bfloat16"}}',
+        f'actors.learner.settings.device="{device}"',
+        f'actors.rollout_generator.settings={{device="{device}", kv_tokens=100000}}',
+    ]
+    alone = plan(load_topology(Path("examples/quickstart.toml"), overrides))
+    assert "a device in turns" not in {need.where for need in alone}
+    turns = [f'actors.{role}.share="time"' for role in ("learner", "rollout_generator")]
+    needs = plan(load_topology(Path("examples/quickstart.toml"), [*overrides, *turns]))
+    learner = sum(need.size for need in needs if need.where == "learner")
+    engine = sum(need.size for need in needs if need.where == "engine")
+    model = 2 * 14_768_307_200
+    found = {need.what: need.size for need in needs if need.where == "a device in turns"}
+    assert found == {
+        "while the learner trains": learner + (model if device == "cpu" else 0),
+        "while the engine writes": engine + 7 * model,  # the weights, their float32 copies, the moments
+    }
+    (row,) = [row for row in plan_rows(needs, str) if row[1] == "at most"]
+    assert row[2] == str(max(found.values()))
+    sleeping = [need.size for need in needs if need.what == "memory: weights of a sleeping engine"]
+    assert sleeping == ([model] if device == "cuda" else [])

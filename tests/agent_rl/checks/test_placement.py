@@ -11,7 +11,7 @@ from actors.runtime.lifecycle import devices_for
 from agent_rl.checks.model import device_faults
 from agent_rl.checks.placement import placement_faults, placement_rows, ranges
 from agent_rl.config.load import load_topology
-from agent_rl.config.placement import gpus_of_actor, most_gpus, placement
+from agent_rl.config.placement import gpus_of_actor, most_gpus, partners, placement
 from agent_rl.config.source import Source
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Gpu, Machine, cores_near, gpus_here, visible_devices
@@ -78,6 +78,42 @@ def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
     turns = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
     found = gpus(*CUDA, *turns, "actors.rollout_generator.replicas=2")
     assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
+
+
+TURNS = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
+
+
+def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:
+    generator, learner = "rollout_generator.0", "learner.0"
+    for overrides in ([*CUDA, *TURNS], TURNS):  # on one GPU; on the processor of one host
+        topology = load(*overrides, "actors.rollout_generator.replicas=2")
+        assert partners(topology, generator) == (learner,)
+        others = (generator,) if overrides is not TURNS else (generator, "rollout_generator.1")
+        assert partners(topology, learner) == others
+        assert topology.actors["learner"].targets("device") == ("rollout_generator",)
+        assert faults(*overrides, "actors.rollout_generator.replicas=2") == []
+    for overrides in (TURNS[:1], [CUDA[0], *TURNS], []):
+        topology = load(*overrides)
+        assert partners(topology, learner) == partners(topology, generator) == ()
+
+
+def test_a_role_that_shares_its_device_with_nobody_is_told() -> None:
+    (fault,) = faults(TURNS[1])
+    assert "share" in fault
+    assert 'is "time", and no other role that says so has a device of this role' in fault
+    assert len(faults(CUDA[0], *TURNS)) == 2
+
+
+def test_vllm_does_not_sleep_on_gpus_of_amd() -> None:
+    vllm = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
+    (fault,) = faults(vllm, CUDA[1], *TURNS, machine=Machine("hip", ["kfd"], None))
+    assert "waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)" in fault
+    assert faults(vllm, CUDA[1], *TURNS, machine=Machine("cuda", ["nvidia0"], None)) == []
+
+
+def test_the_table_says_who_takes_turns() -> None:
+    (_, row) = placement_rows(load(*CUDA, *TURNS))
+    assert row[2] in {"rollout_generator.0 and learner.0, in turns", "learner.0 and rollout_generator.0, in turns"}
 
 
 def test_too_few_gpus_are_told_where_their_number_is_known() -> None:

@@ -56,7 +56,10 @@ def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
 def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_path: Path, model: Path) -> None:
     micro, _ = write_micro(tmp_path)
     micro.write_text(
-        micro.read_text().replace("[model.initialise]", '[model]\nchat_template = "t.jinja"\n[model.initialise]')
+        micro.read_text()
+        .replace("[model.initialise]", '[model]\nchat_template = "t.jinja"\n[model.initialise]')
+        .replace("[actors.learner]", '[actors.learner]\nshare = "time"')
+        .replace("[actors.rollout_generator]", '[actors.rollout_generator]\nshare = "time"')
     )
     (tmp_path / "t.jinja").write_text(CHAT_TEMPLATE)
     file = tmp_path / "evaluation.toml"

@@ -96,6 +96,14 @@ def test_a_stage_s_own_temperature_and_clipping_are_in_force_from_its_beginning(
     assert_same(everything(made), everything(entered))
 
 
+def test_between_two_steps_no_gradients_need_be_held(model: Path) -> None:
+    trained = trainer(model)
+    trained.rl_step(groups(trained), builders.rl_stage(warmup_steps=0), 0)
+    trained.give_memory_back()
+    assert {parameter.grad for parameter in trained.model.module.parameters()} == {None}
+    trained.rl_step(groups(trained), builders.rl_stage(warmup_steps=0), 1)
+
+
 def test_an_empty_step_changes_nothing(model: Path) -> None:
     trained = trainer(model)
     before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}

@@ -1,0 +1,193 @@
+"""Turns on a shared device: who must sleep, what the learner waits for, and when an engine wakes. In virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from actors.engines.base import EngineRefusedError
+from actors.engines.scripted import ScriptedEngine
+from actors.generation.settings import RolloutGeneratorSettings
+from actors.generation.sleeping import sleeper, still_asleep
+from actors.generation.starting import make_engine
+from actors.rollout_generator import RolloutGenerator
+from actors.testing import running, stand_ins
+from actors.training.turns import DeviceTurns, awake
+from actors.weights.files import model_directory
+from agent_rl.config.standard import DEVICE
+from agent_rl.config.topology import Topology
+from agent_rl.messages import DeviceTurn, Policy, RolloutRequest, Trajectory
+from tests import builders
+from tests.actors.test_rollout_generator import simulate
+from tests.actors.topologies import micro
+from transport import PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
+
+GENERATOR, LEARNER = "rollout_generator.0", "learner.0"
+
+
+def sharing(folder: Path) -> Topology:
+    topology = micro(folder)
+    actors = dict(topology.actors)
+    for role in ("learner", "rollout_generator"):
+        actors[role] = actors[role].model_copy(update={"share": "time"})
+    links = {**actors["learner"].links, DEVICE: "rollout_generator"}
+    actors["learner"] = actors["learner"].model_copy(update={"links": links})
+    return topology.model_copy(update={"actors": actors})
+
+
+def test_an_engine_sleeps_while_the_learner_of_its_device_trains_and_is_there() -> None:
+    training, over = DeviceTurn(training=True), DeviceTurn(training=False)
+    assert sleeper(training, LEARNER, shares=True) == LEARNER
+    assert sleeper(training, LEARNER, shares=False) == sleeper(over, LEARNER, shares=True) == ""
+    for event in (PeerGone(LEARNER, 20.0), PeerLeft(LEARNER), PeerReplaced(LEARNER, 2)):
+        assert still_asleep(LEARNER, event) == ""
+    for event in (PeerSilent(LEARNER, 5.0, ()), PeerBack(LEARNER, 5.0), PeerGone(GENERATOR, 20.0)):
+        assert still_asleep(LEARNER, event) == LEARNER
+
+
+def test_the_learner_trains_beside_none_but_engines_that_are_there_and_awake() -> None:
+    named = ("g.0", "g.1", "g.2")
+    assert awake(named, gone=(), sharing=("g.0", "g.2")) == ("g.0", "g.2")
+    assert awake(("g.0",), gone=("g.0",), sharing=named) == awake((), gone=(), sharing=named) == ()
+
+
+class Turns:
+    """The learner's turns, beside a generator whose engine takes ``seconds`` to fall asleep."""
+
+    def __init__(self, stage: Any, topology: Topology, seconds: float) -> None:
+        self.happened: list[str] = []
+        self._seconds = seconds
+        stage["rollout_generator"].reply = self._generator
+        learner = stage["learner"]
+        context: Any = SimpleNamespace(
+            name=LEARNER,
+            topology=topology,
+            links={DEVICE: learner.announce(DEVICE, GENERATOR)},
+            settings=SimpleNamespace(engine_sleep_seconds=30.0),
+            node=learner.node,
+            log=structlog.get_logger(),
+            now=trio.current_time,
+            wait=lambda message, thing: f"{message.__name__}: {thing}",
+        )
+        self.turns = DeviceTurns(context, self._give_back)
+
+    async def _generator(self, message: Any) -> None:
+        if isinstance(message, DeviceTurn):
+            await trio.sleep(self._seconds if message.training else 0)
+            self.happened.append("asleep" if message.training else "awake")
+
+    async def _give_back(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.happened.append("freed")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])],
+)
+def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
+    tmp_path: Path, seconds: float, expected: list[str]
+) -> None:
+    async def main() -> None:
+        topology = sharing(tmp_path)
+        async with stand_ins(topology, "none") as stage:
+            turns = Turns(stage, topology, seconds)
+            async with turns.turns.taken(needed=False):
+                pass
+            assert turns.happened == []
+            async with turns.turns.taken():
+                assert 3.0 <= trio.current_time() - began <= 32.0
+                turns.happened.append("trained")
+            await trio.sleep(1.0)
+            assert turns.happened == expected
+
+    with capture_logs() as logs:
+        began = 0.0
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    late = [log["generators"] for log in logs if log["log_level"] == "warning" and "generators" in log]
+    assert late == ([] if "asleep" in expected else [[GENERATOR]])
+
+
+def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        topology = sharing(tmp_path)
+        async with stand_ins(topology, "none") as stage:
+            turns = Turns(stage, topology, 0.0)
+            with pytest.raises(ZeroDivisionError):
+                async with turns.turns.taken():
+                    raise ZeroDivisionError
+            await trio.sleep(1.0)
+            assert turns.happened == ["asleep", "awake"]
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tmp_path: Path) -> None:
+    """Told again by a learner that was only silent, it sleeps again; and the rollout ends as if nothing had been."""
+    topology = sharing(tmp_path)
+    model = model_directory(topology, tmp_path)
+    made: list[ScriptedEngine] = []
+
+    class Scripted(RolloutGenerator):
+        def _make_engine(self, directory: Path, settings: Any) -> Any:
+            return ScriptedEngine(
+                model, initial_policy=Policy(0, 0), script=lambda *_: "<answer>4</answer>" * 9, made=made.append
+            )
+
+    async def until(condition: Any) -> None:
+        with trio.fail_after(60.0):
+            while not condition():  # noqa: ASYNC110 - the engine of a stand-in has no event for both ways
+                await trio.sleep(0.01)
+
+    async def main() -> None:
+        async with stand_ins(topology, "rollout_generator") as stage:
+            learner = stage["learner"]
+            learner.announce("policy", GENERATOR).set(builders.published(3))
+            async with running(Scripted, topology, "rollout_generator", tmp_path, stage) as actor:
+                assert isinstance(actor, RolloutGenerator)
+                await stage.started(GENERATOR)
+                device = learner.announce(DEVICE, GENERATOR)
+                device.set(DeviceTurn(training=True))
+                await device.acknowledged()
+                (engine,) = made
+                assert engine.asleep
+                request = builders.request()
+                assert isinstance(request, RolloutRequest)
+                await stage["kv_scheduler"].push("requests", GENERATOR).send(request)
+                await until(lambda: engine.requests)
+                await trio.sleep(1.0)
+                assert engine.figures.generated_tokens == 0
+                assert actor.waiting_for().startswith("learner: ")
+                actor.peer_changed(PeerGone(LEARNER, 20.0))
+                await until(lambda: not engine.asleep)
+                device.set(DeviceTurn(training=True))
+                await device.acknowledged()
+                assert engine.asleep
+                device.set(DeviceTurn(training=False))
+                trajectory = await stage["roc_filter"].receive(Trajectory)
+                assert trajectory.status in {"finished", "truncated"}
+                assert not engine.asleep
+
+    simulate(main)
+
+
+def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:
+    topology = sharing(tmp_path)
+    settings = RolloutGeneratorSettings(engine="tests.actors.test_device_turns:Sleepless")
+    with pytest.raises(EngineRefusedError, match="Sleepless cannot sleep, as it has no methods sleep and wake; add"):
+        make_engine(tmp_path, settings, topology, sleeps=True)
+    assert isinstance(make_engine(tmp_path, settings, topology), Sleepless)
+
+
+class Sleepless:
+    """An engine of a user without what sharing a device needs."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """As an engine is made."""

@@ -1,0 +1,47 @@
+"""Engine and learner on one device in turns, for real: no token is written while the learner trains; nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl.records.audit import audit
+from tests.end_to_end.processes import finish, start
+from tests.end_to_end.topologies import write_half_right
+from tests.end_to_end.turns import FAULT, NOTES
+
+STEPS = 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "learner", "generator"])
+def test_they_take_turns_whoever_dies(tmp_path: Path, fault: str) -> None:
+    turns = "tests.end_to_end.turns"
+    path, directory = write_half_right(tmp_path, steps=STEPS, learner=f"{turns}:NotedLearner")
+    notes = tmp_path / "notes"
+    notes.touch()
+    shared = ["actors.learner.share=time", "actors.rollout_generator.share=time"]
+    shared += [f'actors.rollout_generator.settings.engine="{turns}:NotedEngine"']
+    arguments = [word for override in shared for word in ("--set", override)]
+    code, out, err = finish(start(path, *arguments, **{NOTES: str(notes), FAULT: fault}))
+    assert code == 0, out + err
+    assert audit(directory).balanced
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    assert ("fault" in {line[0] for line in lines}) == bool(fault)
+
+    training, trained, written = False, 0, 0
+    for what, *_ in sorted(lines, key=lambda line: float(line[-1])):
+        if what in {"trains", "trained"}:
+            training = what == "trains"
+            trained += what == "trained"
+        elif what == "wakes" or (what == "fault" and fault == "learner"):
+            assert not training or fault == "learner"
+            training = False
+        elif what == "tokens":
+            assert not training, "a token was written while the learner trained"
+            written += 1
+    assert trained >= STEPS
+    assert written > STEPS
+    slept = sum(line[0] == "asleep" for line in lines)
+    assert slept >= STEPS - (fault == "generator")
