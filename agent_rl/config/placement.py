@@ -108,8 +108,9 @@ def _on(topology: Topology, host: str) -> Iterator[Placed]:
 def partners(topology: Topology, actor: str) -> tuple[str, ...]:
     """The actors of other roles with which an actor shares devices in time: a GPU, or the processor of its host."""
     role = actor.rpartition(".")[0]
-    if topology.actors[role].share != IN_TURNS:
-        return ()
+    entry = topology.actors.get(role)
+    if entry is None or entry.share != IN_TURNS:
+        return ()  # an actor on trial is in no table
     used = _devices_in_turns(topology)
     here = used.get(actor, set())
     return tuple(other for other, its in used.items() if its & here and other.rpartition(".")[0] != role)

@@ -93,7 +93,7 @@ class Desk:
             raise self.faults.pop(0)
         self.offers.append(wanted)
         port = 1 if wanted.policy == self.kept else 0
-        return TransferOffer("gloo", "127.0.0.1", port, f"key {len(self.offers)}", wanted.ranks, (), (), ())
+        return TransferOffer("gloo", "127.0.0.1", port, f"key {len(self.offers)}", 1, wanted.ranks, 1, (), (), ())
 
     def keep(self, version: int) -> Policy:
         """As publish, of weights that are sent."""
