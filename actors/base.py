@@ -183,6 +183,8 @@ class Actor:
     concurrency: ClassVar[int] = 1
     single: ClassVar[bool] = False
     """Whether the role has exactly one replica."""
+    each_needed: ClassVar[bool] = False
+    """Whether each replica does a part of the work that no other can do: none can be added, and none taken away."""
     drain_order: ClassVar[int] = 50
     """When a run ends, actors with a lower number are stopped first."""
     drain_seconds: ClassVar[float] = 30.0
@@ -291,6 +293,13 @@ class Actor:
 
         Messages are handled until this returns, and none after: the actor's next process gets what is unacknowledged.
         """
+
+    def lacking(self) -> str:
+        """The peers that `start` waits for, in words, as in ``"host b is not heard"``; empty where it waits for none.
+
+        Shown to the user. Called before `start` has returned, and not after.
+        """
+        return ""
 
     def status(self) -> tuple[str, ActorFigures]:
         """One word for the actor's state, and its live figures: the role's figures, and your own in ``extra``."""

@@ -48,6 +48,8 @@ from agent_rl.messages import (
     EvaluationReady,
     Policy,
     PolicyPublished,
+    RanksState,
+    RanksWanted,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -87,6 +89,7 @@ class Learner(Actor):
         "stages": Call(StageEntered, StageRecorded, awaited_in_handler=False),
         "steps": Call(StepTrained, Recorded, awaited_in_handler=False),
         "checkpoints": Call(CheckpointSaved, Recorded, awaited_in_handler=False),
+        "ranks": Call(RanksWanted, RanksState, awaited_in_handler=False, required=False),
     }
 
     @classmethod
@@ -140,6 +143,11 @@ class Learner(Actor):
 
     def _make_model(self) -> TrainedModel:
         return TrainedModel(self.context)
+
+    def lacking(self) -> str:
+        """The hosts that ranks wait for while they start."""
+        model: TrainedModel | None = getattr(self, "_model", None)
+        return "" if model is None else model.lacking
 
     async def stop(self) -> None:
         """Finish the current step and save a checkpoint."""

@@ -30,7 +30,7 @@ import transformers
 
 from agent_rl.checks.learner_memory import Need, Training, learner_needs
 from agent_rl.config.parallel import MeshSizes
-from agent_rl.learning.ranks import Ranks, joined, meeting_place
+from agent_rl.learning.ranks import LOOPBACK, Ranks, joined, meeting_place
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.shapes import Shape
 from benchmarks.command import Failure, Hidden, WrongOptions
@@ -115,7 +115,7 @@ def be_rank(text: str) -> None:
     torch.set_num_threads(setting.threads)
     ranks = Ranks()
     if begin.ranks > 1:
-        place = begin.place if begin.rank else socket.socket(fileno=begin.place)
+        place = (LOOPBACK, begin.place) if begin.rank else socket.socket(fileno=begin.place)
         sizes = MeshSizes(shard=begin.ranks)
         ranks = joined(begin.rank, sizes, place=place, device="cpu", seconds=SECONDS, meeting_seconds=SECONDS)
     product = torch.nn.Linear(64, 64)

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agent_rl.config.parallel import MeshSizes
-from agent_rl.learning.ranks import Ranks, joined
+from agent_rl.learning.ranks import LOOPBACK, Ranks, joined
 from agent_rl.learning.sharding import gathered
 from benchmarks.command import Failure
 from benchmarks.learner_sides import Ours, Setting
@@ -74,7 +74,7 @@ def be_rank(text: str) -> None:
     torch.set_num_threads(setting.threads)
     ranks, sizes = Ranks(), sizes_of(begin.layout)
     if sizes.ranks > 1:
-        place = begin.place if begin.rank else socket.socket(fileno=begin.place)
+        place = (LOOPBACK, begin.place) if begin.rank else socket.socket(fileno=begin.place)
         ranks = joined(begin.rank, sizes, place=place, device=setting.device, seconds=SECONDS, meeting_seconds=SECONDS)
     ours = Ours(setting, ranks)
     start, seconds = dict(whole(ours.weights())), []

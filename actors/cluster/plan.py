@@ -42,6 +42,7 @@ def host_needs(topology: Topology) -> list[HostNeeds]:
 def _needs(topology: Topology, host: str) -> HostNeeds:
     nodes = list(actor_nodes(topology, host))
     entries = [topology.actors[role] for _, role in nodes]
+    entries += [entry for entry in topology.actors.values() if host in entry.rank_hosts[1:]]
     return HostNeeds(
         name=host,
         actors=tuple(node for node, _ in nodes),
@@ -59,8 +60,8 @@ def _setting(entry: ActorEntry, name: str) -> Any:
 
 
 def _processors(entry: ActorEntry) -> int:
-    """The processors that an actor keeps busy: torch's threads of all ranks, or one."""
-    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1) * entry.ranks
+    """The processors that an actor keeps busy: torch's threads of all ranks on a host, or one."""
+    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1) * entry.ranks_per_host
 
 
 def reads_run_directory(topology: Topology) -> list[str]:
@@ -81,7 +82,10 @@ def links_faults(topology: Topology, source: Source) -> list[Fault]:
         "runs on another host than the learner, and reads weights from the run directory, which is on a local disk"
     )
     remedy = f'give it the link {fetch.LINK} = "learner"'
-    return [source.fault(("actors", role, "links"), message, remedy) for role in reads_run_directory(topology)]
+    faults = [source.fault(("actors", role, "links"), message, remedy) for role in reads_run_directory(topology)]
+    apart = "has ranks on several hosts, which write the run directory together, and it is on a local disk"
+    several = [role for role, entry in topology.actors.items() if len(entry.rank_hosts) > 1]
+    return faults + [source.fault(("actors", role, "hosts"), apart, "put them on one host") for role in several]
 
 
 def hosts_overlay(addresses: Mapping[str, str], key_file: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_rl.config import scaling
-from agent_rl.config.joining import joined_hosts, may_have_more
+from agent_rl.config.joining import each_needed, joined_hosts, may_have_more
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
@@ -105,7 +105,7 @@ def _about_drain(wanted: DrainWanted, topology: Topology, left: Collection[str])
         return f"host {name} runs the learner and ends the run; stop the run instead (Ctrl-C)"
     for role in topology.actors:
         homes = set(topology.homes(role).values())
-        if name in homes and not homes - {name, *left}:
+        if name in homes and (each_needed(topology, role) or not homes - {name, *left}):
             return f"no other host runs {role}, without which the run stands still; stop the run instead (Ctrl-C)"
     return ""
 

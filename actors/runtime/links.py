@@ -59,7 +59,8 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
 
 class SenderPermits:
     """What each peer may send to the actor ``name``: the messages of the links that the topology leads from its role,
-    and of those that actors open to each other (`Actor.passes_on`).
+    and of those that actors open to each other (`Actor.passes_on`). Where each replica is needed, the former may come
+    over a link to this actor alone (`passing_link`).
 
     Supervisors and commands have no links to actors, and are not judged.
     """
@@ -67,6 +68,7 @@ class SenderPermits:
     def __init__(self, topology: Topology, name: str, cls: type[Actor]) -> None:
         self._topology = topology
         self._name = name
+        self._cls = cls
         self._role = name.rpartition(".")[0]
         links = topology.actors[self._role].links
         self._passes_on = frozenset(link for link in getattr(cls, "passes_on", ()) if link in links)
@@ -108,7 +110,7 @@ class SenderPermits:
             permit = Permit(Registry(*types), options.get("window", options.get("outstanding", 0)))
             if self._leads_here(role, link):
                 made[kind.kind, link] = permit
-            if link in self._passes_on:
+            if link in self._passes_on or (self._leads_here(role, link) and getattr(self._cls, "each_needed", False)):
                 made[kind.kind, passing_link(link, self._name)] = permit
         return made
 
@@ -117,7 +119,9 @@ class SenderPermits:
 
         its_links = self._topology.actors[role].links
         links = [link for link in its_links if self._leads_here(role, link)]
-        links += [passing_link(link, self._name) for link in its_links if link in self._passes_on]
+        own = [link for link in its_links if link in self._passes_on]
+        own += links if getattr(self._cls, "each_needed", False) else []
+        links += [passing_link(link, self._name) for link in own]
         return {
             (kind, link): Permit(Registry(*types.values())) for kind, types in self._receives.items() for link in links
         }

@@ -132,7 +132,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async def report() -> None:
         while not failed:
             status = actor.status() if started else ("starting", ActorFigures())
-            _announce(status_link, actor, *status, missing=vacancy.text)
+            _announce(status_link, actor, *status, missing=vacancy.text if started else actor.lacking())
             await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:

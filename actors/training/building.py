@@ -11,13 +11,21 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 
 if TYPE_CHECKING:
     from actors.weights.settings import LearnerSettings
+    from agent_rl.config.processes import ActorEntry
     from agent_rl.config.topology import Topology
     from agent_rl.learning.ranks import Ranks
     from agent_rl.learning.trainer import Trainer
 
 
 def build(
-    kind: type[Trainer], topology: Topology, settings: LearnerSettings, *, directory: Path, base: Path, ranks: Ranks
+    kind: type[Trainer],
+    topology: Topology,
+    settings: LearnerSettings,
+    *,
+    device: str,
+    directory: Path,
+    base: Path,
+    ranks: Ranks,
 ) -> Trainer:
     """A trainer of this ``kind``. ``directory`` is the run's, ``base`` the topology file's folder.
 
@@ -31,7 +39,7 @@ def build(
     return kind(
         model,
         dtype=topology.model.dtype,
-        device=device_of(settings.device, ranks.rank, ranks.size),
+        device=device,
         algorithm=topology.algorithm,
         threads=settings.threads,
         seed=topology.run.seed,
@@ -49,6 +57,6 @@ def build(
     )
 
 
-def device_of(device: str, rank: int, size: int) -> str:
-    """The device of a rank: of several, each has the GPU of its number."""
-    return f"cuda:{rank}" if size > 1 and device == "cuda" else device
+def device_of(device: str, rank: int, entry: ActorEntry) -> str:
+    """The device of a rank: of several, each has the GPU of its number among the ranks of its host."""
+    return f"cuda:{rank % entry.ranks_per_host}" if entry.ranks > 1 and device == "cuda" else device

@@ -1,7 +1,8 @@
-"""A rank of a learner other than rank 0: a process that rank 0's actor starts, and that cannot outlive it.
+"""A rank of a learner other than rank 0: a process that an actor of its host starts, and that cannot outlive it.
 
 ``lifeline.py PARENT actors.training.follower PIPE`` reads one JSON object from its standard input (`Beginning`), makes
-the trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe.
+the trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe to the
+actor: rank 0's on rank 0's host, a keeper on others (`actors.training.keeper`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ class Beginning(BaseModel):
     directory: Path
     base: Path
     rank: int
-    port: int
-    """Where the ranks meet, on this host."""
+    place: tuple[str, int]
+    """Where the ranks meet: address and port of rank 0."""
+    address: str
+    """The address of this host, over which ranks of several hosts talk."""
     silent_seconds: float
-    """The longest that rank 0 may hear nothing of this one."""
+    """The longest that the actor may hear nothing of this one."""
 
 
 def main() -> None:
@@ -66,15 +69,18 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     topology = Topology.model_validate(tomllib.loads(beginning.topology))
     entry = topology.actors[beginning.role]
     settings = resolve("actor", entry.class_path).Settings.model_validate(entry.settings)
+    device = device_of(settings.device, beginning.rank, entry)
     ranks = joined(
         beginning.rank,
         mesh_sizes(entry.ranks, topology.model.parallel),
-        place=beginning.port,
-        device=device_of(settings.device, beginning.rank, entry.ranks),
+        place=beginning.place,
+        address=beginning.address,
+        device=device,
         seconds=settings.rank_timeout_seconds,
         meeting_seconds=settings.rank_meeting_seconds,
     )
-    trainer = build(Trainer, topology, settings, directory=beginning.directory, base=beginning.base, ranks=ranks)
+    directory, base = beginning.directory, beginning.base
+    trainer = build(Trainer, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
     follow(trainer, Writing(failed), KeptShares(ranks, str(trainer.device), failed))
     ranks.leave()
 

@@ -1,8 +1,9 @@
-"""The processes of a learner's other ranks, as rank 0's actor has them: started with it, watched, ended with it.
+"""The processes of a learner's other ranks on one host, as the actor has them that starts, watches and ends them.
 
-Rank 0's actor owns the others. They are in its process group and die with it (`actors/runtime/lifeline.py`), so the
-supervisor starts, kills and restarts all ranks as one. When one of them ends, falls silent or says that it cannot go
-on, rank 0 fails and names it; the supervisor then starts the learner again, which goes on from its newest checkpoint.
+On rank 0's host that is rank 0's actor, on other hosts a keeper (`actors.training.keeper`). The processes are in the
+actor's process group and die with it (`actors/runtime/lifeline.py`), so the supervisor starts, kills and restarts all
+ranks as one. When one of them ends, falls silent or says that it cannot go on, rank 0 fails and names it; the
+supervisor then starts the learner again, which goes on from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 import actors
+from actors.training.follower import Beginning
 from actors.training.signs import Signs, SilentError
-from agent_rl.config.full import resolved_text
 from agent_rl.learning.finite import TrainingStoppedError
 
 if TYPE_CHECKING:
-    from actors.base import ActorContext
+    import structlog
 
 LIFELINE = Path(actors.__path__[0]) / "runtime" / "lifeline.py"
 MODULE = "actors.training.follower"
@@ -39,29 +41,27 @@ class RankLostError(Exception):
 
 
 class Followers:
-    """The processes of the ranks from 1 on."""
+    """The processes of some ranks."""
 
-    def __init__(self, context: ActorContext, count: int) -> None:
-        """Start so many. The caller is the main thread: a rank dies with the thread that started it."""
-        from actors.training.follower import Beginning
-        from agent_rl.learning.ranks import meeting_place
+    def __init__(
+        self,
+        beginning: Beginning,
+        ranks: Sequence[int],
+        log: structlog.typing.FilteringBoundLogger,
+        *,
+        host: str = "",
+    ) -> None:
+        """Start these. The caller is the main thread: a rank dies with the thread that started it.
 
-        self.place = meeting_place()
+        ``host`` names a host other than that of rank 0. Rank 0 tells the ranks there to end, and not this process.
+        """
+        self._host = host
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._signs: dict[int, Signs] = {}
         self._leaving = False
-        self._silent_seconds: float = context.settings.rank_silent_seconds
+        self._silent_seconds = beginning.silent_seconds
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's modules beside the topology
-        for rank in range(1, count + 1):
-            beginning = Beginning(
-                topology=resolved_text(context.topology),
-                role=context.role,
-                directory=context.directory.absolute(),
-                base=context.base.absolute(),
-                rank=rank,
-                port=self.place.getsockname()[1],
-                silent_seconds=self._silent_seconds,
-            )
+        for rank in ranks:
             reading, writing = os.pipe()
             command = [sys.executable, "-P", str(LIFELINE), str(os.getpid()), MODULE, str(writing)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[writing])
@@ -69,12 +69,14 @@ class Followers:
             self._signs[rank] = Signs(reading, self._silent_seconds)
             self._processes[rank] = process
             assert process.stdin is not None
-            process.stdin.write(beginning.model_dump_json().encode())
+            process.stdin.write(beginning.model_copy(update={"rank": rank}).model_dump_json().encode())
             process.stdin.close()
-            context.log.info("rank started", rank=rank, pid=process.pid)
+            log.info("rank started", rank=rank, pid=process.pid)
 
     async def watch(self) -> None:
-        """Wait for ever. Raises RankLostError when a rank ends before it is told to, or when it is silent.
+        """Wait until all have ended because they were told to.
+
+        Raises RankLostError when a rank ends before, or is silent.
 
         Raises TrainingStoppedError when a rank cannot go on, and a restart would not help. All ranks are then killed.
         """
@@ -88,7 +90,7 @@ class Followers:
 
     async def _watch(self, rank: int) -> None:
         process = self._processes[rank]
-        name = f"rank {rank} of the learner (process {process.pid})"
+        name = f"rank {rank} of the learner (process {process.pid}{self._host and f' of host {self._host}'})"
         try:
             words = await self._signs[rank].watch()
         except SilentError:
@@ -102,7 +104,9 @@ class Followers:
                 await trio.sleep(OTHER_SECONDS)  # cancelled when another rank is named
             raise TrainingStoppedError(text) if words.kind == "mistake" else RankLostError(text)
         if not self._leaving:
-            raise RankLostError(f"{name} {await _ended(process)}")
+            how = await _ended(process)
+            if not (self._host and process.returncode == 0):  # it ends by itself only when rank 0 has told it to
+                raise RankLostError(f"{name} {how}")
 
     def kill(self) -> None:
         """End all ranks now: one that waits for another would wait on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ import trio
 from actors.base import ActorContext
 from actors.training.building import build, device_of
 from actors.training.busy import Busy
+from actors.training.far_ranks import FarRanks
+from actors.training.follower import Beginning
 from actors.training.followers import OTHER_SECONDS, Followers, RankLostError
 from actors.training.saving import Saving
 from actors.weights import transfer
@@ -22,6 +25,7 @@ from actors.weights.files import Checkpoints, PublishedWeights
 from actors.weights.kept import KeptWeights
 from actors.weights.publish import Publisher
 from agent_rl.config.addresses import run_digest
+from agent_rl.config.full import resolved_text
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.topology import SftStage
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
@@ -60,7 +64,11 @@ class TrainedModel:
         self._references = context.directory / "reference"
         self.publisher = Publisher(context, self.store, context.log)
         self._followers: Followers | None = None
-        """The processes of the other ranks."""
+        """The processes of the other ranks on this host."""
+        self._far: FarRanks | None = None
+        """The ranks on other hosts."""
+        self._place: socket.socket
+        """Where ranks meet, made with them."""
         self._touch = trio.CancelScope()
         self.trainer: Trainer
         """Made by `load`."""
@@ -71,9 +79,8 @@ class TrainedModel:
         Returns the position in the recipe, and what the checkpoint holds of the learner. Raises TrainingStoppedError,
         and ContractError for a loss that does not fit.
         """
-        if (ranks := self._context.topology.actors[self._context.role].ranks) > 1:
-            self._followers = Followers(self._context, ranks - 1)
-            self._context.nursery.start_soon(self._followers.watch)
+        if self._context.topology.actors[self._context.role].ranks > 1:
+            await self._start_ranks()
         loaded = await self.in_thread(self._load)
         if self._followers is not None:
             self._context.nursery.start_soon(self._stay_in_touch)
@@ -81,27 +88,59 @@ class TrainedModel:
         self._context.nursery.start_soon(self.publisher.run)
         return loaded
 
+    async def _start_ranks(self) -> None:
+        """Start all other ranks: those of other hosts when these are heard, then those of this host."""
+        from agent_rl.learning.ranks import LOOPBACK, meeting_place
+
+        context = self._context
+        entry = context.topology.actors[context.role]
+        several = len(entry.rank_hosts) > 1
+        address = context.topology.hosts[entry.rank_hosts[0]].address if several else LOOPBACK
+        self._place = meeting_place(address)
+        if several:
+            self._far = FarRanks(context, self._place.getsockname()[1])
+            await self._far.begin()
+            context.nursery.start_soon(self._far.watch)
+        beginning = Beginning(
+            topology=resolved_text(context.topology),
+            role=context.role,
+            directory=context.directory.absolute(),
+            base=context.base.absolute(),
+            rank=0,
+            place=self._place.getsockname()[:2],
+            address=address,
+            silent_seconds=context.settings.rank_silent_seconds,
+        )
+        self._followers = Followers(beginning, range(1, entry.ranks_per_host), context.log)
+        context.nursery.start_soon(self._followers.watch)
+
+    @property
+    def lacking(self) -> str:
+        """The hosts that ranks wait for, in words; empty: none."""
+        return "" if self._far is None else self._far.lacking
+
     def _load(self) -> tuple[Position, dict[str, Any]]:
         from actors.training.orders import LeadTrainer
         from agent_rl.checks.declared import chat_format
-        from agent_rl.learning.ranks import Ranks, joined
+        from agent_rl.learning.ranks import LOOPBACK, Ranks, joined
         from agent_rl.learning.trainer import Trainer
 
         context, topology, settings = self._context, self._context.topology, self._context.settings
-        ranks, kind = Ranks(), Trainer
+        ranks, kind, entry = Ranks(), Trainer, topology.actors[context.role]
+        device = device_of(settings.device, 0, entry)
         if self._followers is not None:
             kind = LeadTrainer
-            sizes = mesh_sizes(topology.actors[context.role].ranks, topology.model.parallel)
-            device = device_of(settings.device, 0, sizes.ranks)
             ranks = joined(
                 0,
-                sizes,
-                place=self._followers.place,
+                mesh_sizes(entry.ranks, topology.model.parallel),
+                place=self._place,
+                address=LOOPBACK if self._far is None else topology.hosts[entry.rank_hosts[0]].address,
                 device=device,
                 seconds=settings.rank_timeout_seconds,
                 meeting_seconds=settings.rank_meeting_seconds,
             )
-        self.trainer = build(kind, topology, settings, directory=context.directory, base=context.base, ranks=ranks)
+        directory, base = context.directory, context.base
+        self.trainer = build(kind, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
         if isinstance(self.store, KeptWeights):
             self.store.join(ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)
@@ -131,7 +170,8 @@ class TrainedModel:
         except RuntimeError as error:
             if self._followers is None:
                 raise
-            await trio.sleep(2 * OTHER_SECONDS)  # cancelled when `watch` names a rank that has caused it
+            silent = 0.0 if self._far is None else self._context.settings.rank_silent_seconds  # a host that is lost
+            await trio.sleep(silent + 2 * OTHER_SECONDS)  # cancelled when `watch` names a rank that has caused it
             if "timed out" not in str(error).lower():
                 raise
             raise RankLostError(
@@ -152,11 +192,15 @@ class TrainedModel:
         if self._followers is not None:
             self._touch.cancel()
             self._followers.leaving()
+            if self._far is not None:
+                self._far.leaving()
             trainer: Any = self.trainer
             if isinstance(self.store, KeptWeights):
                 await self.in_thread(self.store.dismiss)
             await self.in_thread(trainer.dismiss)
             await self._followers.ended()
+            if self._far is not None:
+                await self._far.ended()
 
     def busy_seconds(self) -> float:
         """Seconds in torch: training, and reading and copying weights."""

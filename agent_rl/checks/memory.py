@@ -129,23 +129,28 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     if entry is None:
         return
     host, settings = f"host {topology.main_host}", entry.settings
+    hosts = [f"host {name}" for name in entry.rank_hosts]
+    parts, divided = len(hosts), f" / {len(hosts)} hosts" if len(hosts) > 1 else ""
     of_size = f"{count:,} weights x {width} bytes"
     way = str(settings.get("weights_in", "run_directory"))
     if entry.ranks == 1 or way in SENT:  # several ranks keep parts of what is sent, and nothing of files
         yield Need(host, "memory: policy being published", served, of_size)
     state = (4 if entry.ranks > 1 else width) + 8 + (4 if width == 2 and entry.ranks == 1 else 0)
     staged = f"{count:,} weights x {state} bytes, one at a time"
-    yield Need(host, "memory: checkpoint being written", state * count, staged)
+    yield from _each(hosts, "memory: checkpoint being written", state * count // parts, f"{staged}{divided}")
     kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
     if kept and settings.get("mismatch_tokens", 1):
-        yield Need(host, "memory: older policies (mismatch_tokens)", kept * served, f"{kept} x {of_size}")
+        older = f"{kept} x {of_size}{divided}"
+        yield from _each(hosts, "memory: older policies (mismatch_tokens)", kept * served // parts, older)
     steps = [(each.groups_per_step * each.keep, stage.max_response_tokens) for _, stage, each in topology.rl_algorithms]
     if steps:
         rollouts, tokens = max(steps, key=math.prod)
-        how = f"{entry.ranks} ranks x {rollouts:,} rollouts x at most {tokens:,} tokens x {ROLLOUT_BYTES} bytes"
-        yield Need(host, "memory: rollouts of a step", entry.ranks * rollouts * tokens * ROLLOUT_BYTES, how)
+        here = entry.ranks_per_host
+        how = f"{here} ranks x {rollouts:,} rollouts x at most {tokens:,} tokens x {ROLLOUT_BYTES} bytes"
+        yield from _each(hosts, "memory: rollouts of a step", here * rollouts * tokens * ROLLOUT_BYTES, how)
     if topology.algorithm.updates_per_step > 1:
-        yield Need(host, "memory: state before a step", 12 * count, f"{count:,} weights x 12 bytes")
+        before = f"{count:,} weights x 12 bytes{divided}"
+        yield from _each(hosts, "memory: state before a step", 12 * count // parts, before)
     if way == "shared_memory":
         yield Need(host, "shared memory: published policies", 2 * served, f"2 x {of_size}")
     generator = topology.actors.get(GENERATOR)
@@ -158,6 +163,11 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     saved = topology.run.keep_checkpoints + 1
     how = f"({topology.run.keep_checkpoints} kept, 1 being written) x {count:,} weights x {state} bytes"
     yield Need(host, "disk: checkpoints", saved * state * count, how)
+
+
+def _each(hosts: Sequence[str], what: str, size: int, how: str) -> Iterator[Need]:
+    """The same row for each of these hosts."""
+    return (Need(host, what, size, how) for host in hosts)
 
 
 def plan_rows(needs: Sequence[Need], text: Any) -> list[tuple[str, ...]]:

@@ -90,7 +90,7 @@ def device_faults(topology: Topology, source: Source, host: str | None, *, elsew
     """
     machine = Machine.here()
     for role, entry in topology.actors.items():
-        device, homes = entry.settings.get("device"), set(topology.homes(role).values())
+        device, homes = entry.settings.get("device"), {*topology.homes(role).values(), *entry.rank_hosts}
         here = [name for name in homes if is_here(topology, name, host)]
         counted = elsewhere and all(topology.hosts[name].gpus is not None for name in homes)
         kind = str(device).partition(":")[0]

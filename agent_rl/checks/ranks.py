@@ -37,9 +37,25 @@ def rank_faults(topology: Topology, source: Source) -> Iterator[Fault]:
             yield source.fault(place, str(error))
             continue
         if entry.ranks > 1:
+            yield from _host_faults(entry, role, source)
             yield from _device_faults(entry, role, source)
         if topology.model.parallel.tensor > 1:
             yield from _layer_faults(topology, source)
+
+
+def _host_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fault]:
+    """Hosts that cannot have equal parts of the ranks, or that would have to write into the memory of another."""
+    hosts = len(entry.rank_hosts)
+    if hosts == 1:
+        return
+    if entry.ranks % hosts:
+        more = entry.ranks + hosts - entry.ranks % hosts
+        message = f"{entry.ranks} ranks cannot be shared by {hosts} hosts: each has as many"
+        yield source.fault(("actors", role, "ranks"), message, f"write a multiple of {hosts}, as {more}")
+    if entry.settings.get("weights_in") == "shared_memory":
+        message = f"the ranks write policies together, and are on {hosts} hosts, which share no memory"
+        remedy = 'leave it at "run_directory", which these hosts must share'
+        yield source.fault(("actors", role, "settings", "weights_in"), message, remedy)
 
 
 def _device_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fault]:

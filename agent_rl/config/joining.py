@@ -51,7 +51,13 @@ def next_numbers(topology: Topology, taken: Mapping[str, int], wanted: Mapping[s
 
 def may_have_more(topology: Topology, role: str) -> bool:
     """Whether a role may have another replica."""
-    return not getattr(resolve("actor", topology.actors[role].class_path), "single", False)
+    actor = resolve("actor", topology.actors[role].class_path)
+    return not (getattr(actor, "single", False) or each_needed(topology, role))
+
+
+def each_needed(topology: Topology, role: str) -> bool:
+    """Whether each replica of a role does a part of the work that no other can do."""
+    return bool(getattr(resolve("actor", topology.actors[role].class_path), "each_needed", False))
 
 
 def refusal(topology: Topology, name: str, host: Host, wanted: Mapping[str, int]) -> str:
@@ -71,6 +77,8 @@ def refusal(topology: Topology, name: str, host: Host, wanted: Mapping[str, int]
     for role in wanted:
         if role not in topology.actors:
             return f"no role is named {role!r}; there are {', '.join(topology.actors)}"
+        if each_needed(topology, role):
+            return f"{role} has the processes that the file gives it, and no others; ask for another role"
         if not may_have_more(topology, role):
             return f"there is exactly one {role}, since it keeps state of the whole run; ask for another role"
     if not any(wanted.values()):

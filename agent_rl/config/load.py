@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from agent_rl.config.full import toml_text
 from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
-from agent_rl.config.standard import completed
+from agent_rl.config.standard import KEEPER, completed, several_ranks
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
@@ -193,7 +193,8 @@ def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
     for role, entry in actors.items():
         if not isinstance(entry, dict):
             continue
-        faults += _placement_faults(role, entry, hosts, source)
+        if entry.get("class") != KEEPER:  # its hosts are the learner's
+            faults += _placement_faults(role, entry, hosts, source)
         links = entry.get("links", {})
         for link, leads_to in links.items() if isinstance(links, dict) else ():
             for target in (leads_to,) if isinstance(leads_to, str) else leads_to if isinstance(leads_to, list) else ():
@@ -221,7 +222,8 @@ def _placement_faults(role: str, entry: Mapping[str, Any], hosts: Mapping[str, A
             remedy = "name it once; replicas_per_host says how many processes a host has"
             faults.append(source.fault((*place, key), f"names {name!r} {names.count(name)} times", remedy))
     count = entry.get("replicas")
-    if isinstance(count, int) and not isinstance(count, bool) and 0 < count < len(set(names)):
+    of_ranks = several_ranks(entry)  # the hosts share the ranks of one replica
+    if isinstance(count, int) and not isinstance(count, bool) and 0 < count < len(set(names)) and not of_ranks:
         remedy = f"write replicas = {len(names)} or more, or replicas_per_host"
         message = f"{count} for {len(names)} hosts: one would have none"
         faults.append(source.fault((*place, "replicas"), message, remedy))

@@ -50,12 +50,12 @@ class Conflict:
 
 
 def gpus_of(entry: ActorEntry) -> int:
-    """The GPUs of one replica, all of its ranks included."""
+    """The GPUs of one replica on its own host, all of its ranks there included."""
     if entry.gpus_per_replica is not None:
-        return entry.gpus_per_replica * entry.ranks
+        return entry.gpus_per_replica * entry.ranks_per_host
     if _device(entry)[0] != KIND:
         return 0
-    return engine_gpus(entry) * entry.ranks
+    return engine_gpus(entry) * entry.ranks_per_host
 
 
 def engine_gpus(entry: ActorEntry) -> int:

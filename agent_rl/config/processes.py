@@ -122,7 +122,8 @@ class ActorEntry(Part):
     """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
     so that another host at the end of ``hosts`` changes no name."""
     ranks: PositiveInt = 1
-    """Processes that train one model together, on one host (see ``model.parallel``). Only the learner has several."""
+    """Processes that train one model together (see ``model.parallel``). With ``hosts`` each host has an equal part of
+    them, in the order of ``hosts``; the first host has rank 0, which is the actor. Only the learner has several."""
     gpus_per_replica: NonNegativeInt | None = None
     """The GPUs of each process. None: with ``device = "cuda"`` as many as the engine's parallel sizes make, else none.
     The process sees these alone, as ``cuda:0`` and so on, and runs on cores near them."""
@@ -146,8 +147,9 @@ class ActorEntry(Part):
         """Say where an entry runs that does not say it, so that a topology written as a file says it."""
         if not isinstance(data, dict):
             return data
-        several = data.get("hosts") is not None
-        count = {"replicas_per_host" if several else "replicas": 1}
+        several, ranks = data.get("hosts") is not None, data.get("ranks", 1)
+        each = several and not (isinstance(ranks, int) and ranks > 1)  # ranks on several hosts are one replica
+        count = {"replicas_per_host" if each else "replicas": 1}
         counted = any(data.get(key) is not None for key in ("replicas", "replicas_per_host"))
         placed = several or data.get("host") is not None
         return data | ({} if placed else {"host": "local"}) | ({} if counted else count)
@@ -159,6 +161,16 @@ class ActorEntry(Part):
         if self.replicas_per_host is not None:
             return tuple(host for host in hosts for _ in range(self.replicas_per_host))
         return tuple(hosts[number % len(hosts)] for number in range(self.replicas or 1))
+
+    @property
+    def rank_hosts(self) -> tuple[str, ...]:
+        """The hosts that share the ranks of a replica, that of rank 0 first."""
+        return self.hosts if self.ranks > 1 and self.hosts else self.homes[:1]
+
+    @property
+    def ranks_per_host(self) -> int:
+        """How many of the ranks of a replica each of `rank_hosts` has."""
+        return self.ranks // len(self.rank_hosts)
 
     def targets(self, link: str) -> tuple[str, ...]:
         """The roles that a link leads to; none when the file has no such link."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from agent_rl.config.addresses import on_tcp
-from agent_rl.config.joining import HIGHEST_PORT, last_port, may_have_more, next_numbers
+from agent_rl.config.joining import HIGHEST_PORT, each_needed, last_port, may_have_more, next_numbers
 from agent_rl.config.topology import Topology
 
 
@@ -67,6 +67,8 @@ def refusal(topology: Topology, role: str, number: int, left: Collection[str] = 
         return f"{role} needs at least one process, without which the run stands still; ask for 1 or more"
     if number == now:
         return f"nothing would change: {role} has {_processes(now)} already"
+    if each_needed(topology, role):
+        return f"each process of {role} does a part that no other can do; stop the run, and write it into the file"
     if not may_have_more(topology, role):
         return f"there is exactly one {role}, since it keeps state of the whole run; scale another role"
     if not now:

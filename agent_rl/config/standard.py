@@ -6,6 +6,9 @@ class must have and the file does not lead anywhere leads to every role that rec
 that the file does not name is added where another role needs it: as the one that receives what a link carries, or as
 the one that sends what must be received. So nothing is added to a file that says all of it. A role that shares its
 devices in time has a further link, by which it says whose turn it is.
+
+A learner whose ranks are on several hosts gets a role that has them on all hosts but the first: ``learner_ranks``, with
+one process on each (`actors.training.keeper`). The role follows from the learner's entry alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,12 @@ STANDARD = ALIASES["actor"]
 
 DEVICE = "device"
 """The link by which the learner says whose turn it is on devices that it shares."""
+KEEPER = "actors.training.keeper:RankKeeper"
+"""The class of the role that has the ranks of a learner on other hosts."""
+OF_RANKS = "_ranks"
+"""What the name of that role adds to the learner's."""
+RANKS = "ranks"
+"""The learner's link to that role."""
 
 Entries = dict[str, dict[str, Any]]
 
@@ -41,7 +50,34 @@ def completed(data: Mapping[str, Any]) -> dict[str, Any]:
         leads = dict(_unwritten(role, entry, classes)) | dict(_between_sharers(role, entries, classes))
         if leads:
             entries[role]["links"] = {**entry.get("links", {}), **leads}
-    return {**data, "actors": entries}
+    return {**data, "actors": _with_rank_keepers(entries, classes)}
+
+
+def several_ranks(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry, which may hold values of wrong types, has several ranks."""
+    ranks = entry.get("ranks")
+    return isinstance(ranks, int) and ranks > 1
+
+
+def _with_rank_keepers(entries: Entries, classes: Mapping[str, Any]) -> Entries:
+    """The entries, and a role for the ranks of each learner on other hosts than that of its rank 0."""
+    found = dict(entries)
+    for role, entry in entries.items():
+        hosts, settings, links = entry.get("hosts"), entry.get("settings", {}), entry.get("links", {})
+        ranked = getattr(classes.get(role), "ranked", False) and several_ranks(entry)
+        if not (ranked and isinstance(hosts, list | tuple) and hosts[1:]):
+            continue
+        if not (isinstance(settings, dict) and isinstance(links, dict)):
+            continue  # validation names the value of the wrong type
+        gpus = entry.get("gpus_per_replica", int(str(settings.get("device", "")).startswith("cuda")))
+        its = {"class": KEEPER, "hosts": list(hosts[1:])}
+        if isinstance(gpus, int):
+            its["gpus_per_replica"] = gpus * (entry["ranks"] // len(hosts))
+        its |= {key: entry[key] for key in ("share",) if key in entry}
+        keeper = f"{role}{OF_RANKS}"
+        found[keeper] = {**found.get(keeper, {}), **its}
+        found[role] = {**entry, "links": {**links, RANKS: keeper}}
+    return found
 
 
 def _place(role: str) -> int:

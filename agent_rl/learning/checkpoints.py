@@ -149,12 +149,14 @@ class StagedCheckpoint:
 
 def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
     """Flush all files to the disk, each rank some of them; returns their sizes and checksums by name."""
-    files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+    seen = [path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()]
+    # of all ranks: another host may list files of this one late
+    names = sorted({name for message in ranks.all_told(json.dumps(seen).encode()) for name in json.loads(message)})
     found: dict[str, tuple[int, int]] = {}
 
     def flush() -> None:
-        for path in files[ranks.rank :: ranks.size]:
-            found[path.relative_to(partial).as_posix()] = _flushed(path)
+        for name in names[ranks.rank :: ranks.size]:
+            found[name] = _flushed(partial / name)
 
     raise_together(noted(flush), partial, ranks)
     parts = [json.loads(message) for message in ranks.all_told(json.dumps(found).encode())]

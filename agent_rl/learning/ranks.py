@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import math
+import os
 import socket
+import struct
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +39,8 @@ LOOPBACK = "127.0.0.1"
 """Where ranks of one host meet."""
 BESIDE_SECONDS = 3600.0
 """How long the thread beside waits for other ranks, which write files. A rank that is dead is noticed before."""
+SIOCGIFADDR = 0x8915
+"""Asks for the IPv4 address of an interface (linux/sockios.h); bytes 20 to 24 of the answer hold it."""
 HEARD = timedelta(seconds=5.0)
 """How long rank 0 waits until the others have heard why they cannot train together."""
 VERDICT = "verdict"
@@ -233,38 +238,51 @@ class JoinedRanks(Ranks):
         distributed.destroy_process_group()
 
 
-def meeting_place() -> socket.socket:
-    """A socket of this host at which `joined` lets ranks meet: rank 0 gives it, the others its port."""
-    return socket.create_server((LOOPBACK, 0))
+Place: TypeAlias = tuple[str, int]
+"""The address of rank 0's host, and the port at which ranks meet there."""
+
+
+def meeting_place(address: str = LOOPBACK) -> socket.socket:
+    """A socket of this host at which `joined` lets ranks meet: rank 0 gives it, the others its `Place`.
+
+    It listens at ``address`` alone. Raises OSError where this host does not have the address.
+    """
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((address, 0), family=family)
 
 
 def joined(
     rank: int,
     sizes: MeshSizes,
     *,
-    place: socket.socket | int,
+    place: socket.socket | Place,
     device: str,
     seconds: float,
     meeting_seconds: float,
+    address: str = LOOPBACK,
     version: str = torch.__version__,
 ) -> JoinedRanks:
     """Meet the other ranks and return what they share. Each operation waits at most ``seconds`` for the others.
 
-    ``place`` is `meeting_place` for rank 0, and its port for the others. Raises RanksApartError when not all come
-    within ``meeting_seconds``, and TrainingStoppedError when they have different ``version``s of torch.
+    ``place`` is `meeting_place` for rank 0, and where that is for the others. ``address`` is that of this rank's host:
+    with `LOOPBACK` all ranks are on one host. Nothing that ranks send is encrypted, by torch as by NCCL. Raises
+    RanksApartError when not all come within ``meeting_seconds``, and TrainingStoppedError when they have different
+    ``version``s of torch.
     """
     from torch import distributed
 
     torch_distributed: Any = distributed
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device of each process
-    served = {} if isinstance(place, int) else {"master_listen_fd": place.dup().detach()}
-    port = place if isinstance(place, int) else int(place.getsockname()[1])
+    if address != LOOPBACK:
+        _talk_over(address)
+    served = {} if isinstance(place, tuple) else {"master_listen_fd": place.dup().detach()}
+    host, port = place if isinstance(place, tuple) else place.getsockname()[:2]
     meeting = timedelta(seconds=meeting_seconds)
-    apart = f"{LOOPBACK}:{port} within {meeting_seconds:g} s"
+    apart = f"{host}:{port} within {meeting_seconds:g} s"
     try:
         store = torch_distributed.TCPStore(
-            LOOPBACK, port, sizes.ranks, rank == 0, meeting, wait_for_workers=False, **served
+            host, port, sizes.ranks, rank == 0, meeting, wait_for_workers=False, **served
         )
     except RuntimeError as error:  # torch.distributed's own errors are of this type
         raise RanksApartError(f"rank {rank} of the learner did not reach rank 0 at {apart}") from error
@@ -274,6 +292,28 @@ def joined(
     backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     torch_distributed.init_process_group(backend, store=store, rank=rank, world_size=sizes.ranks, timeout=timeout)
     return JoinedRanks(rank, sizes, device, store=store)
+
+
+def _talk_over(address: str) -> None:
+    """Have gloo and NCCL use the network interface of this host that has this address, unless the user named one.
+
+    Without it gloo takes the interface of the host's own name, which other hosts may not reach.
+    """
+    if found := interface_of(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={found}")  # the interface of exactly this name
+
+
+def interface_of(address: str) -> str:
+    """The network interface of this host with this IPv4 address or name; empty where none is found (Linux only)."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if found[20:24] == wanted:
+                    return name
+    return ""
 
 
 def _meet(store: Any, rank: int, size: int, version: str, within: timedelta, apart: str) -> None:

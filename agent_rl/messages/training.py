@@ -253,3 +253,30 @@ class GroupsUnfinished:
     groups: tuple[UnfinishedGroup, ...]
     interim_opened: tuple[InterimOpened, ...] = ()
     kept: dict[str, tuple[str, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RanksWanted:
+    """A learner asks the keeper of another host to start its ranks (``begin``), or how the ranks of a meeting are.
+
+    ``meeting`` names one start of all ranks; empty: the learner asks only whether the keeper is there. The answer comes
+    within ``seconds``, or as soon as the ranks have ended. To begin: ``entry`` is the learner's entry of the topology,
+    as JSON, ``directory`` its run directory, in which the file ``.ranks-MEETING`` holds the name of the meeting, and
+    ``port`` is where ranks meet at the address of the learner's host; a rank that is silent for ``seconds`` is lost.
+    """
+
+    meeting: str
+    begin: bool
+    seconds: float
+    entry: str
+    directory: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksState:
+    """How the ranks of a host are: well, or ended. ``mistake``: a restart of the learner would not help."""
+
+    fault: str
+    mistake: bool
+    ended: bool

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from actors.runtime.change_rules import why_not
+from actors.training.building import device_of
+from agent_rl.checks.describe import describe
 from agent_rl.checks.placement import placement_faults
 from agent_rl.checks.ranks import rank_faults
+from agent_rl.config.joining import refusal
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
+from agent_rl.config.placement import placement
+from agent_rl.config.processes import Host
 from agent_rl.config.source import Source
+from agent_rl.messages import DrainWanted, ScaleWanted
 from agent_rl.models.devices import Machine
 
 QUICKSTART = Path("examples/quickstart.toml")
@@ -22,6 +29,42 @@ def faults(*overrides: str) -> list[str]:
     topology, source = load_topology(QUICKSTART, overrides), Source(QUICKSTART, overrides)
     found = [*rank_faults(topology, source), *placement_faults(topology, source, machine=TWO_GPUS)]
     return [fault.render("file") for fault in found]
+
+
+ON_TWO_HOSTS = ["hosts={local={}, a={address='10.0.0.1'}, b={address='10.0.0.2'}}", "actors.learner.hosts=['a', 'b']"]
+
+
+def test_ranks_are_divided_over_hosts() -> None:
+    assert not faults(*ON_TWO_HOSTS, "actors.learner.ranks=4")
+    topology = load_topology(QUICKSTART, [*ON_TWO_HOSTS, "actors.learner.ranks=4"])
+    learner = topology.actors["learner"]
+    assert (learner.homes, learner.rank_hosts, learner.ranks_per_host) == (("a",), ("a", "b"), 2)
+    assert topology.main_host == "a"
+    assert topology.homes("learner_ranks") == {0: "b"}
+    lines = describe(topology)
+    assert any(line.endswith("on a, 2 of its ranks on each of a, b") for line in lines)
+
+
+def test_ranks_on_several_hosts_have_gpus_on_each() -> None:
+    settings = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.learner.settings.device='cuda'"]
+    topology = load_topology(QUICKSTART, settings)
+    found = {each.actor: (each.host, each.gpus) for each in placement(topology)}
+    assert found == {"learner.0": ("a", (0, 1)), "learner_ranks.0": ("b", (0, 1))}
+    devices = [device_of("cuda", rank, topology.actors["learner"]) for rank in range(4)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_ranks_of_another_host_are_neither_scaled_nor_drained() -> None:
+    overrides = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.tool_executor.hosts=['a', 'b']"]
+    topology = load_topology(QUICKSTART, overrides)
+    for change, reason in (
+        (ScaleWanted("learner_ranks", 2), "each process of learner_ranks does a part that no other can do"),
+        (DrainWanted("b"), "no other host runs learner_ranks"),
+    ):
+        assert reason in why_not(change, topology, (), ending=False, busy="")
+    assert "learner_ranks has the processes that the file gives it" in refusal(
+        topology, "c", Host(address="10.0.0.4"), {"learner_ranks": 1}
+    )
 
 
 def test_ranks_alone_are_enough() -> None:
@@ -51,6 +94,14 @@ def test_ranks_alone_are_enough() -> None:
             "model.parallel.tensor: 8 ranks cannot share 4 heads of keys and values of model.initialise",
         ),
         (["actors.learner.ranks=2", "model.parallel.compile=true"], "compile is for one rank"),
+        (
+            [*ON_TWO_HOSTS, "actors.learner.ranks=3"],
+            "3 ranks cannot be shared by 2 hosts: each has as many",
+        ),
+        (
+            [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.settings.weights_in='shared_memory'"],
+            "weights_in: the ranks write policies together, and are on 2 hosts, which share no memory",
+        ),
         (["actors.tool_executor.ranks=2"], "ToolExecutor is one process"),
         (
             ["actors.learner.ranks=3", 'actors.learner.settings.device="cuda"'],

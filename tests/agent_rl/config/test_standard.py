@@ -184,3 +184,21 @@ def test_an_actor_is_never_silent_too_long_where_the_file_says_inf(first) -> Non
 def test_silent_seconds_are_above_zero(first, seconds: str) -> None:
     with pytest.raises(TopologyError, match=r"actors.learner.silent_seconds: must be greater than 0"):
         first(f"[actors.learner]\nsilent_seconds = {seconds}\n")
+
+
+def test_ranks_on_other_hosts_get_a_role_that_follows_the_learner() -> None:
+    entry = {"hosts": ["a", "b", "c"], "ranks": 6, "settings": {"device": "cuda"}}
+    tables = completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})
+    keeper = tables["actors"]["learner_ranks"]
+    assert (keeper["hosts"], keeper["gpus_per_replica"]) == (["b", "c"], 2)
+    assert tables["actors"]["learner"]["links"]["ranks"] == "learner_ranks"
+    assert completed(tables) == tables
+    tables["actors"]["learner"] |= {"hosts": ["a", "c"]}
+    assert completed(tables)["actors"]["learner_ranks"]["hosts"] == ["c"]
+
+
+@pytest.mark.parametrize(
+    "entry", [{"host": "a", "ranks": 2}, {"hosts": ["a"], "ranks": 2}, {"hosts": ["a", "b"]}, {"hosts": 3, "ranks": 2}]
+)
+def test_ranks_of_one_host_need_no_other_role(entry: dict[str, object]) -> None:
+    assert "learner_ranks" not in completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})["actors"]

@@ -249,9 +249,9 @@ def fork(size: int) -> tuple[int, list[int], Any]:
     for rank in range(1, size):
         child = os.fork()
         if not child:
-            port = place.getsockname()[1]
+            there = place.getsockname()
             place.close()
-            return rank, [], port
+            return rank, [], there
         children.append(child)
     return 0, children, place
 

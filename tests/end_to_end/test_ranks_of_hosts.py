@@ -1,0 +1,140 @@
+"""A learner whose ranks are on two machines: it trains as on one, and whatever happens to one of them, it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_rl.records.audit import audit
+from tests.end_to_end.processes import SECONDS, finish, start, wait_for
+from tests.end_to_end.topologies import write_micro
+from tests.machines import Machine, machines, skip_without
+from transport import CurveKeys
+
+STEPS = 3
+
+
+def write(folder: Path, *, apart: bool) -> tuple[Path, Path]:
+    """Supervised steps, then RL, by two ranks: on one host, or on the machines a and b. The file, and what it writes.
+
+    All else is on a. Half of each group counts as right, so that every RL step trains.
+    """
+    folder.mkdir()
+    path, directory = write_micro(folder, steps=STEPS)
+    text = path.read_text().replace("steps = 3\nbatch = 4", "steps = 150\nbatch = 4")
+    text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
+    text = text.replace("checkpoint_every = 2", "checkpoint_every = 2\nkeep_checkpoints = 9")
+    before, learner = text.split("[actors.learner]")
+    if apart:
+        hosts = "".join(f'[hosts.{name}]\naddress = "10.77.0.{number}"\n' for number, name in enumerate(("a", "b"), 1))
+        CurveKeys.generate().save(folder / "cluster.key")
+        before = before.replace('host = "local"', 'host = "a"')
+        before += f'{hosts}[security]\nkey_file = "cluster.key"\n\n'
+        learner = learner.replace('host = "local"', 'hosts = ["a", "b"]', 1)
+    path.write_text(f"{before}[actors.learner]\nranks = 2{learner}")
+    return path, directory
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[Machine]]:
+    skip_without()
+    with machines(["a", "b"], tmp_path) as found:
+        yield found
+
+
+def run(machine: Machine, path: Path, *settings: str) -> subprocess.Popen[str]:
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "actors.cli", "run", str(path), "--host", machine.name, *words]
+    return machine.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def said_by(process: subprocess.Popen[str]) -> str:
+    """What a host has said until its end."""
+    out, _ = process.communicate(timeout=SECONDS)
+    return out
+
+
+def ranks_of(machine: Machine) -> list[int]:
+    """The processes of ranks, but for rank 0, that run on a machine."""
+    return [pid for pid, command in machine.processes().items() if "actors.training.follower" in command]
+
+
+def trained(directory: Path) -> bytes:
+    """The weights at the end of the supervised stage."""
+    (saved,) = (directory / "checkpoints").glob("version-000001-stage-01")
+    return (saved / "model.safetensors").read_bytes()
+
+
+def restarts(said: str) -> list[str]:
+    """The lines that say why the learner is started again."""
+    return [line for line in said.splitlines() if "learner.0" in line and "starting it again" in line]
+
+
+@pytest.mark.slow
+def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path: Path, two: list[Machine]) -> None:
+    alone, its_run = write(tmp_path / "one", apart=False)
+    code, out, err = finish(start(alone))
+    assert code == 0, out + err
+    path, directory = write(tmp_path / "two", apart=True)
+    a, b = two
+    main, other = run(a, path), run(b, path)
+    steps = lambda: any((directory / "checkpoints").glob("version-*-step-*"))  # noqa: E731
+    wait_for(lambda: steps() or main.poll() is not None, "a checkpoint within the supervised stage")
+    (rank,) = ranks_of(b)
+    assert not ranks_of(a)
+    os.kill(rank, signal.SIGKILL)
+    said = said_by(main)
+    assert main.returncode == 0, said
+    (line,) = restarts(said)
+    assert f"rank 1 of the learner (process {rank} of host b) was killed by SIGKILL" in line
+    there = said_by(other)
+    assert other.returncode == 0, there
+    assert trained(directory) == trained(its_run)
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    assert not ranks_of(b)
+    assert not list(directory.glob(".ranks-*"))
+
+
+@pytest.mark.slow
+def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path, two: list[Machine]) -> None:
+    path, directory = write(tmp_path / "two", apart=True)
+    a, b = two
+    quick = ("actors.learner.settings.rank_silent_seconds=10",)
+    main, other = run(a, path, *quick), run(b, path, *quick)
+    wait_for(lambda: ranks_of(b) or main.poll() is not None, "a rank on the second machine")
+    wait_for(lambda: any((directory / "checkpoints").glob("version-*")) or main.poll() is not None, "a checkpoint")
+    log = directory / "logs" / "supervisor.a.jsonl"
+    b.run("ip", "link", "set", "eth0", "down")
+    wait_for(lambda: "is not heard; start it" in log.read_text() or main.poll() is not None, "word of the lost host")
+    wait_for(lambda: not ranks_of(b) or main.poll() is not None, "the end of the ranks there")
+    b.run("ip", "link", "set", "eth0", "up")
+    said, there = said_by(main), said_by(other)
+    assert main.returncode == 0, said
+    assert other.returncode == 0, there
+    (line,) = restarts(said)
+    assert "host b, which has rank 1 of the learner, has not been heard for rank_silent_seconds (10 s)" in line
+    assert "learner.0 waits: host b, which has rank 1 of the learner, is not heard; start it" in said
+    assert audit(directory).steps == STEPS
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_run_directory_stops_the_run(tmp_path: Path, two: list[Machine]) -> None:
+    path, directory = write(tmp_path / "two", apart=True)
+    a, b = two
+    directory.mkdir()
+    b.run("mount", "-t", "tmpfs", "tmpfs", str(directory))
+    main, other = run(a, path), run(b, path)
+    said, there = said_by(main), said_by(other)
+    assert (main.returncode, other.returncode) == (2, 2), said + there
+    (line,) = [line for line in said.splitlines() if "stopping the run: " in line]
+    assert f"learner.0: host b does not see the run directory of host a: {directory}/.ranks-" in line
+    assert "put run.directory on a file system that these hosts share" in line
+    assert "starting it again" not in said
