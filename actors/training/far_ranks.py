@@ -3,7 +3,7 @@
 On each of these hosts one actor, the keeper (`actors.training.keeper`), starts the ranks of its host when rank 0 asks,
 and ends them when one of them ends or rank 0 is gone::
 
-    every keeper is heard --> probe file written, RanksWanted(begin) --> the keeper sees the file, and starts its ranks
+    every keeper is heard --> probe files written, RanksWanted(begin) --> the keeper sees the files, starts its ranks
     RanksWanted ------------------------------------------------------> RanksState: all is well, or why ranks have ended
     no word for rank_silent_seconds --> rank 0 names the host, and all ranks start again when the host is heard
 
@@ -20,6 +20,7 @@ import trio
 
 from actors.base import passing_link
 from actors.training.followers import LEAVE_SECONDS, RankLostError
+from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.standard import RANKS
 from agent_rl.files.disk import writing
 from agent_rl.learning.finite import TrainingStoppedError
@@ -76,7 +77,7 @@ class FarRanks:
     async def begin(self) -> None:
         """Wait until all keepers are heard, and have them start their ranks.
 
-        Raises TrainingStoppedError when a host does not see the run directory, or is not heard for
+        Raises TrainingStoppedError when a host does not see a folder that ranks share, or is not heard for
         ``run.give_up_minutes``; RankLostError when ranks do not start.
         """
         minutes = self._context.topology.run.give_up_minutes
@@ -89,23 +90,34 @@ class FarRanks:
                 f"{' '.join(self._missing)} was not heard for {minutes:g} minutes (run.give_up_minutes); start it, "
                 "and run again: the run goes on where it stopped"
             )
-        probe = self._context.directory.absolute() / f".ranks-{self._meeting}"
-        with writing(probe):
-            probe.write_text(self._meeting)
+        directory, folders = self._context.directory.absolute(), self._folders()
+        probes = [directory / folder / f".ranks-{self._meeting}" for folder in folders]
         try:
+            for probe in probes:
+                with writing(probe):
+                    probe.parent.mkdir(exist_ok=True)
+                    probe.write_text(self._meeting)
             wanted = RanksWanted(
                 self._meeting,
                 begin=True,
                 seconds=self._silent_seconds,
                 entry=self._entry.model_dump_json(by_alias=True),
-                directory=str(probe.parent),
+                directory=str(directory),
+                folders=folders,
                 port=self._port,
             )
             async with trio.open_nursery() as nursery:
                 for name in self._links:
                     nursery.start_soon(self._begin, name, wanted)
         finally:
-            probe.unlink(missing_ok=True)
+            for probe in probes:
+                probe.unlink(missing_ok=True)
+
+    def _folders(self) -> tuple[str, ...]:
+        """The folders of the run directory that all ranks write: their hosts must share these."""
+        kl, published = self._context.topology.algorithm.kl, self._context.settings.weights_in == "run_directory"
+        kept = kl is not None and kl.reference == STAGE_START
+        return ("checkpoints", *(["weights"] if published else []), *(["reference"] if kept else []))
 
     async def _hear(self, name: str) -> None:
         """Wait until a keeper answers."""
@@ -130,7 +142,7 @@ class FarRanks:
 
     def _question(self, meeting: str) -> RanksWanted:
         seconds = self._silent_seconds / ANSWERS
-        return RanksWanted(meeting, begin=False, seconds=seconds, entry="", directory="", port=0)
+        return RanksWanted(meeting, begin=False, seconds=seconds, entry="", directory="", folders=(), port=0)
 
     async def watch(self) -> None:
         """Wait until all ranks have ended because rank 0 told them to.

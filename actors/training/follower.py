@@ -60,6 +60,7 @@ def _last_words(error: Exception) -> LastWords:
 def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     from actors.training.building import build, device_of
     from actors.training.orders import Writing, follow
+    from actors.weights.files import model_directory
     from actors.weights.kept import KeptShares
     from agent_rl.config.parallel import mesh_sizes
     from agent_rl.config.plugins import resolve
@@ -69,7 +70,8 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     topology = Topology.model_validate(tomllib.loads(beginning.topology))
     entry = topology.actors[beginning.role]
     settings = resolve("actor", entry.class_path).Settings.model_validate(entry.settings)
-    device = device_of(settings.device, beginning.rank, entry)
+    device, directory, base = device_of(settings.device, beginning.rank, entry), beginning.directory, beginning.base
+    model_directory(topology, directory)  # before ranks meet: among several, transformers saves a model on rank 0 alone
     ranks = joined(
         beginning.rank,
         mesh_sizes(entry.ranks, topology.model.parallel),
@@ -79,7 +81,6 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
         seconds=settings.rank_timeout_seconds,
         meeting_seconds=settings.rank_meeting_seconds,
     )
-    directory, base = beginning.directory, beginning.base
     trainer = build(Trainer, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
     follow(trainer, Writing(failed), KeptShares(ranks, str(trainer.device), failed))
     ranks.leave()

@@ -3,8 +3,8 @@
 The role is not written in topologies: `agent_rl.config.standard` adds it, with one process for each further host of a
 learner. `FarRanks` is the side of rank 0::
 
-    RanksWanted(begin) --> former ranks killed --> probe file seen --> processes of the ranks (`Followers`)
-                                                     `--(not there)--> RanksState: the hosts share no run directory
+    RanksWanted(begin) --> former ranks killed --> probe files seen --> processes of the ranks (`Followers`)
+                                                     `--(not there)--> RanksState: the hosts do not share that folder
     a rank ends, is silent or cannot go on --> all ranks of this host killed --> RanksState says why
     rank 0 is gone --------------------------> all ranks of this host killed
     rank 0 ends in order --> the ranks end ---> RanksState: ended
@@ -82,13 +82,14 @@ class RankKeeper(Actor):
         topology, role = self.context.topology, learner.rpartition(".")[0]
         entry = ActorEntry.model_validate_json(wanted.entry)
         first = topology.hosts[entry.rank_hosts[0]].address
-        probe = Path(wanted.directory) / f".ranks-{wanted.meeting}"
-        if not await self.context.in_thread(_holds, probe, wanted.meeting):
-            return RanksState(unseen(self._host, entry.rank_hosts[0], probe), mistake=True, ended=True)
+        for folder in wanted.folders:
+            probe = Path(wanted.directory) / folder / f".ranks-{wanted.meeting}"
+            if not await self.context.in_thread(_holds, probe, wanted.meeting):
+                return RanksState(unseen(self._host, entry.rank_hosts[0], probe), mistake=True, ended=True)
         beginning = Beginning(
             topology=resolved_text(_with(topology, role, entry)),
             role=role,
-            directory=probe.parent,
+            directory=Path(wanted.directory),
             base=self.context.base.absolute(),
             rank=0,
             place=(first, wanted.port),
@@ -146,11 +147,11 @@ class RankKeeper(Actor):
 
 
 def unseen(host: str, first: str, probe: Path) -> str:
-    """The message about a host that does not see the run directory of rank 0's host, ``first``."""
+    """The message about a host that does not see a folder of rank 0's host, ``first``."""
     return (
-        f"host {host} does not see the run directory of host {first}: {probe}, which host {first} has just written, is "
-        "not there. Ranks of several hosts write checkpoints and policies together; put run.directory on a file system "
-        "that these hosts share, at the same path on each"
+        f"host {host} does not see {probe.parent} of host {first}: {probe.name}, which host {first} has just written, "
+        "is not there. The ranks write that folder together; put it on a file system that their hosts share, at the "
+        "same path on each, or make it a link to such a folder (docs/clusters.md, Ranks on several hosts)"
     )
 
 

@@ -254,7 +254,8 @@ class TrainedModel:
 
     def forget_reference(self) -> None:
         """Delete the reference policies of stages that are over."""
-        remove(self._references)
+        for path in self._references.glob("*"):  # the folder may be a link to one that hosts share
+            remove(path)
 
     # Published policies
 

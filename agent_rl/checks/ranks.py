@@ -52,6 +52,9 @@ def _host_faults(entry: ActorEntry, role: str, source: Source) -> Iterator[Fault
         more = entry.ranks + hosts - entry.ranks % hosts
         message = f"{entry.ranks} ranks cannot be shared by {hosts} hosts: each has as many"
         yield source.fault(("actors", role, "ranks"), message, f"write a multiple of {hosts}, as {more}")
+    if entry.share == "time":
+        message = "the devices of the other hosts are not shared in time"
+        yield source.fault(("actors", role, "share"), message, "leave it out, or put all ranks on one host")
     if entry.settings.get("weights_in") == "shared_memory":
         message = f"the ranks write policies together, and are on {hosts} hosts, which share no memory"
         remedy = 'leave it at "run_directory", which these hosts must share'

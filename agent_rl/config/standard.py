@@ -73,7 +73,6 @@ def _with_rank_keepers(entries: Entries, classes: Mapping[str, Any]) -> Entries:
         its = {"class": KEEPER, "hosts": list(hosts[1:])}
         if isinstance(gpus, int):
             its["gpus_per_replica"] = gpus * (entry["ranks"] // len(hosts))
-        its |= {key: entry[key] for key in ("share",) if key in entry}
         keeper = f"{role}{OF_RANKS}"
         found[keeper] = {**found.get(keeper, {}), **its}
         found[role] = {**entry, "links": {**links, RANKS: keeper}}

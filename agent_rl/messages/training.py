@@ -261,7 +261,7 @@ class RanksWanted:
 
     ``meeting`` names one start of all ranks; empty: the learner asks only whether the keeper is there. The answer comes
     within ``seconds``, or as soon as the ranks have ended. To begin: ``entry`` is the learner's entry of the topology,
-    as JSON, ``directory`` its run directory, in which the file ``.ranks-MEETING`` holds the name of the meeting, and
+    as JSON, ``directory`` its run directory, in whose ``folders`` a file ``.ranks-MEETING`` holds that name, and
     ``port`` is where ranks meet at the address of the learner's host; a rank that is silent for ``seconds`` is lost.
     """
 
@@ -270,6 +270,7 @@ class RanksWanted:
     seconds: float
     entry: str
     directory: str
+    folders: tuple[str, ...]
     port: int
 
 

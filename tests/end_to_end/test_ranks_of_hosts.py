@@ -6,18 +6,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from agent_rl.records.audit import audit
-from tests.end_to_end.processes import SECONDS, finish, start, wait_for
+from tests.end_to_end.processes import SECONDS
 from tests.end_to_end.topologies import write_micro
 from tests.machines import Machine, machines, skip_without
 from transport import CurveKeys
 
 STEPS = 3
+LIMIT = 3 * SECONDS
+"""Two runs start within one test, and one learner twice."""
 
 
 def write(folder: Path, *, apart: bool) -> tuple[Path, Path]:
@@ -27,7 +31,7 @@ def write(folder: Path, *, apart: bool) -> tuple[Path, Path]:
     """
     folder.mkdir()
     path, directory = write_micro(folder, steps=STEPS)
-    text = path.read_text().replace("steps = 3\nbatch = 4", "steps = 150\nbatch = 4")
+    text = path.read_text().replace("steps = 3\nbatch = 4", "steps = 100\nbatch = 4")
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
     text = text.replace("checkpoint_every = 2", "checkpoint_every = 2\nkeep_checkpoints = 9")
     before, learner = text.split("[actors.learner]")
@@ -48,16 +52,34 @@ def two(tmp_path: Path) -> Iterator[list[Machine]]:
         yield found
 
 
-def run(machine: Machine, path: Path, *settings: str) -> subprocess.Popen[str]:
-    words = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "actors.cli", "run", str(path), "--host", machine.name, *words]
-    return machine.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+class Host(NamedTuple):
+    """A host of a run."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it said until its end."""
+        return self.process.wait(LIMIT), self.output.read_text()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for a condition while the host runs."""
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, f"waited {LIMIT} s for {what}\n{self.output.read_text()}"
+            time.sleep(0.1)
 
 
-def said_by(process: subprocess.Popen[str]) -> str:
-    """What a host has said until its end."""
-    out, _ = process.communicate(timeout=SECONDS)
-    return out
+def run(machine: Machine, path: Path, *settings: str) -> Host:
+    """Start a host of a run; of a run on one host that one, which the file calls local."""
+    given = (*settings, "actors.learner.settings.rank_meeting_seconds=300")  # on a busy machine imports take minutes
+    words = [word for setting in given for word in ("--set", setting)]
+    host = ["--host", machine.name] if f"[hosts.{machine.name}]" in path.read_text() else []
+    command = [sys.executable, "-m", "actors.cli", "run", str(path), *host, *words]
+    output = path.with_name(f"{machine.name}.txt")
+    with output.open("wb") as file:
+        return Host(machine.start(*command, stdout=file, stderr=subprocess.STDOUT), output)
 
 
 def ranks_of(machine: Machine) -> list[int]:
@@ -79,28 +101,34 @@ def restarts(said: str) -> list[str]:
 @pytest.mark.slow
 def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path: Path, two: list[Machine]) -> None:
     alone, its_run = write(tmp_path / "one", apart=False)
-    code, out, err = finish(start(alone))
-    assert code == 0, out + err
-    path, directory = write(tmp_path / "two", apart=True)
     a, b = two
+    code, said = run(a, alone).end()
+    assert code == 0, said
+    path, directory = write(tmp_path / "two", apart=True)
+    directory.mkdir()
+    b.run("mount", "-t", "tmpfs", "tmpfs", str(directory))  # run directories of their own, and two shared folders
+    for folder in ("checkpoints", "weights"):
+        (tmp_path / "shared" / folder).mkdir(parents=True)
+        for machine in two:
+            machine.run("ln", "-s", str(tmp_path / "shared" / folder), str(directory / folder))
     main, other = run(a, path), run(b, path)
     steps = lambda: any((directory / "checkpoints").glob("version-*-step-*"))  # noqa: E731
-    wait_for(lambda: steps() or main.poll() is not None, "a checkpoint within the supervised stage")
+    main.until(steps, "a checkpoint within the supervised stage")
     (rank,) = ranks_of(b)
     assert not ranks_of(a)
     os.kill(rank, signal.SIGKILL)
-    said = said_by(main)
-    assert main.returncode == 0, said
+    code, said = main.end()
+    assert code == 0, said
     (line,) = restarts(said)
     assert f"rank 1 of the learner (process {rank} of host b) was killed by SIGKILL" in line
-    there = said_by(other)
-    assert other.returncode == 0, there
+    code, said = other.end()
+    assert code == 0, said
     assert trained(directory) == trained(its_run)
     balance = audit(directory)
     assert balance.balanced, balance.lines()
     assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
     assert not ranks_of(b)
-    assert not list(directory.glob(".ranks-*"))
+    assert not list((tmp_path / "shared").rglob(".ranks-*"))
 
 
 @pytest.mark.slow
@@ -109,16 +137,16 @@ def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path
     a, b = two
     quick = ("actors.learner.settings.rank_silent_seconds=10",)
     main, other = run(a, path, *quick), run(b, path, *quick)
-    wait_for(lambda: ranks_of(b) or main.poll() is not None, "a rank on the second machine")
-    wait_for(lambda: any((directory / "checkpoints").glob("version-*")) or main.poll() is not None, "a checkpoint")
+    main.until(lambda: any((directory / "checkpoints").glob("version-*")), "a checkpoint")
+    assert ranks_of(b)
     log = directory / "logs" / "supervisor.a.jsonl"
     b.run("ip", "link", "set", "eth0", "down")
-    wait_for(lambda: "is not heard; start it" in log.read_text() or main.poll() is not None, "word of the lost host")
-    wait_for(lambda: not ranks_of(b) or main.poll() is not None, "the end of the ranks there")
+    main.until(lambda: "is not heard; start it" in log.read_text(), "word of the lost host")
+    main.until(lambda: not ranks_of(b), "the end of the ranks there")
     b.run("ip", "link", "set", "eth0", "up")
-    said, there = said_by(main), said_by(other)
-    assert main.returncode == 0, said
-    assert other.returncode == 0, there
+    (code, said), (its_code, there) = main.end(), other.end()
+    assert code == 0, said
+    assert its_code == 0, there
     (line,) = restarts(said)
     assert "host b, which has rank 1 of the learner, has not been heard for rank_silent_seconds (10 s)" in line
     assert "learner.0 waits: host b, which has rank 1 of the learner, is not heard; start it" in said
@@ -126,15 +154,15 @@ def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_machine_that_does_not_see_the_run_directory_stops_the_run(tmp_path: Path, two: list[Machine]) -> None:
+def test_a_machine_that_does_not_see_a_shared_folder_stops_the_run(tmp_path: Path, two: list[Machine]) -> None:
     path, directory = write(tmp_path / "two", apart=True)
     a, b = two
     directory.mkdir()
     b.run("mount", "-t", "tmpfs", "tmpfs", str(directory))
     main, other = run(a, path), run(b, path)
-    said, there = said_by(main), said_by(other)
-    assert (main.returncode, other.returncode) == (2, 2), said + there
+    (code, said), (its_code, there) = main.end(), other.end()
+    assert (code, its_code) == (2, 2), said + there
     (line,) = [line for line in said.splitlines() if "stopping the run: " in line]
-    assert f"learner.0: host b does not see the run directory of host a: {directory}/.ranks-" in line
-    assert "put run.directory on a file system that these hosts share" in line
+    assert f"learner.0: host b does not see {directory}/checkpoints of host a: .ranks-" in line
+    assert "put it on a file system that their hosts share" in line
     assert "starting it again" not in said

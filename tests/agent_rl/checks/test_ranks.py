@@ -102,6 +102,10 @@ def test_ranks_alone_are_enough() -> None:
             [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.settings.weights_in='shared_memory'"],
             "weights_in: the ranks write policies together, and are on 2 hosts, which share no memory",
         ),
+        (
+            [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.share='time'"],
+            "share: the devices of the other hosts are not shared in time",
+        ),
         (["actors.tool_executor.ranks=2"], "ToolExecutor is one process"),
         (
             ["actors.learner.ranks=3", 'actors.learner.settings.device="cuda"'],
