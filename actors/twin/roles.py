@@ -144,6 +144,8 @@ class ModelledModel:
 
     beside = False
     """No checkpoint is ever being written beside training."""
+    lacking = ""
+    """No host has ranks of its own."""
 
     def __init__(self, context: ActorContext, world: World) -> None:
         self._context, self._world = context, world

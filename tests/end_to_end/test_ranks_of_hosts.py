@@ -135,7 +135,8 @@ def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path:
 def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path, two: list[Machine]) -> None:
     path, directory = write(tmp_path / "two", apart=True)
     a, b = two
-    quick = ("actors.learner.settings.rank_silent_seconds=10",)
+    sent = ('actors.learner.settings.weights_in="gloo"', 'actors.rollout_generator.links.transfer="learner"')
+    quick = ("actors.learner.settings.rank_silent_seconds=10", *sent)  # and all ranks send policies to the engine
     main, other = run(a, path, *quick), run(b, path, *quick)
     main.until(lambda: any((directory / "checkpoints").glob("version-*")), "a checkpoint")
     assert ranks_of(b)
