@@ -1,9 +1,9 @@
 """Traces of mathematical problems with short tool calls, after rStar2-Agent's report (arXiv 2508.20722).
 
-From the report: 512 problems x 32 rollouts a step; responses of 9,340 to 10,943 tokens in the mean, at most 30K; at
-most 10 calls, up to 45,000 a step, which are 2.75 a rollout; 0.3 s a call, queueing included. Assumed: lengths are
-log-normal; of the variance of their logarithm, 0.20 is of the problem and 0.16 of the rollout (Seer and Heddle build on
-samples of a problem being alike); the median of calls is 0.15 s.
+From the report: 512 problems x 32 rollouts a step; responses of 9,340 to 10,943 tokens in the mean, at most 30K (in its
+evaluations; training had limits of 8K and 12K); at most 10 calls, up to 45,000 a step, which are 2.75 a rollout; 0.3 s
+a call, queueing included. Assumed: lengths are log-normal; of the variance of their logarithm, 0.20 is of the problem
+and 0.16 of the rollout (Seer and Heddle build on samples of a problem being alike); the median of calls is 0.15 s.
 """
 
 from __future__ import annotations
