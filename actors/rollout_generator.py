@@ -350,11 +350,20 @@ class RolloutGenerator(Actor):
             await trio.sleep(self.context.settings.load_interval_seconds)
 
     def _announce_load(self) -> None:
-        """Announce the load if it has news. The link's heartbeats repeat what was announced last."""
-        load = self._load()
-        if self._announced is None or load.news != self._announced.news:
-            self._announced = load
+        """Announce the load if it has news. The link's heartbeats repeat what was announced last.
+
+        A new policy is announced to all. Other news concern those alone that place rollouts.
+        """
+        load, before = self._load(), self._announced
+        if before is not None and load.news == before.news:
+            return
+        self._announced = load
+        schedulers = self.context.link(LINK).targets
+        if before is None or load.policy != before.policy or not schedulers:
             self.context.link("load").set(load)
+        else:
+            for scheduler in schedulers:
+                self.context.link("load").set(load, to=scheduler)
 
     def _load(self) -> EngineLoad:
         engine = self._engine

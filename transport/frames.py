@@ -258,7 +258,7 @@ def unpack(frame: Buffer) -> Received:
     kind, count, checks = _KINDS[code]
     if len(values) != len(checks) + 3:
         raise MalformedFrame(f"{kind.__name__} with {len(values) - 3} fields")
-    envelope: Envelope = kind._make(check(value) for check, value in zip(checks, values[3:], strict=True))
+    envelope: Envelope = kind(*[check(value) for check, value in zip(checks, values[3:], strict=True)])
     bodies = _bodies(view, start, values[2])
     if len(bodies) != count and not (kind is PushFrame and bodies):
         raise MalformedFrame(f"{kind.__name__} with {len(bodies)} messages")
@@ -266,8 +266,11 @@ def unpack(frame: Buffer) -> Received:
 
 
 def _bodies(view: memoryview, start: int, sizes: Any) -> list[memoryview]:
+    if type(sizes) is not list:
+        raise MalformedFrame("list expected")
     bodies = []
-    for size in _list(_count)(sizes):
+    for size in sizes:
+        _count(size)
         if not size:
             raise MalformedFrame("an empty message")
         bodies.append(view[start : start + size])

@@ -93,6 +93,11 @@ class PushSender:
         self._accepted += 1
         self._unsettled[self._accepted] = message
 
+    @property
+    def transmits(self) -> bool:
+        """Whether `to_transmit` has something to send."""
+        return self._transmitted < min(self._accepted, self._taken + self._window)
+
     def to_transmit(self) -> Iterator[tuple[int, Sequence[Buffer] | None]]:
         """The messages to send now, in order. A message counts as transmitted when it is yielded.
 

@@ -5,7 +5,6 @@ Frames for a node that does not run yet wait for the node, as in a ZeroMQ pipe.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -83,11 +82,14 @@ class MemoryPort:
         self._network = network
         self._peers: set[str] = set()
         self._receiver: Receiver | None = None
-        self._send, self._receive = trio.open_memory_channel[Callable[[Receiver], None]](math.inf)
+        self._arrived: deque[Callable[[Receiver], None]] = deque()
+        self._wanted = trio.lowlevel.ParkingLot()
 
     def arrived(self, deliver: Callable[[Receiver], None]) -> None:
         """Something for this node."""
-        self._send.send_nowait(deliver)
+        self._arrived.append(deliver)
+        if self._wanted:
+            self._wanted.unpark()
 
     async def bind(self, receiver: Receiver) -> None:
         """Open the inbox. Raises BindError when a node of this name runs."""
@@ -97,15 +99,15 @@ class MemoryPort:
 
     async def serve(self) -> None:
         """Hand over what arrives, until cancelled."""
-        assert self._receiver is not None
-        async for deliver in self._receive:
-            deliver(self._receiver)
-            for _ in range(_READ_BETWEEN_CHECKPOINTS):
-                try:
-                    more = self._receive.receive_nowait()
-                except trio.WouldBlock:
-                    break
-                more(self._receiver)
+        receiver, arrived = self._receiver, self._arrived
+        assert receiver is not None
+        while True:
+            if arrived:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._wanted.park()
+            for _ in range(min(len(arrived), _READ_BETWEEN_CHECKPOINTS)):
+                arrived.popleft()(receiver)
 
     def connect(self, peer: str) -> None:
         """Nothing needs to be opened."""
@@ -141,5 +143,3 @@ class MemoryPort:
         """Leave the network; all frames sent have arrived."""
         del absent
         self._network.unbind(self)
-        self._send.close()
-        self._receive.close()

@@ -350,5 +350,7 @@ class Outbound:
                 message.on_ack()
         for reason in rejected:
             self._report(MessageRejected(self.peer, link, reason))
-        self.send_pushes(link)
-        self.pushes[link][1].moved(self.peer)
+        sender, pushes = self.pushes[link]
+        if sender.transmits:
+            self.send_pushes(link)
+        pushes.moved(self.peer)

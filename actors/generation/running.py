@@ -100,6 +100,8 @@ class RunningRollouts:
 
     def cancel(self, groups: Collection[str]) -> None:
         """These groups were dropped."""
+        if not groups:  # most announcements are of other things
+            return
         for running in self._running.values():
             if running.group in groups:
                 running.scope.cancel()

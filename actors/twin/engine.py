@@ -17,6 +17,7 @@ from typing import NoReturn
 import trio
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from actors.twin.clock import Alarm, sleep
 from actors.twin.tokens import written
 from agent_rl.messages import Policy, TransferOffer
 from agent_rl.messages.rollouts import NEWS_STEPS
@@ -70,8 +71,8 @@ class TwinEngine:
         self._rollouts: dict[str, Rollout] = {}
         self._turns: dict[Rollout, _Turn] = {}
         self._arrived: list[Rollout] = []
-        self._changed = trio.Event()
-        self._news = trio.Event()
+        self._changed = Alarm()
+        self._news = Alarm()
         self._preemptions: dict[str, int] = {}
         self._asleep_since: float | None = None
 
@@ -80,21 +81,17 @@ class TwinEngine:
         task_status.started()
         while True:
             self._go_on()
-            with trio.CancelScope(deadline=self.model.next_event()):
-                await self._changed.wait()
-            self._changed = trio.Event()
+            await self._changed.wait(self.model.next_event())
 
     async def news(self) -> None:
         """Wait until the load has news (`EngineLoad.news`)."""
         total = self.model.model.kv_total
         step = NEWS_STEPS * self.model.used // total + 1
-        with trio.CancelScope(deadline=self.model.when_used(-(-step * total // NEWS_STEPS))):
-            await self._news.wait()
+        await self._news.wait(self.model.when_used(-(-step * total // NEWS_STEPS)))
 
     def _go_on(self) -> None:
         """Take out the turns that have ended, and let those that arrived join."""
-        self._news.set()
-        self._news = trio.Event()
+        self._news.ring()
         self._advance()
         for rollout in self._arrived:
             self.model.put(rollout)
@@ -129,7 +126,7 @@ class TwinEngine:
         turn = _Turn(self._begun(request))
         self._turns[turn.rollout] = turn
         self._arrived.append(turn.rollout)
-        self._changed.set()
+        self._changed.ring()
         try:
             await turn.ended.wait()
         finally:
@@ -160,7 +157,7 @@ class TwinEngine:
             self.model.advance(trio.current_time())
             self.model.take_back(turn.rollout)
         del self._turns[turn.rollout]
-        self._changed.set()
+        self._changed.ring()
 
     def release(self, rollout: str) -> None:
         """The rollout has ended: drop its KV cache. Unknown names are ignored."""
@@ -184,8 +181,8 @@ class TwinEngine:
             turn.marks.append((self._policy, rollout.shape.written[rollout.turn] - rollout.left + since))
         self.model.pause(self._learner.pause_s, kept=self._learner.kv_kept)
         self._policy = policy
-        self._changed.set()
-        await trio.sleep(self._learner.pause_s)
+        self._changed.ring()
+        await sleep(self._learner.pause_s)
 
     async def sleep(self) -> None:
         """Write nothing until `wake`. What runs is computed again then."""
@@ -193,7 +190,7 @@ class TwinEngine:
             self._advance()
             self._asleep_since = trio.current_time()
             self.model.pause(ASLEEP_S, kept=False)
-            self._changed.set()
+            self._changed.ring()
         await trio.lowlevel.checkpoint()
 
     async def wake(self) -> None:
@@ -202,7 +199,7 @@ class TwinEngine:
             ahead = self.model.clock - ASLEEP_S - self._asleep_since
             self.model.clock = trio.current_time() + max(0.0, ahead)
             self._asleep_since = None
-            self._changed.set()
+            self._changed.ring()
         await trio.lowlevel.checkpoint()
 
     @property

@@ -20,6 +20,7 @@ from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
 from actors.tool_executor import ToolExecutor
+from actors.twin.clock import sleep, sleep_until
 from actors.twin.engine import TwinEngine
 from actors.twin.tokens import RunsEpisode, RunsFormat
 from actors.twin.world import Places, World, tokens_of
@@ -103,7 +104,7 @@ class TwinGenerator(Charged):
             looked = self.context.now()
             await self._engine.news()  # type: ignore[attr-defined]
             looks = max(math.ceil((each - began) / interval - 1e-6) for each in (self.context.now(), looked + interval))
-            await trio.sleep_until(began + looks * interval)
+            await sleep_until(began + looks * interval)
 
 
 class TwinExecutor(Charged):
@@ -163,7 +164,7 @@ class ModelledModel:
         """Do the work, and take its time."""
         began, before = self._context.now(), self._busy_s
         made = work()
-        await trio.sleep(self._busy_s - before)
+        await sleep(self._busy_s - before)
         if self._busy_s > before:
             step = len(self._world.trained)
             self._world.trained.append((step, began, self._context.now()))
@@ -187,7 +188,7 @@ class ModelledModel:
 
     async def _announce(self, policy: Policy, position: Position) -> None:
         if policy.version:
-            await trio.sleep(self._world.trace.learner.publish_s)
+            await sleep(self._world.trace.learner.publish_s)
         published = PolicyPublished(policy, f"file:///{policy.version}", position.stage, position.stage_version)
         self._context.link("policy").set(published)
 

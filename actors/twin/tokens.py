@@ -26,6 +26,8 @@ CALLS, RIGHT = 1 << 30, 1 << 29
 """Flags: the turn calls the tool; the answer is right."""
 LENGTH = RIGHT - 1
 """Bits of the length of a run."""
+FEW = 32
+"""With fewer tokens than this, a loop in Python is faster than numpy."""
 STOP = 1
 NAME = "twin"
 """The environment, and its tool."""
@@ -34,12 +36,14 @@ LOGPROB = -0.5
 
 def length(tokens: Iterable[int]) -> int:
     """The number of tokens that these stand for."""
-    return sum(token & LENGTH for token in tokens)
+    return sum([token & LENGTH for token in tokens])
 
 
 def array_length(tokens: np.ndarray[Any, Any]) -> int:
     """The number of tokens that an array of these stands for."""
-    return int((tokens & LENGTH).sum())
+    if len(tokens) > FEW:
+        return int((tokens & LENGTH).sum())
+    return length(tokens.tolist())
 
 
 def written(runs: Sequence[tuple[Policy, int]], flag: int, *, plain: bool) -> TurnResult:

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from actors.twin.clock import sleep, sleep_until
 from actors.twin.tokens import CALLS, NAME, RIGHT, array_length
 from agent_rl.messages import (
     GroupOpened,
@@ -54,7 +55,7 @@ class Processor:
         self.free_at = began + seconds
         self.bins.add(began, self.free_at)
         if self.free_at > now + AHEAD_S:
-            await trio.sleep_until(self.free_at)
+            await sleep_until(self.free_at)
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class Places:
         if self.running == self.count:
             self._full_since = began
         try:
-            await trio.sleep(seconds)
+            await sleep(seconds)
         finally:
             now = trio.current_time()
             if self.running == self.count:

@@ -313,7 +313,8 @@ class EngineLoad:
     ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed.
     They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
     was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. ``kv_tokens_host``: room in host
-    memory for the KV cache of rollouts that are set aside. A load is sent when `news` changes.
+    memory for the KV cache of rollouts that are set aside. A load is sent when `news` changes; to others than the
+    scheduler, when ``policy`` changes.
     """
 
     generator: str

@@ -15,13 +15,13 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from actors.cli.output import Mistake
 from actors.cli.simulate import calibrate, simulate
 from actors.engines.base import EngineError, TurnRequest
 from actors.training.model import TrainedModel
 from actors.training.saving import Saving
+from actors.twin.clock import VirtualClock
 from actors.twin.engine import TwinEngine
 from actors.twin.measuring import Window, fitted
 from actors.twin.report import chart, twin_lines
@@ -113,7 +113,7 @@ def asked(tokens: int) -> TurnRequest:
 
 
 def in_virtual_time(main) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    trio.run(main, clock=VirtualClock())
 
 
 def test_an_engine_writes_the_turns_of_the_trace_in_the_time_of_its_model():
