@@ -102,7 +102,8 @@ def lines(made: Prediction, profile: Profile) -> Iterator[str]:
         "preempted tokens": f"{outcome.preempted_tokens:,} ({outcome.preempted_share:.3%} of those written)",
         "prefilled again": f"{made.again:,} tokens",
         "hit rate": f"{outcome.hit_rate:.1%}",
-        "groups": f"{outcome.group_p50_s:,.1f} s in the median, {outcome.group_p99_s:,.1f} s at the 99th percentile",
+        "groups": f"{outcome.group_run_p50_s:,.1f} s from their first start in the median, "
+        f"{outcome.group_run_p99_s:,.1f} s at the 99th percentile",
         "staleness": f"{statistics.fmean(staleness):.2f} on average, {max(staleness)} at most",
         "learner idle": f"{outcome.learner_idle_share:.1%}",
         "engines idle": f"{outcome.idle_share:.1%} on average, {idle[0][0]:.1%} ({idle[0][1]}) to {idle[-1][0]:.1%} "

@@ -121,6 +121,15 @@ def alone(written: tuple[int, ...], **changes: float) -> Trace:
     return check(Trace("alone", 0, "", 1, 1, 1, 1, 250, (EngineLife("a", model),), learner, (group,)))
 
 
+def test_the_time_of_a_group_is_told_from_its_opening_and_from_its_first_start() -> None:
+    outcome = Outcome(alone((3,)))
+    outcome.opened(0, 0, 1.0)
+    for now in (5.0, 6.0):
+        outcome.started(0, now)
+    outcome.group_ended(0, 9.0)
+    assert (outcome.group_p50_s, outcome.group_run_p50_s, outcome.group_run_p99_s) == (8.0, 4.0, 4.0)
+
+
 def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
     outcome = Simulator(alone((20, 10)), LeastRequests()).run()
     decode = sum(0.01 + 1e-3 + 1e-5 * (10 + n) for n in range(20)) + sum(
