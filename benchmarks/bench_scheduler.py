@@ -160,7 +160,7 @@ def main(options: Options) -> int:
         if OURS in policies and len(policies) > 1:
             header = ["seed", "bound s", f"{OURS} s", "x bound", "best of the others", "s", "gain"]
             print_table(f"{trace}: seed by seed", header, _beside_the_best(rows, trace, policies))
-    figures |= compared(rows, traces, policies) | {"simulation_s": sum(row.spent_s for row in rows)}
+    figures |= compared(rows, traces, policies) | {"simulations_cpu_s": sum(row.spent_s for row in rows)}
     if OURS in policies and options.decisions > 0:
         for suffix, size in SIZES.items():
             decisions = round(options.decisions * size.rollouts)

@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,12 +62,15 @@ def restarts(said: str) -> list[str]:
     return [line for line in said.splitlines() if "learner.0" in line and "starting it again" in line]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True])
-def test_two_ranks_train_the_quickstart(tmp_path: Path, killed: bool) -> None:
-    path, directory = tmp_path / "quickstart.toml", tmp_path / "run"
-    path.write_text((EXAMPLES / "quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"'))
-    process = start(path, *[word for name, value in SHORT.items() for word in ("--set", f"{name}={value}")])
+def balances(directory: Path) -> None:
+    """The journal balances, with every step trained."""
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+
+
+def finished(path: Path, directory: Path, process: Any, *, killed: bool) -> None:
+    """The run ends well, also where rank 1 is killed after three steps: all ranks then start again, once."""
     if killed:
         wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
         (other,) = followers(path)
@@ -74,9 +78,16 @@ def test_two_ranks_train_the_quickstart(tmp_path: Path, killed: bool) -> None:
     code, out, err = finish(process)
     assert code == 0, out + err
     assert len(restarts(out + err)) == int(killed), out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    balances(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_ranks_train_the_quickstart(tmp_path: Path, killed: bool) -> None:
+    path, directory = tmp_path / "quickstart.toml", tmp_path / "run"
+    path.write_text((EXAMPLES / "quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"'))
+    process = start(path, *[word for name, value in SHORT.items() for word in ("--set", f"{name}={value}")])
+    finished(path, directory, process, killed=killed)
     whole(directory)
 
 
@@ -95,9 +106,7 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path
     assert code == 0, out + err
     assert f"rank 1 of the learner (process {other}) was killed by SIGKILL" in out + err
     assert not alive(again | {other})
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    balances(directory)
     whole(directory)
 
 
@@ -106,16 +115,7 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path
 def test_two_ranks_send_their_parts_to_the_engine(tmp_path: Path, killed: bool) -> None:
     path, directory, arguments = two_ranks(tmp_path, weights_in="gloo")
     process = start(path, *arguments, "--set", "actors.rollout_generator.links.transfer=learner")
-    if killed:
-        wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
-        (other,) = followers(path)
-        os.kill(other, signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert len(restarts(out + err)) == int(killed), out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    finished(path, directory, process, killed=killed)
     assert not list(directory.glob("weights/*"))
     (log,) = (directory / "logs").glob("rollout_generator.0*.jsonl")
     taken_up = {(row["epoch"], row["version"]) for row in rows(log) if row["event"] == "policy taken up"}
@@ -139,9 +139,7 @@ def test_a_rank_that_stands_still_ends_all_and_they_start_again(tmp_path: Path) 
     (line,) = restarts(out + err)
     assert f"rank 1 of the learner (process {other}) has given no sign of life for rank_silent_seconds (10 s)" in line
     assert "the process is stopped" in line
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    balances(directory)
     whole(directory)
 
 
