@@ -190,7 +190,7 @@ class KeptShares:
         def run() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - the thread has no caller; rank 0 hears of it, and ends all ranks
+            except Exception as error:  # noqa: BLE001 - the thread has no caller; rank 0 hears of it and ends all ranks
                 self._failed(error)
 
         thread = threading.Thread(target=run, daemon=True, name="weights")
