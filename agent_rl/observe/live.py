@@ -89,7 +89,7 @@ class LiveView:
         used, total = sum(each.kv_used for each in generators), sum(each.kv_total for each in generators)
         return [
             ("stage", self._stage()),
-            ("step", f"{_count(step)}/{_count(steps)}"),
+            ("rollout" if learner.steps is None and steps is not None else "step", f"{_count(step)}/{_count(steps)}"),
             ("left", DASH if left is None else clock(left)),
             ("success", _percent(success)),
             *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),

@@ -37,6 +37,14 @@ def test_what_nobody_reported_is_a_dash():
     assert text.count("starting") == len(ACTORS)
 
 
+def test_an_evaluation_counts_rollouts_and_not_steps():
+    shown = view()
+    shown.observe(status("learner.0", stage=0, stages=2), 101.0)
+    shown.observe(status("roc_filter.0", rollouts_judged=866, rollouts_to_judge=2000), 101.0)
+    assert "rollout 866/2,000" in shown.line(102.0)
+    assert "step" not in dict(shown.figures())
+
+
 def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
     shown = view()
     shown.observe(status("rollout_generator.0", tokens_per_s=1000, kv_used=100, kv_total=400, running=3), 101.0)
