@@ -45,7 +45,7 @@ REPORT_SECONDS = 3.0
 class KVSchedulerSettings(Settings):
     """How to estimate prompt lengths before tokenization, and how many requests a generator may have pending."""
 
-    policy: str = "worst_case"
+    policy: str = "predictive"
     """The scheduling policy, which places rollouts on engines: a short name, or ``module:Class``
     (`agent_rl.scheduling.policies.base.Policy`)."""
     policy_settings: dict[str, Any] = Field(default_factory=dict)

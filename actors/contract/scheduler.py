@@ -173,7 +173,10 @@ class SchedulerContract(RoleContract):
             peers.load(ENGINES[1], most=2)
             await self.settled(60)
             full = peers.most_in_flight
-            assert full[ENGINES[0]] <= 3, f"{full[ENGINES[0]]} rollouts at once in a cache for fewer than 4"
+            assert full[ENGINES[0]] <= 3, (
+                f"{full[ENGINES[0]]} rollouts at once in a cache for fewer than 4; a scheduler that reserves what is"
+                ' likely sets promises = "likely"'
+            )
             assert full[ENGINES[1]] <= 2, f"{full[ENGINES[1]]} rollouts at once in an engine of 2 rows"
             self.check_requests(peers.opened, peers.requests)
             assert len(peers.opened) == 4, "the budget was not spent, though rollouts kept ending"

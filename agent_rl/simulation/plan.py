@@ -19,7 +19,7 @@ from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Sha
 from agent_rl.simulation.workload import draw_groups
 
 GENERATOR, LEARNER, SCHEDULER = "rollout_generator", "learner", "kv_scheduler"
-DEFAULT_POLICY, DEFAULT_ROLLOUTS = "worst_case", 64
+DEFAULT_POLICY, DEFAULT_ROLLOUTS = "predictive", 64
 BYTES = {"float32": 4, "bfloat16": 2}
 
 

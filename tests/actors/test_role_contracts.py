@@ -22,13 +22,13 @@ from actors.tool_executor import ToolExecutor
 
 class TestKVScheduler(SchedulerContract):
     actor = KVScheduler
+    promises = "likely"
 
 
 @pytest.mark.slow
-class TestKVSchedulerThatPredicts(SchedulerContract):
+class TestKVSchedulerThatReservesTheLongest(SchedulerContract):
     actor = KVScheduler
-    settings: ClassVar[dict[str, str]] = {"policy": "predictive"}
-    promises = "likely"
+    settings: ClassVar[dict[str, str]] = {"policy": "worst_case"}
 
 
 class TestRolloutGenerator(GeneratorContract):
