@@ -10,6 +10,7 @@ brings turns goes on from the last of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from actors.generation.sleeping import EngineTurns, shares_device
 from actors.generation.starting import long_prompts, make_engine, require_append_only
 from actors.generation.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.generation.user_loop import UserLoop
+from actors.processor_time import seconds_of_children
 from actors.weights.files import model_directory
 from agent_rl.checks.contracts import declaration
 from agent_rl.checks.declared import format_faults
@@ -141,6 +143,7 @@ class RolloutGenerator(Actor):
             self.log.warning("conversations differ from what the chat template writes", where=difference)
         require_append_only(self._environments, self._chat)
         self._engine = self._make_engine(directory, settings)
+        self._engine_has_processes = getattr(self._engine, "has_processes", False)
         try:
             await self.context.nursery.start(self._engine.run)
         except EngineError as error:  # a restart does not help, or the run has just begun and never worked
@@ -389,6 +392,10 @@ class RolloutGenerator(Actor):
     def busy_seconds(self) -> float:
         """Seconds of the engine's steps."""
         return self._engine.figures.busy_seconds
+
+    def cpu_seconds(self) -> float:
+        """With that of processes that the engine has started."""
+        return super().cpu_seconds() + (seconds_of_children(os.getpid()) if self._engine_has_processes else 0.0)
 
     def status(self) -> tuple[str, ActorFigures]:
         """The engine's load and rates since the last status."""

@@ -89,6 +89,11 @@ class VllmEngine:
         self._weights = VllmWeights(clear_cache=not self._keeps_kv)
 
     @property
+    def has_processes(self) -> bool:
+        """True: vLLM computes in a process of its own, whose processor time counts as the generator's."""
+        return True
+
+    @property
     def policy(self) -> Policy:
         """The policy that is served now."""
         return self._policy

@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from actors.processor_time import seconds_with_children
 from actors.sandbox.inside.slots import NamespaceSlots
 from actors.sandbox.isolation.control_groups import ControlGroups
 from actors.sandbox.isolation.levels import Level, child_filter_program, filter_program, outer_users, visible
@@ -240,17 +241,7 @@ class Interpreter:
 
     def cpu_seconds(self) -> float:
         """Processor seconds of the interpreter's processes and of reaped children; 0 after its end."""
-        if self._process is None:
-            return 0.0
-        ticks = 0
-        try:
-            own = self._process.pid
-            for pid in (own, *Path(f"/proc/{own}/task/{own}/children").read_text().split()):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))  # utime, stime, and those of reaped children
-        except (FileNotFoundError, ProcessLookupError):
-            return 0.0
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return 0.0 if self._process is None else seconds_with_children(self._process.pid)
 
     def kill(self) -> None:
         """Kill the process at once; ``run`` then cleans up."""
