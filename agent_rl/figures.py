@@ -340,6 +340,10 @@ class GeneratorFigures:
     responses_cut: int
     calls_waiting: int
     policy_version: int
+    engine_steps: int = 0
+    """Forward passes; 0 when the engine does not say. The next two are `EngineFigures`' totals."""
+    prefilled_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

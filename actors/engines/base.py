@@ -76,8 +76,9 @@ class EngineFigures:
     """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start.
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
-    ``preemptions``: how often each rollout was preempted, as far as it was and is not released. ``kv_kept``: new
-    weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host memory.
+    ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
+    released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host
+    memory.
     """
 
     kv_tokens_total: int
@@ -86,6 +87,7 @@ class EngineFigures:
     running: int = 0
     waiting: int = 0
     preempted: int = 0
+    steps: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     cached_tokens: int = 0

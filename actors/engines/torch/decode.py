@@ -66,6 +66,7 @@ class Decoder:
         self.preempted = 0
         self.preemptions: Mapping[str, int] = {}
         """Preemptions by rollout, until it is released. Replaced as a whole, since other threads read it."""
+        self.steps = 0
         self.generated_tokens = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
@@ -199,6 +200,7 @@ class Decoder:
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
         filters = sequences.top_p[slots], sequences.top_k[slots]
         tokens, logprobs = sample(logits, sequences.temperature[slots], draws, *filters)
+        self.steps += 1
         self.prefilled_tokens += packed.count - self._decoding
         self.generated_tokens += len(slots)
         self._decoding = len(slots)

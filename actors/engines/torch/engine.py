@@ -339,6 +339,7 @@ class TorchEngine:
             running=decoder.running,
             waiting=decoder.waiting,
             preempted=decoder.preempted,
+            steps=decoder.steps,
             generated_tokens=decoder.generated_tokens,
             prefilled_tokens=decoder.prefilled_tokens,
             cached_tokens=decoder.cached_tokens,

@@ -75,6 +75,7 @@ class VllmLoad:
         if iteration is not None:
             figures = replace(
                 figures,
+                steps=figures.steps + 1,
                 generated_tokens=figures.generated_tokens + iteration.num_generation_tokens,
                 prefilled_tokens=figures.prefilled_tokens + iteration.prompt_token_stats.computed,
                 preempted=figures.preempted + iteration.num_preempted_reqs,

@@ -33,7 +33,7 @@ def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
     figures = load.with_unseen(5)
     assert (figures.kv_tokens_used, figures.running, figures.waiting) == (500, 4, 1)
     assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 7)
-    assert figures.preempted == 2
+    assert (figures.preempted, figures.steps) == (2, 2)
 
 
 def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:
