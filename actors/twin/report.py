@@ -27,6 +27,8 @@ def twin_lines(made: Prediction, world: World, warnings: Counter[str]) -> Iterat
         used, full = places.used_s / places.count / makespan, places.full_s / makespan
         text = f"{executor}, {used:.1%} of its {places.count} places, all of them taken for {full:.1%} of the makespan"
         yield f"{'fullest executor':18}{text}{'; calls wait for it: more places are due' if full > FULL else ''}"
+    if made.plan.trace.shared is not None:
+        yield f"{'warning':18}here every actor has a core of its own; only the fast level shares cores"
     for what, count in sorted(warnings.items()):
         yield f"{'warning':18}{what}: {count:,} times"
     yield ""

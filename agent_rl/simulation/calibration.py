@@ -2,16 +2,20 @@
 
 ::
 
-    timeline.jsonl, a row a second --> busy seconds ~ a steps + b tokens + c context + d prefilled --> [engine]
-    steps of metrics.jsonl         --> trained tokens / train_seconds, update_seconds --> [learner]
+    timeline.jsonl, a row a second --> seconds ~ a steps + b tokens + c context + d prefilled --> [engine]
+    metrics.jsonl, timeline.jsonl  --> trained tokens / seconds, update_seconds --> [learner]
     trajectories of the journal    --> turns, tool results, seconds of calls --> [tools], [rollouts], a trace
+    processor seconds of all       --> [cores], if engines and learner compute on the cores of one host
 
-**Engines.** A row says how long an engine was busy, how many tokens it wrote, and how many rollouts ran when the row
-ended. So it made about (tokens / rollouts running) decode steps. The four seconds are those of the least squares that
-are not negative, over all rows of all engines. Prefilled tokens are not in the timeline: those of the rollouts that
-ended in the row count.
+**Engines.** A row says how many decode steps were made, tokens written and tokens prefilled since the row before, and
+how full the KV cache was. The four seconds are those of the least squares that are not negative, over all rows of all
+engines.
 
 **Learner.** A step trains `LearnerModel.kept` of its groups' tokens, so the speed is that of these tokens.
+
+**Seconds** are those in which engine or learner were busy. On a host whose cores they share (``device = "cpu"``) they
+are processor seconds: being busy there includes waiting for a core. A tool call then takes its processor seconds, and
+of the seconds that it ran, those that are left. `agent_rl.simulation.contention` then says how many cores there were.
 
 A run tells what it has done: at loads that it never had, the fit is a guess.
 """
@@ -22,6 +26,7 @@ import itertools
 import json
 import math
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +35,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_rl.config.load import load_topology
 from agent_rl.messages import Trajectory
 from agent_rl.records.history import METRICS
 from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import read_journal
 from agent_rl.records.timeline import FILE, read_timeline
-from agent_rl.simulation.profile import Engine, Learner, Profile, Rollouts, Tools
-from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace
+from agent_rl.simulation.contention import MOST_STEPS, pace_seen, settled
+from agent_rl.simulation.plan import VLLM
+from agent_rl.simulation.profile import Cores, Engine, Learner, Profile, Rollouts, Tools
+from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, SharedCores, Trace
 
+GENERATOR, SCHEDULER, LEARNER, EXECUTOR = "rollout_generator.", "kv_scheduler.", "learner.", "tool_executor."
 LEAST_ROWS = 8
 """Rows of a timeline in which engines were busy, without which nothing is fitted."""
 TINY_S = 1e-9
@@ -47,15 +56,18 @@ class CalibrationError(ValueError):
     """A run from which no profile can be fitted, and why."""
 
 
-def shape_of(trajectory: Trajectory) -> Shape:
-    """The turns of a trajectory: tokens written, tokens of the answers, and seconds until tools had answered."""
+def shape_of(trajectory: Trajectory, *, queued: bool = True) -> Shape:
+    """The turns of a trajectory: tokens written, tokens of the answers, and seconds until tools had answered.
+
+    ``queued``: with the seconds until the call began and until its result came back.
+    """
     written: list[int] = []
     answers: list[int] = []
     for own, tokens in itertools.groupby(trajectory.loss_mask.tolist()):
         (written if own else answers).append(len(list(tokens)))
     calls = trajectory.transcript.calls
     seconds = [
-        max((call.total_seconds for call in calls if call.turn == turn), default=0.0)
+        max((call.total_seconds if queued else call.run_seconds for call in calls if call.turn == turn), default=0.0)
         for turn in range(1, len(written) + 1)
     ]
     between = max(0, len(written) - 1)
@@ -78,6 +90,10 @@ class RecordedRun:
     steps: tuple[Mapping[str, Any], ...]
     kept: float
     """The share of a group's rollouts that is trained."""
+    topology: Path | None = None
+    """The file of the run's topology, if cores are shared."""
+    cores: int | None = None
+    """Of the only host, if engines and learner compute on its cores. ``tool_s`` are then the seconds that calls ran."""
 
     @property
     def shapes(self) -> list[Shape]:
@@ -91,28 +107,107 @@ def fit(run: RecordedRun) -> Profile:
         raise CalibrationError(
             f"{run.where}: the journal holds no complete training group; run with run.keep_trajectories = all"
         )
-    return Profile(
+    cores = None if run.cores is None else _cores(run, run.cores)
+    groups = _waits(run, cores)
+    profile = Profile(
         about=f"fitted to {run.where}",
         measured=True,
-        engine=_engine(run),
-        learner=_learner(run),
-        tools=_tools(run.shapes),
+        engine=_engine(run, cores),
+        learner=_learner(run, cores),
+        tools=_tools(shape for group in groups for shape in group),
         rollouts=_rollouts(run),
+        cores=cores,
+    )
+    return profile if run.topology is None else _settled(run, run.topology, profile, groups)
+
+
+def _settled(run: RecordedRun, file: Path, profile: Profile, groups: Sequence[tuple[Shape, ...]]) -> Profile:
+    """The profile with what the run as a whole says of its cores, if it has a single rl stage and enough steps."""
+    topology = load_topology([file])
+    algorithm, steps = topology.algorithm, run.steps[:MOST_STEPS]
+    totals = [
+        (row["wall"], sum(each["figures"].get("engine_steps", 0) for each in engines))
+        for row in run.timeline
+        if (engines := [each for name, each in row["actors"].items() if name.startswith(GENERATOR)])
+    ]
+    seen = pace_seen(steps, totals)
+    wanted = len(steps) * algorithm.groups_per_step
+    whole = [group for group in groups[:wanted] if len(group) == algorithm.samples]
+    if seen is None or seen.engine_steps <= 0 or len(topology.rl_algorithms) != 1 or len(whole) < wanted:
+        return profile
+    return settled(profile, topology, whole, seen, str(file))
+
+
+def _cores(run: RecordedRun, count: int) -> Cores:
+    """What the others leave of the cores, how many cores engine and learner ask for, and what a tool call takes."""
+    rows = _sampling(run)
+    seconds = sum(row["seconds"] for row in rows[1:])
+    used = {role: _spent(rows, role, "cpu") for role in (GENERATOR, LEARNER, EXECUTOR)}
+    others = sum(_spent(rows, name, "cpu") for name in {each for row in rows for each in row["actors"]}) - sum(
+        used.values()
+    )
+    calls = _grown(rows, EXECUTOR, "calls")
+    return Cores(
+        cores=max(0.5, count - others / seconds),
+        engine=max(1.0, used[GENERATOR] / max(TINY_S, _spent(rows, GENERATOR, "busy"))),
+        learner=max(1.0, used[LEARNER] / max(TINY_S, _spent(rows, LEARNER, "busy"))),
+        call_s=used[EXECUTOR] / calls if calls else 0.0,
     )
 
 
-def _engine(run: RecordedRun) -> Engine:
-    prefill = statistics.fmean(sum(shape.tool_tokens) for shape in run.shapes) + statistics.fmean(
-        group[0].prompt / len(group) for group in run.groups
+def _sampling(run: RecordedRun) -> Sequence[Mapping[str, Any]]:
+    """The rows from the first token on."""
+    for number, row in enumerate(run.timeline):
+        if any(
+            each["figures"].get("generated_tokens", 0) > 0
+            for name, each in row["actors"].items()
+            if name.startswith(GENERATOR)
+        ):
+            return run.timeline[number:]
+    raise CalibrationError(f"{run.where}/timeline.jsonl: no engine has written a token")
+
+
+def _spent(rows: Sequence[Mapping[str, Any]], role: str, what: str) -> float:
+    """Seconds that the actors whose names begin so spent after the first row: ``busy``, or of processors (``cpu``)."""
+    return math.fsum(
+        each[what] * row["seconds"] for row in rows[1:] for name, each in row["actors"].items() if name.startswith(role)
     )
+
+
+def _grown(rows: Sequence[Mapping[str, Any]], role: str, total: str) -> float:
+    """What a total of the role's actors grew by in these rows."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for row in rows:
+        for name, each in row["actors"].items():
+            if name.startswith(role) and total in each["figures"]:
+                last[name] = each["figures"][total]
+                first.setdefault(name, last[name])
+    return sum(last.values()) - sum(first.values())
+
+
+def _waits(run: RecordedRun, cores: Cores | None) -> tuple[tuple[Shape, ...], ...]:
+    """The groups; of tools' seconds those without a core, if cores are shared."""
+    if cores is None:
+        return run.groups
+    call = cores.call_s
+    return tuple(
+        tuple(shape._replace(tool_s=tuple(max(0.0, _second(s - call)) for s in shape.tool_s)) for shape in group)
+        for group in run.groups
+    )
+
+
+def _engine(run: RecordedRun, cores: Cores | None) -> Engine:
     rows, seconds, totals = [], [], []
-    for engine in sorted({name for row in run.timeline for name in row["actors"] if name.startswith("rollout_gen")}):
+    what, parts = ("busy", 1.0) if cores is None else ("cpu", cores.engine)
+    for engine in sorted({name for row in run.timeline for name in row["actors"] if name.startswith(GENERATOR)}):
         for before, after in itertools.pairwise(row for row in run.timeline if engine in row["actors"]):
-            work = _work(before["actors"][engine]["figures"], after["actors"][engine]["figures"], prefill)
-            totals.append(int(after["actors"][engine]["figures"].get("kv_total", 0)))
+            status = after["actors"][engine]
+            work = _work(before["actors"][engine]["figures"], status["figures"])
+            totals.append(int(status["figures"].get("kv_total", 0)))
             if work is not None:
                 rows.append(work)
-                seconds.append(after["actors"][engine]["busy"] * after["seconds"])
+                seconds.append(status[what] * after["seconds"] / parts)
     if len(rows) < LEAST_ROWS:
         raise CalibrationError(
             f"{run.where}/timeline.jsonl: engines were busy in {len(rows)} rows; {LEAST_ROWS} are needed, so let the "
@@ -124,16 +219,14 @@ def _engine(run: RecordedRun) -> Engine:
     )
 
 
-def _work(before: Mapping[str, float], after: Mapping[str, float], prefill: float) -> list[float] | None:
+def _work(before: Mapping[str, float], after: Mapping[str, float]) -> list[float] | None:
     """Decode steps, tokens written, tokens of context read, and tokens prefilled in a row; None when nothing was."""
-    tokens = after.get("generated_tokens", 0) - before.get("generated_tokens", 0)
-    running = statistics.fmean([max(1.0, each.get("running", 0)) for each in (before, after)])
-    ended = after.get("rollouts", 0) - before.get("rollouts", 0)
-    if tokens <= 0 or ended < 0:
+    totals = ("engine_steps", "generated_tokens", "prefilled_tokens")
+    steps, tokens, prefilled = (after.get(total, 0) - before.get(total, 0) for total in totals)
+    if steps <= 0 or tokens <= 0:
         return None  # idle, or another process
-    steps = tokens / running
     used = statistics.fmean([each.get("kv_used", 0) for each in (before, after)])
-    return [steps, tokens, steps * used, ended * prefill]
+    return [steps, tokens, steps * used, prefilled]
 
 
 def not_negative(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
@@ -150,16 +243,19 @@ def not_negative(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> lis
     return [float(each) for each in best]
 
 
-def _learner(run: RecordedRun) -> Learner:
+def _learner(run: RecordedRun, cores: Cores | None) -> Learner:
     trained = [row for row in run.steps if row.get("train_seconds") and row.get("groups_trained")]
     if not trained:
         raise CalibrationError(f"{run.where}/metrics.jsonl: no step was trained")
     per_group = statistics.fmean(sum(shape.context for shape in group) for group in run.groups) * run.kept
-    tokens = sum(row["groups_trained"] for row in trained) * per_group
+    seconds = sum(row["train_seconds"] for row in trained)
+    if cores is not None:
+        rows = _sampling(run)
+        seconds *= min(1.0, _spent(rows, LEARNER, "cpu") / max(TINY_S, _spent(rows, LEARNER, "busy"))) / cores.learner
     updates = [row["update_seconds"] for row in trained if row.get("update_seconds") is not None]
     return Learner(
-        tokens_per_s=tokens / sum(row["train_seconds"] for row in trained),
-        publish_s=statistics.fmean(updates) if updates else 0.0,
+        tokens_per_s=sum(row["groups_trained"] for row in trained) * per_group / seconds,
+        publish_s=statistics.median(updates) if updates else 0.0,
     )
 
 
@@ -212,7 +308,7 @@ def trace_of(run: RecordedRun, profile: Profile) -> Trace:
     """
     assert profile.engine is not None
     samples = statistics.mode(len(group) for group in run.groups)
-    groups = tuple(group for group in run.groups if len(group) == samples)
+    groups = tuple(group for group in _waits(run, profile.cores) if len(group) == samples)
     longest = max(shape.context for group in groups for shape in group)
     kv_tokens = max(2 * (longest + 16), profile.engine.kv_tokens or 0)
     model = EngineModel(kv_tokens, samples, **profile.engine.model_dump(exclude={"kv_tokens"}))
@@ -228,6 +324,7 @@ def trace_of(run: RecordedRun, profile: Profile) -> Trace:
         engines=(EngineLife("rollout_generator.0", model),),
         learner=LearnerModel(profile.learner.tokens_per_s or 1.0, run.kept),
         groups=groups,
+        shared=None if profile.cores is None else SharedCores(**profile.cores.model_dump()),
     )
 
 
@@ -237,6 +334,8 @@ def read_run(directory: Path, decode: Callable[[bytes], Any]) -> RecordedRun:
         raise CalibrationError(f"{directory / FILE}: there is none; name the directory of a run that has ended")
     groups: list[tuple[Shape, ...]] = []
     kept: list[float] = []
+    timeline = tuple(read_timeline(directory))
+    topology, cores = _shared_cores(directory, timeline)
     journal = read_journal(directory)
     try:
         for name in journal.group_ids():
@@ -244,7 +343,7 @@ def read_run(directory: Path, decode: Callable[[bytes], Any]) -> RecordedRun:
             if row is None or row.purpose != "train":
                 continue
             stored = [each for each in journal.trajectories(name) if each.judgement is not None]
-            shapes = [shape_of(decode(each.payload)) for each in stored]
+            shapes = [shape_of(decode(each.payload), queued=cores is None) for each in stored]
             if shapes and all(shape.written for shape in shapes):
                 groups.append(tuple(shapes))
                 kept += [len(row.kept) / len(shapes)] if row.kept else []
@@ -255,4 +354,16 @@ def read_run(directory: Path, decode: Callable[[bytes], Any]) -> RecordedRun:
         journal.close()
     steps = tuple(row for row in rows if row.get("kind") == "step")
     share = statistics.fmean(kept) if kept else 0.5
-    return RecordedRun(str(directory), tuple(groups), tuple(read_timeline(directory)), steps, share)
+    return RecordedRun(str(directory), tuple(groups), timeline, steps, share, topology, cores)
+
+
+def _shared_cores(directory: Path, timeline: Sequence[Mapping[str, Any]]) -> tuple[Path | None, int | None]:
+    """The topology and the cores of the host, if it is the only one, and engines and learner compute on its cores."""
+    topologies = list(directory.glob("topology.*.toml"))
+    if len(topologies) != 1 or not timeline or "cores" not in timeline[-1]:
+        return None, None
+    actors = tomllib.loads(topologies[0].read_text(encoding="utf-8"))["actors"]
+    settings = [actors.get(role.rstrip("."), {}).get("settings", {}) for role in (GENERATOR, LEARNER)]
+    on_cores = all(each.get("device", "cpu") == "cpu" for each in settings)
+    known = settings[0].get("engine", "torch") in {"torch", *VLLM}
+    return (topologies[0], int(timeline[-1]["cores"])) if on_cores and known else (None, None)

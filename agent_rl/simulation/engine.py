@@ -55,6 +55,8 @@ class ModelledEngine:
         self.asked = 0
         self.hit = 0
         self.busy = 0.0
+        self._joined = 0
+        """The step at which the queue was last admitted, or its first turn came."""
         self._ends: list[tuple[int, int, Rollout]] = []
         self._groups: Counter[int] = Counter()
         self._evicts_half = evicts_half
@@ -98,7 +100,23 @@ class ModelledEngine:
     def _stop(self) -> int:
         """Steps until a turn ends or the cache is full."""
         free = self.model.kv_total - self.used
-        return min(self._next_end() - self.steps, free // len(self.rows))
+        stop = min(self._next_end() - self.steps, free // len(self.rows))
+        if self.queue and self.model.join_steps and self._has_room():
+            return min(stop, max(1, self._joined + self.model.join_steps - self.steps))
+        return stop
+
+    def _has_room(self) -> bool:
+        """Whether the first turn in the queue can be admitted."""
+        return len(self.rows) < self.model.max_rollouts and self._fits(self.queue[0])
+
+    def _joins(self) -> bool:
+        """Whether the turns in the queue have waited for each other long enough."""
+        model = self.model
+        return (
+            not self.rows
+            or self.steps - self._joined >= model.join_steps
+            or len(self.queue) >= model.join_share * len(self.rows)
+        )
 
     # Time
 
@@ -149,6 +167,8 @@ class ModelledEngine:
 
     def put(self, rollout: Rollout) -> None:
         """A turn was placed here: it is queued."""
+        if not self.queue:
+            self._joined = self.steps
         self.queue.append(rollout)
 
     def settle(self) -> list[Rollout]:
@@ -165,8 +185,9 @@ class ModelledEngine:
                 self.preempted_tokens += rollout.context
                 self.queue.appendleft(rollout)
                 preempted.append(rollout)
-        if not preempted:
-            while self.queue and len(self.rows) < self.model.max_rollouts and self._fits(self.queue[0]):
+        if not preempted and self.queue and self._joins():
+            self._joined = self.steps
+            while self.queue and self._has_room():
                 self._admit(self.queue.popleft())
         return preempted
 

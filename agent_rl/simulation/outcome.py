@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from agent_rl.simulation.engine import ModelledEngine, SimulationError
 from agent_rl.simulation.trace import Trace
@@ -18,6 +19,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0
 
 
+class Trained(NamedTuple):
+    """When a step was trained; tokens that engines had written by then, and decode steps that they had made."""
+
+    at: float
+    written: int
+    engine_steps: int
+
+
 class Outcome:
     """Counts what happens, and gives the figures once the run has ended."""
 
@@ -29,6 +38,7 @@ class Outcome:
         self.holds = 0
         self.lost_tokens = 0
         self.learner_busy = 0.0
+        self.trained: list[Trained] = []
         self.staleness: tuple[int, ...] = ()
         self.makespan_s = 0.0
         self.faults: Counter[str] = Counter()

@@ -15,11 +15,24 @@ from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import InitialiseModel, RlStage, Topology
 from agent_rl.scheduling.policies.registry import POLICIES, Spec
 from agent_rl.simulation.profile import Device, ModelSizes, Profile, ProfileError
-from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, TraceError, check, read
+from agent_rl.simulation.trace import (
+    EngineLife,
+    EngineModel,
+    LearnerModel,
+    Shape,
+    SharedCores,
+    Trace,
+    TraceError,
+    check,
+    read,
+)
 from agent_rl.simulation.workload import draw_groups
 
 GENERATOR, LEARNER, SCHEDULER = "rollout_generator", "learner", "kv_scheduler"
 DEFAULT_POLICY, DEFAULT_ROLLOUTS = "predictive", 64
+TORCH: dict[str, Any] = {"page": 1, "join_share": 1 / 8, "join_steps": 8}
+"""The torch engine has no pages, and turns that wait join together (`actors.engines.torch.decode`)."""
+VLLM = {"vllm", "actors.engines.vllm:VllmEngine"}
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -107,6 +120,7 @@ def plan_of(
         engines=tuple(EngineLife(name, model) for name in names),
         learner=_learner(profile, sizes, chosen.ranks, algorithm, settings),
         groups=groups,
+        shared=None if profile.cores is None else SharedCores(**profile.cores.model_dump()),
     )
     name, own = _policy(topology, policy, where)
     return Plan(check(trace, f"{where} with {profile.about}"), name, POLICIES[name], own, rl.name, chosen, width)
@@ -182,17 +196,37 @@ def _engine_model(
     kv_tokens = settings.get("kv_tokens")
     kv_host = int(settings.get("engine_settings", {}).get("host_kv_tokens", 0))
     if profile.engine is not None:
-        kv_tokens = kv_tokens or profile.engine.kv_tokens
+        kv_tokens = kv_tokens or _cache_of_torch(topology, settings, rows) or profile.engine.kv_tokens
         if kv_tokens is None:
             missing = "is missing, and the profile's [engine] has no kv_tokens; add one"
             raise TraceError(f"{where}, actors.{GENERATOR}.settings.kv_tokens: {missing}")
-        return EngineModel(int(kv_tokens), rows, kv_host=kv_host, **profile.engine.model_dump(exclude={"kv_tokens"}))
+        seconds = profile.engine.model_dump(exclude={"kv_tokens"})
+        return EngineModel(int(kv_tokens), rows, kv_host=kv_host, **seconds, **_habits(settings))
     device = profile.device
     assert device is not None
     assert sizes is not None, "a profile of a device needs a model's sizes"
     width_bytes = BYTES[topology.model.dtype]
     given = None if kv_tokens is None else int(kv_tokens)
-    return replace(engine_on(device, sizes, width_bytes, width, rows, given, where), kv_host=kv_host)
+    model = engine_on(device, sizes, width_bytes, width, rows, given, where)
+    return replace(model, kv_host=kv_host, **_habits(settings))
+
+
+def _cache_of_torch(topology: Topology, settings: dict[str, Any], rows: int) -> int | None:
+    """The KV cache that a torch engine has if its settings do not say: room for rollouts of the model's length."""
+    if settings.get("engine", "torch") in VLLM:
+        return None
+    if topology.model.initialise is not None:
+        return rows * topology.model.initialise.max_length
+    config = Path(topology.model.path or "") / "config.json"
+    if not config.is_file():
+        return None
+    longest = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return rows * int(longest) if longest else None
+
+
+def _habits(settings: dict[str, Any]) -> dict[str, Any]:
+    """What an engine does in its own way. Engines of the user's own are taken to be like the torch engine."""
+    return {} if settings.get("engine", "torch") in VLLM else TORCH
 
 
 def engine_on(
@@ -229,7 +263,7 @@ def _learner(
         assert sizes is not None
         speed = ranks * device.flops * device.flops_share / (of.operations_per_parameter * sizes.parameters)
     engine = settings.get("engine", "torch")
-    keeps = settings.get("engine_settings", {}).get("kv_on_update", "keep" if engine == "torch" else "recompute")
+    keeps = settings.get("engine_settings", {}).get("kv_on_update", "recompute" if engine in VLLM else "keep")
     kept = min(algorithm.keep, algorithm.samples) / algorithm.samples
     return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep")
 
@@ -240,7 +274,9 @@ def _groups(
     """The groups, and the most tokens of a rollout."""
     wanted = steps * algorithm.groups_per_step
     if traces is not None:
-        return _recorded(traces, algorithm.samples, wanted)
+        groups, limit = _recorded(traces, algorithm.samples, wanted)
+        prompt = max(group[0].prompt for group in groups)
+        return groups, max(limit, prompt + stage.max_response_tokens)
     drawn = draw_groups(
         profile,
         seed=seed * 1000 + index,

@@ -110,6 +110,8 @@ def lines(made: Prediction, profile: Profile) -> Iterator[str]:
         f"({idle[-1][1]})",
         "moves": f"{outcome.moves:,} of {outcome.placed:,} turns",
     }
+    if trace.shared is not None:
+        rows["cores"] = f"{trace.shared.cores:.2f}, shared by engines, learner and tools"
     if outcome.faults:
         rows["unsafe decisions"] = ", ".join(f"{name} {count}" for name, count in sorted(outcome.faults.items()))
     for name, value in rows.items():

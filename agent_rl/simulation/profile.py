@@ -125,6 +125,19 @@ class Rollouts(Table):
         return self
 
 
+class Cores(Table):
+    """Cores of a host that engines, learner and tools share, as `agent_rl.simulation.trace.SharedCores` has them.
+
+    ``cores`` are those that other actors leave.
+    """
+
+    cores: PositiveFloat
+    engine: PositiveFloat = 1.0
+    learner: PositiveFloat = 1.0
+    tools: PositiveFloat = 1.0
+    call_s: NonNegativeFloat = 0.0
+
+
 class Profile(Table):
     """A whole profile."""
 
@@ -136,6 +149,8 @@ class Profile(Table):
     learner: Learner
     tools: Tools
     rollouts: Rollouts
+    cores: Cores | None = None
+    """None: each engine and the learner has a device of its own."""
     messages: CostTable | None = None
     """What actors pay for messages in the full twin; None: the table that comes with agent_rl."""
 

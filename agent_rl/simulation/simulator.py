@@ -15,12 +15,15 @@ from typing import Literal, TypeAlias
 from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Place, Policy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.staleness import StepAssembler
+from agent_rl.simulation.cores import WorkClock
 from agent_rl.simulation.engine import ModelledEngine, SimulationError
-from agent_rl.simulation.outcome import Outcome
+from agent_rl.simulation.outcome import Outcome, Trained
 from agent_rl.simulation.rollout import Rollout
 from agent_rl.simulation.trace import Trace
 
-Kind: TypeAlias = Literal["engine", "tools", "trained", "published", "joins", "lost", "drains"]
+Kind: TypeAlias = Literal["engine", "called", "tools", "trained", "published", "joins", "lost", "drains"]
+
+Event: TypeAlias = tuple[float, int, Kind, int, int]
 
 FACTS_SECONDS = 5.0
 """An engine's facts are told to the policy at most so often, besides preemptions and weight updates."""
@@ -41,10 +44,17 @@ class Simulator:
         self.trace = trace
         self.policy = Guarded(policy)
         self.now = 0.0
+        self._work = 0.0
+        """The work clock of `agent_rl.simulation.cores`; without shared cores it is the same as ``now``."""
+        self._clock = WorkClock(trace.shared) if trace.shared is not None else None
         self.engines = [ModelledEngine(life.name, life.model, evicts_half=evicts_half) for life in trace.engines]
         self.outcome = Outcome(trace)
         self._numbers = {life.name: number for number, life in enumerate(trace.engines)}
-        self._events: list[tuple[float, int, Kind, int, int]] = []
+        self._events: list[Event] = []
+        self._work_events: list[Event] = []
+        """Events by the work clock; unused without shared cores."""
+        self._tools_free = 0.0
+        """When the calls of all turns so far have had their processor seconds, by the work clock."""
         self._order = 0
         self._record = record
         self._rollouts: dict[str, Rollout] = {}
@@ -64,7 +74,7 @@ class Simulator:
         self._to_train: list[int] = []
         """Tokens of steps that are closed and not trained yet."""
         self._training = False
-        self._step_tokens: dict[int, int] = {}
+        self._began_training = 0.0
 
     def run(self) -> Outcome:
         """Run until the last step is trained."""
@@ -81,6 +91,7 @@ class Simulator:
         self._decide()
         handlers = {
             "engine": self._engine_event,
+            "called": self._called,
             "tools": self._tools_ended,
             "trained": self._trained,
             "published": self._published,
@@ -88,20 +99,45 @@ class Simulator:
             "lost": self._lost,
             "drains": self._drains,
         }
-        events = self._events
         while self.outcome.steps < trace.steps:
-            if not events:
-                raise SimulationError(f"{trace.name}: nothing will happen, after {self.outcome.steps} steps")
-            self.now, _, kind, number, stamp = heapq.heappop(events)
+            _, _, kind, number, stamp = self._next_event()
             if kind == "engine" and self.engines[number].stamp != stamp:
                 continue
             handlers[kind](number)
             self._decide()
         return self.outcome.finished(self.now, self.engines, self.policy.faults)
 
-    def _at(self, when: float, kind: Kind, number: int = 0, stamp: int = 0) -> None:
+    def _at(self, when: float, kind: Kind, number: int = 0, stamp: int = 0, *, work: bool = False) -> None:
+        """``work``: by the work clock."""
         self._order += 1
-        heapq.heappush(self._events, (when, self._order, kind, number, stamp))
+        events = self._work_events if work and self._clock is not None else self._events
+        heapq.heappush(events, (when, self._order, kind, number, stamp))
+
+    def _next_event(self) -> Event:
+        """Take the next event, and move the clocks on to it."""
+        if not self._events and not self._work_events:
+            raise SimulationError(f"{self.trace.name}: nothing will happen, after {self.outcome.steps} steps")
+        if self._clock is None:
+            event = heapq.heappop(self._events)
+            self.now = self._work = event[0]
+            return event
+        clock, due = self._clock, math.inf
+        if self._work_events:
+            working = sum(1 for engine in self.engines if engine.rows or engine.clock > self._work)
+            clock.ask(working, learner=self._training, tools=self._tools_free > self._work)
+            due = clock.when(self._work_events[0][0])
+        by_wall = bool(self._events) and self._events[0][0] <= due
+        event = heapq.heappop(self._events if by_wall else self._work_events)
+        self._fell_behind(clock.to(event[0]) if by_wall else clock.to(due, event[0]))
+        self.now, self._work = clock.now, clock.work
+        return event
+
+    def _fell_behind(self, seconds: float) -> None:
+        """Engines were busy for so much longer than their work says."""
+        if seconds > 0:
+            for engine in self.engines:
+                if engine.rows:
+                    engine.busy += seconds
 
     # Decisions
 
@@ -126,11 +162,11 @@ class Simulator:
         elif isinstance(decision, Drop):
             if rollout.prefix_on >= 0:
                 engine = self.engines[rollout.prefix_on]
-                engine.advance(self.now)
+                engine.advance(self._work)
                 engine.set_aside(rollout)
         else:
             engine = self.engines[rollout.engine]
-            engine.advance(self.now)
+            engine.advance(self._work)
             if not any(ended is rollout for ended in self._turns_ended(rollout.engine)):
                 engine.take_back(rollout)
                 self.outcome.holds += 1
@@ -147,7 +183,7 @@ class Simulator:
             self.outcome.moves += 1
             self.engines[rollout.prefix_on].drop(rollout)
         rollout.engine = rollout.prefix_on = number
-        engine.advance(self.now)
+        engine.advance(self._work)
         engine.put(rollout)
         self._dirty.add(number)
 
@@ -160,7 +196,7 @@ class Simulator:
             self._news = True
         when = engine.next_event()
         if when < math.inf:
-            self._at(when, "engine", number, engine.stamp)
+            self._at(when, "engine", number, engine.stamp, work=True)
         if engine.open and self.now - self._told[number] >= FACTS_SECONDS:
             self._tell_facts(number)
 
@@ -181,7 +217,7 @@ class Simulator:
         kept_on, kept = "", 0
         if rollout.prefix_on >= 0:
             engine = self.engines[rollout.prefix_on]
-            engine.advance(self.now)
+            engine.advance(self._work)
             kept = engine.kept(rollout)
             if kept and engine.open:
                 kept_on = engine.name
@@ -204,7 +240,7 @@ class Simulator:
         )
 
     def _engine_event(self, number: int) -> None:
-        self.engines[number].advance(self.now)
+        self.engines[number].advance(self._work)
         self._turns_ended(number)
         self._dirty.add(number)
 
@@ -223,10 +259,23 @@ class Simulator:
                 else:
                     place = len(self._in_tools)
                     self._in_tools.append(rollout)
-                self._at(self.now + shape.tool_s[turn], "tools", place)
+                self._call(place, shape.tool_s[turn])
             else:
                 self._rollout_ended(rollout, number)
         return ended
+
+    def _call(self, place: int, seconds: float) -> None:
+        """Tools start. With shared cores they first compute, one turn after the other."""
+        shared = self.trace.shared
+        if shared is None or not shared.call_s:
+            self._at(self.now + seconds, "tools", place)
+        else:
+            self._tools_free = max(self._tools_free, self._work) + shared.call_s / shared.tools
+            self._at(self._tools_free, "called", place, work=True)
+
+    def _called(self, place: int) -> None:
+        rollout = self._in_tools[place]
+        self._at(self.now + rollout.shape.tool_s[rollout.turn], "tools", place)
 
     def _tools_ended(self, place: int) -> None:
         rollout = self._in_tools[place]
@@ -277,12 +326,15 @@ class Simulator:
             return
         self._training = True
         seconds = self._to_train.pop(0) * self.trace.learner.kept / self.trace.learner.tokens_per_s
-        self.outcome.learner_busy += seconds
-        self._at(self.now + seconds, "trained")
+        self._began_training = self.now
+        self._at(self._work + seconds, "trained", work=True)
 
     def _trained(self, _: int) -> None:
         self._training = False
+        self.outcome.learner_busy += self.now - self._began_training
         self.outcome.steps += 1
+        written, steps = sum(each.written for each in self.engines), sum(each.steps for each in self.engines)
+        self.outcome.trained.append(Trained(self.now, written, steps))
         self._at(self.now + self.trace.learner.publish_s, "published", self.outcome.steps)
         self._train()
 
@@ -292,7 +344,7 @@ class Simulator:
         for number, engine in enumerate(self.engines):
             if not engine.open:
                 continue
-            engine.advance(self.now)
+            engine.advance(self._work)
             self._turns_ended(number)
             engine.pause(learner.pause_s, kept=learner.kv_kept)
             self.policy.weights_updated(engine.name, version, self.now, kept=learner.kv_kept)
@@ -303,13 +355,13 @@ class Simulator:
 
     def _joins(self, number: int) -> None:
         self.engines[number].open = True
-        self.engines[number].advance(self.now)
+        self.engines[number].advance(self._work)
         self._tell_facts(number)
 
     def _lost(self, number: int) -> None:
         """The tokens of turns under way are lost; those of completed turns are not."""
         engine = self.engines[number]
-        engine.advance(self.now)
+        engine.advance(self._work)
         self._turns_ended(number)
         engine.open = False
         self.policy.engine_gone(engine.name, self.now)
@@ -325,7 +377,7 @@ class Simulator:
     def _drains(self, number: int) -> None:
         """Turns under way end; queued ones wait again."""
         engine = self.engines[number]
-        engine.advance(self.now)
+        engine.advance(self._work)
         engine.open = False
         self.policy.engine_draining(engine.name, self.now)
         self._leave(engine, [])

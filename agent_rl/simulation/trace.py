@@ -49,6 +49,9 @@ class EngineModel:
 
     ``kv_host`` tokens of what leaves the cache are kept in host memory. To bring a token back takes ``restore_s``, and
     the decode steps wait for it.
+
+    Turns that wait join the running ones once they are the share ``join_share`` of them, or the first has waited
+    ``join_steps`` decode steps.
     """
 
     kv_total: int
@@ -62,6 +65,8 @@ class EngineModel:
     watermark: float = 0.01
     kv_host: int = 0
     restore_s: float = 0.0
+    join_share: float = 0.0
+    join_steps: int = 0
 
     def largest(self) -> int:
         """The longest context that an empty engine admits."""
@@ -94,6 +99,21 @@ class LearnerModel:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCores:
+    """Cores of a host that engines, learner and tools share; their seconds are then those of a core of their own.
+
+    An engine asks for ``engine`` cores while it computes, the learner for ``learner``, tools for ``tools``. The calls
+    of a turn take ``call_s`` seconds of a core, one turn after the other; ``tool_s`` of the turn follows without one.
+    """
+
+    cores: float
+    engine: float = 1.0
+    learner: float = 1.0
+    tools: float = 1.0
+    call_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """A run: its groups in the order in which they are opened, its engines and its learner.
 
@@ -111,6 +131,8 @@ class Trace:
     engines: tuple[EngineLife, ...]
     learner: LearnerModel
     groups: tuple[tuple[Shape, ...], ...] = field(repr=False)
+    shared: SharedCores | None = None
+    """None: each engine and the learner has a device of its own."""
 
     def written(self) -> int:
         """All tokens that the rollouts write."""
@@ -129,6 +151,8 @@ def check(trace: Trace, where: str = "") -> Trace:
         raise TraceError(f"{where}: {len(trace.groups)} groups are there; {wanted}")
     _check_learner(trace.learner, f"{where}, learner")
     _check_engines(trace, where)
+    if trace.shared is not None:
+        _check_cores(trace.shared, f"{where}, shared")
     for number, group in enumerate(trace.groups):
         _check_group(trace, group, f"{where}, group {number}")
     return trace
@@ -146,6 +170,13 @@ def _check_learner(learner: LearnerModel, where: str) -> None:
             raise TraceError(f"{where}, {name}: {getattr(learner, name)} is negative or no number")
 
 
+def _check_cores(shared: SharedCores, where: str) -> None:
+    for name in ("cores", "engine", "learner", "tools"):
+        _positive(getattr(shared, name), f"{where}, {name}")
+    if not 0 <= shared.call_s < math.inf:
+        raise TraceError(f"{where}, call_s: {shared.call_s} is negative or no number")
+
+
 def _check_engines(trace: Trace, where: str) -> None:
     names = [engine.name for engine in trace.engines]
     if len(set(names)) != len(names) or not names:
@@ -156,7 +187,8 @@ def _check_engines(trace: Trace, where: str) -> None:
         place = f"{where}, engine {engine.name}"
         for name in ("kv_total", "max_rollouts", "step_s", "page"):
             _positive(getattr(engine.model, name), f"{place}, {name}")
-        for name in ("row_s", "context_s", "prefill_s", "prefill_context_s", "watermark", "kv_host", "restore_s"):
+        seconds = "row_s", "context_s", "prefill_s", "prefill_context_s", "restore_s"
+        for name in (*seconds, "watermark", "kv_host", "join_share", "join_steps"):
             if not 0 <= getattr(engine.model, name) < math.inf:
                 raise TraceError(f"{place}, {name}: {getattr(engine.model, name)} is negative or no number")
         if not 0 <= engine.joins < min(engine.lost, engine.drains):
@@ -203,7 +235,10 @@ def read(path: Path) -> Trace:
     groups = tuple(_group(_parsed(line, path, number), path, number) for number, line in enumerate(lines[1:], 2))
     try:
         engines = tuple(EngineLife(**{**each, "model": EngineModel(**each["model"])}) for each in head.pop("engines"))
-        trace = Trace(**{**head, "engines": engines, "learner": LearnerModel(**head["learner"]), "groups": groups})
+        cores = head.pop("shared", None)
+        shared = None if cores is None else SharedCores(**cores)
+        learner = LearnerModel(**head.pop("learner"))
+        trace = Trace(**head, engines=engines, learner=learner, shared=shared, groups=groups)
         return check(trace, str(path))
     except KeyError as error:
         raise TraceError(f"{path}, line 1: {error} is missing") from error

@@ -24,15 +24,12 @@ def timeline(rows: int) -> list[dict[str, Any]]:
     """Rows of an engine that was busy as long as its seconds say, under loads that vary."""
     random = np.random.default_rng(1)
     made: list[dict[str, Any]] = []
-    figures = {"generated_tokens": 0.0, "running": 8.0, "kv_used": 500.0, "rollouts": 0.0, "kv_total": 9000.0}
+    figures = {"generated_tokens": 0.0, "engine_steps": 0.0, "kv_used": 500.0, "kv_total": 9000.0}
     for _ in range(rows):
-        after = {
-            **figures,
-            "running": float(random.integers(1, 64)),
-            "kv_used": float(random.integers(100, 9000)),
-        }
-        steps = int(random.integers(5, 90))
-        running, used = (figures["running"] + after["running"]) / 2, (figures["kv_used"] + after["kv_used"]) / 2
+        after = {**figures, "kv_used": float(random.integers(100, 9000))}
+        steps, running = int(random.integers(5, 90)), float(random.integers(1, 64))
+        used = (figures["kv_used"] + after["kv_used"]) / 2
+        after["engine_steps"] += steps
         after["generated_tokens"] += steps * running
         seconds = steps * (STEP_S + ROW_S * running + CONTEXT_S * used)
         actors = {"rollout_generator.0": {"busy": 1.0, "figures": after}, "learner.0": {"busy": 0.1, "figures": {}}}
@@ -67,6 +64,42 @@ def test_a_profile_gives_back_what_the_records_were_made_of() -> None:
     assert made.measured
     assert Profile.model_validate(made.model_dump()) == made
     assert check(trace_of(run, made)).groups == run.groups
+
+
+def shared_run() -> RecordedRun:
+    """A run on two cores: the engine was busy three times as long as it computed, the learner twice as long."""
+    rows = timeline(60)
+    for number, row in enumerate(rows):
+        engine = row["actors"]["rollout_generator.0"]
+        row["seconds"] *= 3
+        engine["cpu"] = engine["busy"] / 3
+        row["actors"]["learner.0"] |= {"busy": 0.5, "cpu": 0.25}
+        row["actors"]["tool_executor.0"] = {"busy": 0.1, "cpu": 0.2, "figures": {"calls": 10.0 * number}}
+        row["actors"]["kv_scheduler.0"] = {"busy": 0.1, "cpu": 0.1, "figures": {}}
+    return replace(recorded(), timeline=tuple(rows), cores=2)
+
+
+def test_on_shared_cores_seconds_are_those_of_a_core_and_tools_wait_for_the_rest() -> None:
+    run = shared_run()
+    made, cores = fit(run), fit(run).cores
+    assert made.engine is not None
+    assert cores is not None
+    assert (made.engine.step_s, made.engine.row_s) == pytest.approx((STEP_S, ROW_S), rel=0.02)
+    assert made.learner.tokens_per_s == pytest.approx(2 * (fit(recorded()).learner.tokens_per_s or 0))
+    assert cores.cores == pytest.approx(1.9)
+    assert cores.call_s == pytest.approx(0.2 * sum(row["seconds"] for row in run.timeline[1:]) / 590)
+    with_core = [s for shape in run.shapes for s in shape.tool_s]
+    without = [s for group in trace_of(run, made).groups for shape in group for s in shape.tool_s]
+    assert without == [pytest.approx(max(0.0, s - cores.call_s), abs=1e-6) for s in with_core]
+    assert Profile.model_validate(made.model_dump()) == made
+
+
+def test_steps_without_a_count_are_refused_by_name() -> None:
+    rows = timeline(60)
+    for row in rows:
+        del row["actors"]["rollout_generator.0"]["figures"]["engine_steps"]
+    with pytest.raises(CalibrationError, match=r"timeline\.jsonl: engines were busy in 0 rows"):
+        fit(replace(recorded(), timeline=tuple(rows)))
 
 
 def test_coefficients_that_would_be_negative_are_0() -> None:

@@ -11,7 +11,7 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.scheduling.policies.base import Decision, Place
-from agent_rl.simulation.plan import Choice, Plan, engine_on, plan_of
+from agent_rl.simulation.plan import TORCH, Choice, Plan, engine_on, plan_of
 from agent_rl.simulation.prediction import lines, predict, schedule_line
 from agent_rl.simulation.profile import FOLDER, ProfileError, names, read_profile
 from agent_rl.simulation.trace import TraceError, write
@@ -52,6 +52,15 @@ def test_engines_learner_and_rule_are_the_topologys() -> None:
     assert planned("actors.rollout_generator.settings.engine_settings.kv_on_update=keep").trace.learner.kv_kept
     assert planned("actors.kv_scheduler.settings.policy=margin").policy == "margin"
     assert planned(policy="static").spec.evicts_half
+
+
+def test_engines_have_the_habits_of_their_kind() -> None:
+    from actors.engines.torch.decode import PREFILL_SHARE, PREFILL_WAIT_STEPS
+
+    assert TORCH == {"page": 1, "join_share": PREFILL_SHARE, "join_steps": PREFILL_WAIT_STEPS}
+    model = planned("actors.rollout_generator.settings.engine=torch").trace.engines[0].model
+    assert {name: getattr(model, name) for name in TORCH} == TORCH
+    assert planned().trace.engines[0].model.page == 16
 
 
 def test_an_engine_by_the_profile_is_that_of_the_traces() -> None:

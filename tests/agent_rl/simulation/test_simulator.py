@@ -16,7 +16,7 @@ from agent_rl.simulation.engine import ModelledEngine
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.rollout import Rollout
 from agent_rl.simulation.simulator import Simulator
-from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
+from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, SharedCores, Trace, check
 
 MODEL = EngineModel(400, 6, 0.01, 1e-3, 1e-5, 1e-3, 1e-7, page=4)
 
@@ -138,6 +138,56 @@ def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
     prefill = 10 * (1e-3 + 1e-7 * 10 / 2) + 5 * (1e-3 + 1e-7 * (30 + 35) / 2)
     assert outcome.makespan_s == pytest.approx(decode + prefill + 1.0 + 45 * 0.5 / 1000)
     assert outcome.hit_rate == 30 / 45
+
+
+@settings(max_examples=8, deadline=None)
+@given(trace=traces())
+def test_enough_cores_are_as_devices_of_their_own(trace: Trace) -> None:
+    own = run(trace, "least_requests")
+    shared = run(replace(trace, shared=SharedCores(100.0)), "least_requests")
+    assert shared.makespan_s == pytest.approx(own.makespan_s)
+    assert (shared.placed, shared.staleness) == (own.placed, own.staleness)
+    assert shared.learner_busy == pytest.approx(own.learner_busy)
+
+
+@settings(max_examples=8, deadline=None)
+@given(trace=traces(), cores=st.floats(0.3, 3), tools=st.floats(0.5, 4))
+def test_shared_cores_lose_no_token_and_give_no_more_than_there_is(trace: Trace, cores: float, tools: float) -> None:
+    shared = SharedCores(cores, tools=tools, call_s=0.02)
+    outcome = run(replace(trace, shared=shared), "least_requests")
+    turns = sum(len(shape.tool_s) for group in trace.groups for shape in group)
+    assert outcome.learner_busy + turns * shared.call_s <= outcome.makespan_s * max(cores, 1.0) + 1e-6
+    assert max(outcome.staleness) <= trace.max_staleness
+
+
+def test_half_a_core_takes_twice_as_long_but_a_sleeping_tool_does_not() -> None:
+    trace = alone((20, 10))
+    whole, half = (
+        Simulator(replace(trace, shared=SharedCores(cores, call_s=0.2)), LeastRequests()).run().makespan_s
+        for cores in (1.0, 0.5)
+    )
+    assert whole == pytest.approx(Simulator(trace, LeastRequests()).run().makespan_s + 0.2)
+    assert half - 1.0 == pytest.approx(2 * (whole - 1.0))
+
+
+def test_turns_join_together_once_they_are_enough_or_have_waited() -> None:
+    def joined_after(queued: int) -> int:
+        engine = ModelledEngine("a", replace(MODEL, max_rollouts=64, kv_total=9000, join_share=0.5, join_steps=8))
+        rollouts = [Rollout(f"r{n}", n, n, 0, Shape(10, (200,))) for n in range(4 + queued)]
+        for rollout in rollouts[:4]:
+            engine.put(rollout)
+        engine.settle()
+        assert len(engine.rows) == 4, "nothing runs, so nobody waits"
+        for rollout in rollouts[4:]:
+            engine.put(rollout)
+        engine.settle()
+        while len(engine.rows) == 4:
+            engine.advance(engine.next_event())
+            engine.settle()
+        return engine.steps
+
+    assert joined_after(1) == 8
+    assert joined_after(2) == 0
 
 
 def test_the_bound_is_reached_by_a_rollout_alone_without_prefill() -> None:
