@@ -1,46 +1,86 @@
 """`agent-rl simulate` against runs that it has not seen: errors in makespan, tokens a second and mean staleness.
 
     agent-rl bench twin
-    agent-rl bench twin --seeds 1 --steps 10
+    agent-rl bench twin --kinds paced --seeds 1
+    .venv-vllm/bin/agent-rl bench twin --kinds vllm --seeds 2
 
-For each seed, the quickstart's reinforcement learning runs once from a model that was taught its format, and
-`agent-rl calibrate` fits a profile to that run. The profile then predicts runs with another number of rollouts at once,
-with a small KV cache, with tools that sleep 0.3 s, and with staleness 0 and 2; these run, too. An error is the distance
-between prediction and run as a share of the run's value; of the mean staleness, as a share of at least one version. All
-runs are printed. The machine must be quiet: a run beside other work is slower than its own calibration says.
+For each kind and seed, the quickstart's reinforcement learning runs once from a model that was taught its format, and
+`agent-rl calibrate` fits a profile and a trace to that run. These predict runs with fewer rollouts at once, with a
+small KV cache, with tools that sleep 0.3 s, and with staleness 0 and 2; these run, too. No prediction sees the run that
+it is compared with. Kinds are
+
+    paced   engine and learner take the seconds of devices of their own, and leave cores idle (benchmarks/paced.py)
+    shared  engine, learner and tools share the cores of this machine
+    vllm    the same with vLLM on CPU, in an environment that has it
+
+Makespan and tokens are counted from the end of the first step to the end of the last: the first step waits for engines
+and interpreters that warm up, which nothing predicts. An error is the distance between prediction and run as a share of
+the run's value; of the mean staleness, as a share of at least one version. All runs are printed, those that fail too;
+then the exit code is 1. "fitted" is the run that was fitted to; it does not count. The machine must be quiet: a run
+beside other work is slower than its own calibration says.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import trio
 
 from actors.cli.records import decode_stored
 from agent_rl.config.load import load_topology
-from agent_rl.simulation.calibration import fit, read_run
-from agent_rl.simulation.plan import plan_of
+from agent_rl.records.journal import JournalError
+from agent_rl.simulation.calibration import CalibrationError, fit, read_run, trace_of
+from agent_rl.simulation.plan import Plan, plan_of
 from agent_rl.simulation.prediction import predict
 from agent_rl.simulation.profile import Profile
+from agent_rl.simulation.trace import Trace, write
 from benchmarks.bench_overlap import EXAMPLE, SLOW_TOOLS, teach
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import running, stage_rows, window
+from benchmarks.runs import Run, RunFailed, running
 
 SLEEP_S = 0.3
 """What `SLOW_TOOLS` sleep."""
+RESPONSE_TOKENS = 64
+"""Twice the usual response. A rare one of more tokens would decide how long a run of half a minute takes."""
+RUN_SECONDS = 300.0
+FITTED = "fitted"
 OTHERS: dict[str, tuple[str, ...]] = {
-    "48 rollouts": ("actors.rollout_generator.settings.max_rollouts=48",),
-    "KV cache of 6,000": ("actors.rollout_generator.settings.kv_tokens=6000",),
+    "64 rollouts": ("actors.rollout_generator.settings.max_rollouts=64",),
+    "KV cache of 9,000": ("actors.rollout_generator.settings.kv_tokens=9000",),
     "tools that sleep": SLOW_TOOLS,
     "staleness 0": ("algorithm.max_staleness=0",),
     "staleness 2": ("algorithm.max_staleness=2",),
 }
 """The runs to predict, by what differs from the run that was fitted to."""
+Name: TypeAlias = Literal["paced", "shared", "vllm"]
+
+
+class Kind(NamedTuple):
+    """A kind of runs: settings of all its runs, and their steps."""
+
+    settings: tuple[str, ...]
+    steps: int
+
+
+KINDS: dict[Name, Kind] = {
+    "paced": Kind(
+        (
+            "algorithm.groups_per_step=8",
+            "actors.rollout_generator.settings.engine=benchmarks.paced:PacedEngine",
+            "actors.learner.class=benchmarks.paced:PacedLearner",
+        ),
+        10,
+    ),
+    "shared": Kind((), 15),
+    "vllm": Kind(("algorithm.groups_per_step=8", "actors.rollout_generator.settings.engine=vllm"), 10),
+}
 
 
 @dataclass(kw_only=True)
@@ -49,12 +89,16 @@ class Options:
 
     seeds: int = 5
     """How many seeds."""
-    steps: int = 20
-    """Steps of each run."""
+    kinds: tuple[Name, ...] = ("paced", "shared")
+    """Which kinds of runs."""
+    steps: int | None = None
+    """Steps of each run; left out: as many as take about half a minute."""
     sft_steps: int = 900
     """Supervised steps before all runs."""
     model: Path | None = None
     """A model taught before, instead of teaching one."""
+    keep: Path | None = None
+    """Keep the run directories in this folder, which must not exist."""
 
 
 class Figures(NamedTuple):
@@ -63,6 +107,18 @@ class Figures(NamedTuple):
     makespan_s: float
     tokens_per_s: float
     staleness: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run, its prediction and its measurement; ``failed`` says why one is missing."""
+
+    kind: str
+    seed: int
+    what: str
+    predicted: Figures | None = None
+    measured: Figures | None = None
+    failed: str = ""
 
 
 def errors(predicted: Figures, measured: Figures) -> Figures:
@@ -74,81 +130,152 @@ def errors(predicted: Figures, measured: Figures) -> Figures:
     )
 
 
-def settings_of(model: Path, steps: int, seed: int, others: Sequence[str]) -> list[str]:
+def settings_of(model: Path, kind: Kind, steps: int, seed: int, others: Sequence[str]) -> list[str]:
     """The settings of a run."""
-    stage = f'kind="rl", steps={steps}, learning_rate=3e-4, warmup_steps=5, max_response_tokens=176, max_turns=4'
+    stage = f'kind="rl", steps={steps}, learning_rate=3e-4, warmup_steps=5, max_turns=4'
     return [
         f'model={{path="{model}"}}',
-        f"stages=[{{{stage}}}]",
+        f"stages=[{{{stage}, max_response_tokens={RESPONSE_TOKENS}}}]",
         f"run.seed={seed}",
         "run.keep_trajectories=all",
+        *kind.settings,
         *others,
     ]
 
 
-async def one(folder: Path, settings: Sequence[str], *, fitted: bool) -> tuple[Figures, Profile | None]:
-    """A run, and the profile that is ``fitted`` to it."""
+def measured(steps: Sequence[Mapping[str, Any]], timeline: Sequence[Mapping[str, Any]]) -> Figures:
+    """The figures of a run, by its rows of steps and its timeline. Raises RunFailed when they say too little."""
+    totals = [
+        (row["wall"], row["actors"]["rollout_generator.0"]["figures"].get("generated_tokens", 0))
+        for row in timeline
+        if "rollout_generator.0" in row["actors"]
+    ]
+    if len(steps) < 2 or not totals:
+        raise RunFailed(f"the run has {len(steps)} steps, and {len(totals)} rows of its engine; two steps are needed")
+    began, ended = steps[0]["wall"], steps[-1]["wall"]
+    written = np.interp([began, ended], [wall for wall, _ in totals], [total for _, total in totals])
+    stale = [step["staleness_mean"] for step in steps if step.get("staleness_mean") is not None] or [0.0]
+    return Figures(ended - began, float(written[1] - written[0]) / (ended - began), statistics.fmean(stale))
+
+
+async def one(folder: Path, settings: Sequence[str]) -> Run:
+    """A run that has ended. Raises RunFailed."""
+    folder.mkdir()  # noqa: ASYNC240 - a benchmark has nothing else to do meanwhile
     async with running(EXAMPLE, folder, settings) as run:
-        await run.wait()
-        steps, (stage,) = run.metrics("step"), run.metrics("stage")
-        shares = window(stage_rows(run.rows(), 0))
-        stale = [step["staleness_mean"] for step in steps if step.get("staleness_mean") is not None] or [0.0]
-        seconds = stage["stage_seconds"]
-        measured = Figures(seconds, shares.generated_tokens_per_s * shares.seconds / seconds, statistics.fmean(stale))
-        return measured, fit(read_run(run.directory, decode_stored)) if fitted else None
+        await run.wait(RUN_SECONDS)
+        return run
 
 
-def predicted(profile: Profile, settings: Sequence[str], steps: int, seed: int, *, sleeps: bool) -> Figures:
-    """The prediction of a run with these settings."""
-    if sleeps:
-        tools = profile.tools.model_copy(
-            update={"median_s": profile.tools.median_s + SLEEP_S, "longest_s": profile.tools.longest_s + SLEEP_S}
-        )
-        profile = profile.model_copy(update={"tools": tools})
-    topology = load_topology(EXAMPLE, settings)
-    outcome = predict(plan_of(topology, profile, where=str(EXAMPLE), steps=steps, seed=seed)).outcome
-    return Figures(outcome.makespan_s, outcome.tokens_per_s, statistics.fmean(outcome.staleness or (0,)))
+def figures_of(run: Run) -> Figures:
+    """What is compared of a run."""
+    return measured(run.metrics("step"), run.rows())
 
 
-def _made(folder: Path) -> Path:
+def predicted(
+    profile: Profile, settings: Sequence[str], steps: int, seed: int, *, sleeps: bool, traces: Path | None = None
+) -> Figures:
+    """The prediction of a run with these settings; ``traces``: with the lengths of rollouts there."""
+    plan = plan_of(load_topology(EXAMPLE, settings), profile, where=str(EXAMPLE), steps=steps, seed=seed, traces=traces)
+    outcome = predict(_sleeping(plan) if sleeps else plan).outcome
+    first, last = outcome.trained[0], outcome.trained[-1]
+    seconds = last.at - first.at
+    return Figures(seconds, (last.written - first.written) / seconds, statistics.fmean(outcome.staleness or (0,)))
+
+
+def _sleeping(plan: Plan) -> Plan:
+    """The same run with tools that sleep before they do what they do."""
+    groups = tuple(
+        tuple(shape._replace(tool_s=tuple(s + SLEEP_S for s in shape.tool_s)) for shape in group)
+        for group in plan.trace.groups
+    )
+    return replace(plan, trace=replace(plan.trace, groups=groups))
+
+
+def fitted(run: Run, folder: Path) -> Profile:
+    """The profile that is fitted to a run; its rollouts' lengths are in ``folder`` then."""
+    recorded = read_run(run.directory, decode_stored)
+    profile = fit(recorded)
     folder.mkdir()
-    return folder
+    trace: Trace = trace_of(recorded, profile)
+    write(trace, folder / "recorded.jsonl")
+    return profile
 
 
-async def measure(options: Options) -> list[tuple[int, str, Figures, Figures]]:
-    """Seed, what differs, prediction and measurement of all runs."""
-    found = []
-    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
-        folder = Path(name)
-        (folder / "teach").mkdir()
-        model = options.model.absolute() if options.model else await teach(folder / "teach", options.sft_steps)
-        for seed in range(options.seeds):
-            settings = settings_of(model, options.steps, seed, ())
-            _, profile = await one(_made(folder / f"{seed}"), settings, fitted=True)
-            assert profile is not None
-            for number, (what, others) in enumerate(OTHERS.items()):
-                settings = settings_of(model, options.steps, seed, others)
-                said = predicted(profile, settings, options.steps, seed, sleeps=others is SLOW_TOOLS)
-                was, _ = await one(_made(folder / f"{seed}-{number}"), settings, fitted=False)
-                found.append((seed, what, said, was))
-                print(f"seed {seed}, {what}: {said.makespan_s:.1f} s predicted, {was.makespan_s:.1f} s", flush=True)
+async def compare(name: Name, seed: int, folder: Path, model: Path, options: Options) -> list[Compared]:
+    """The run that is fitted to, and the others."""
+    kind, found = KINDS[name], list[Compared]()
+    steps = options.steps or kind.steps
+    profile: Profile | None = None
+    traces = folder / f"{name}-{seed}-traces"
+    for number, (what, others) in enumerate(itertools.chain([(FITTED, ())], OTHERS.items())):
+        settings = settings_of(model, kind, steps, seed, others)
+        made = Compared(name, seed, what)
+        try:
+            if what == FITTED:
+                run = await one(folder / f"{name}-{seed}-{number}", settings)
+                profile = fitted(run, traces)
+            elif profile is None:
+                raise RunFailed("there is no profile")  # noqa: TRY301 - reported as every failure is
+            said = predicted(profile, settings, steps, seed, sleeps=others is SLOW_TOOLS, traces=traces)
+            if what != FITTED:
+                run = await one(folder / f"{name}-{seed}-{number}", settings)
+            made = replace(made, predicted=said, measured=figures_of(run))
+        except (RunFailed, CalibrationError, JournalError, ValueError) as error:
+            made = replace(made, failed=str(error) or type(error).__name__)
+        print(_line(made), flush=True)
+        found.append(made)
     return found
 
 
-def report(runs: Sequence[tuple[int, str, Figures, Figures]]) -> None:
-    """Print all runs, and the errors."""
+def _line(made: Compared) -> str:
+    start = f"{made.kind}, seed {made.seed}, {made.what}: "
+    if made.predicted is None or made.measured is None:
+        return f"{start}failed: {made.failed}"
+    return f"{start}{made.predicted.makespan_s:.1f} s predicted, {made.measured.makespan_s:.1f} s"
+
+
+async def measure(options: Options) -> list[Compared]:
+    """All runs."""
+    found: list[Compared] = []
+    with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
+        folder = Path(name) if options.keep is None else options.keep.absolute()
+        (folder / "teach").mkdir(parents=True)
+        model = options.model.absolute() if options.model else await teach(folder / "teach", options.sft_steps)
+        for kind in options.kinds:
+            for seed in range(options.seeds):
+                found += await compare(kind, seed, folder, model, options)
+    return found
+
+
+def report(runs: Sequence[Compared]) -> None:
+    """Print all runs, and the errors of those that were not fitted to."""
     rows: list[tuple[object, ...]] = []
-    all_errors: list[float] = []
-    for seed, what, said, was in runs:
-        wrong = errors(said, was)
-        all_errors += wrong
-        rows.append((seed, what, *(value for pair in zip(said, was, wrong, strict=True) for value in pair)))
-    header = [f"{name}{part}" for name in Figures._fields for part in (", predicted", "", ", error")]
-    print_table("Predictions of runs that were not fitted to", ["seed", "run", *header], rows)
-    print_figures({"twin.error_median": statistics.median(all_errors), "twin.error_worst": max(all_errors)})
+    by_kind: dict[str, list[float]] = {}
+    for made in runs:
+        start = (made.kind, made.seed, made.what)
+        if made.predicted is None or made.measured is None:
+            rows.append((*start, *["failed"] * 9))
+            continue
+        wrong = errors(made.predicted, made.measured)
+        if made.what != FITTED:
+            by_kind.setdefault(made.kind, []).extend(wrong)
+        pairs = zip(made.predicted, made.measured, wrong, strict=True)
+        rows.append((*start, *(value for pair in pairs for value in pair)))
+    header = [f"{name}{part}" for name in ("makespan s", "tokens/s", "staleness") for part in (" said", "", " error")]
+    print_table("Predictions, and the runs", ["kind", "seed", "run", *header], rows)
+    failed = [made for made in runs if made.failed]
+    for made in failed:
+        print(_line(made))
+    figures: dict[str, float] = {}
+    everything = [error for of_kind in by_kind.values() for error in of_kind]
+    for prefix, some in [*((f"twin.{name}", of_kind) for name, of_kind in by_kind.items()), ("twin", everything)]:
+        if some:
+            figures |= {f"{prefix}.error_median": statistics.median(some), f"{prefix}.error_worst": max(some)}
+    print_figures(figures | {"twin.failed": float(len(failed))})
 
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    report(trio.run(measure, options))
-    return 0
+    runs = trio.run(measure, options)
+    report(runs)
+    return 1 if any(made.failed for made in runs) else 0
