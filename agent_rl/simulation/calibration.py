@@ -26,7 +26,6 @@ import itertools
 import json
 import math
 import statistics
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +35,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rl.config.load import load_topology
+from agent_rl.config.source import TopologyError
+from agent_rl.config.topology import Topology
 from agent_rl.messages import Trajectory
 from agent_rl.records.history import METRICS
 from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import read_journal
 from agent_rl.records.timeline import FILE, read_timeline
 from agent_rl.simulation.contention import MOST_STEPS, pace_seen, settled
-from agent_rl.simulation.plan import VLLM
+from agent_rl.simulation.plan import DEFAULT_POLICY, VLLM
 from agent_rl.simulation.profile import Cores, Engine, Learner, Profile, Rollouts, Tools
 from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, SharedCores, Trace
 
@@ -90,8 +91,8 @@ class RecordedRun:
     steps: tuple[Mapping[str, Any], ...]
     kept: float
     """The share of a group's rollouts that is trained."""
-    topology: Path | None = None
-    """The file of the run's topology, if cores are shared."""
+    topology: Topology | None = None
+    """The run's topology, if it had a single host."""
     cores: int | None = None
     """Of the only host, if engines and learner compute on its cores. ``tool_s`` are then the seconds that calls ran."""
 
@@ -118,12 +119,11 @@ def fit(run: RecordedRun) -> Profile:
         rollouts=_rollouts(run),
         cores=cores,
     )
-    return profile if run.topology is None else _settled(run, run.topology, profile, groups)
+    return profile if cores is None or run.topology is None else _settled(run, run.topology, profile, groups)
 
 
-def _settled(run: RecordedRun, file: Path, profile: Profile, groups: Sequence[tuple[Shape, ...]]) -> Profile:
+def _settled(run: RecordedRun, topology: Topology, profile: Profile, groups: Sequence[tuple[Shape, ...]]) -> Profile:
     """The profile with what the run as a whole says of its cores, if it has a single rl stage and enough steps."""
-    topology = load_topology([file])
     algorithm, steps = topology.algorithm, run.steps[:MOST_STEPS]
     totals = [
         (row["wall"], sum(each["figures"].get("engine_steps", 0) for each in engines))
@@ -135,7 +135,7 @@ def _settled(run: RecordedRun, file: Path, profile: Profile, groups: Sequence[tu
     whole = [group for group in groups[:wanted] if len(group) == algorithm.samples]
     if seen is None or seen.engine_steps <= 0 or len(topology.rl_algorithms) != 1 or len(whole) < wanted:
         return profile
-    return settled(profile, topology, whole, seen, str(file))
+    return settled(profile, topology, whole, seen, run.where)
 
 
 def _cores(run: RecordedRun, count: int) -> Cores:
@@ -291,8 +291,22 @@ def _rollouts(run: RecordedRun) -> Rollouts:
         prompt_tokens=(min(prompts), max(prompts)),
         calls=statistics.fmean(calls),
         most_calls=max(1, *calls),
+        reserved_tokens=_reserved(run),
         signal=_signal(run),
     )
+
+
+def _reserved(run: RecordedRun) -> int | None:
+    """What was reserved for a prompt where the policy reserves the longest response; None when it is not known."""
+    settings = run.topology and run.topology.actors[SCHEDULER.rstrip(".")].settings
+    if run.topology is None or (settings or {}).get("policy", DEFAULT_POLICY) != "worst_case":
+        return None
+    response = max((stage.max_response_tokens for _, stage, _ in run.topology.rl_algorithms), default=0)
+    scheduler = [
+        each["figures"] for row in run.timeline for name, each in row["actors"].items() if name.startswith(SCHEDULER)
+    ]
+    limits = [each["kv_promised"] / each["rollouts_in_flight"] for each in scheduler if each.get("rollouts_in_flight")]
+    return max(1, round(statistics.median(limits) - response)) if limits else None
 
 
 def _signal(run: RecordedRun) -> float:
@@ -335,7 +349,8 @@ def read_run(directory: Path, decode: Callable[[bytes], Any]) -> RecordedRun:
     groups: list[tuple[Shape, ...]] = []
     kept: list[float] = []
     timeline = tuple(read_timeline(directory))
-    topology, cores = _shared_cores(directory, timeline)
+    topology = _topology(directory)
+    cores = _shared_cores(topology, timeline)
     journal = read_journal(directory)
     try:
         for name in journal.group_ids():
@@ -357,13 +372,20 @@ def read_run(directory: Path, decode: Callable[[bytes], Any]) -> RecordedRun:
     return RecordedRun(str(directory), tuple(groups), timeline, steps, share, topology, cores)
 
 
-def _shared_cores(directory: Path, timeline: Sequence[Mapping[str, Any]]) -> tuple[Path | None, int | None]:
-    """The topology and the cores of the host, if it is the only one, and engines and learner compute on its cores."""
-    topologies = list(directory.glob("topology.*.toml"))
-    if len(topologies) != 1 or not timeline or "cores" not in timeline[-1]:
-        return None, None
-    actors = tomllib.loads(topologies[0].read_text(encoding="utf-8"))["actors"]
-    settings = [actors.get(role.rstrip("."), {}).get("settings", {}) for role in (GENERATOR, LEARNER)]
-    on_cores = all(each.get("device", "cpu") == "cpu" for each in settings)
-    known = settings[0].get("engine", "torch") in {"torch", *VLLM}
-    return (topologies[0], int(timeline[-1]["cores"])) if on_cores and known else (None, None)
+def _topology(directory: Path) -> Topology | None:
+    """What the run wrote of its topology; None when it had several hosts."""
+    files = list(directory.glob("topology.*.toml"))
+    try:
+        return load_topology(files) if len(files) == 1 else None
+    except TopologyError as error:
+        raise CalibrationError("; ".join(str(error).splitlines())) from error
+
+
+def _shared_cores(topology: Topology | None, timeline: Sequence[Mapping[str, Any]]) -> int | None:
+    """The cores of the only host, if engines and learner compute on them."""
+    if topology is None or not timeline or "cores" not in timeline[-1]:
+        return None
+    generator, learner = (topology.actors[role.rstrip(".")].settings for role in (GENERATOR, LEARNER))
+    on_cores = all(each.get("device", "cpu") == "cpu" for each in (generator, learner))
+    known = generator.get("engine", "torch") in {"torch", *VLLM}
+    return int(timeline[-1]["cores"]) if on_cores and known else None

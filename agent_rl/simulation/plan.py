@@ -273,10 +273,11 @@ def _groups(
 ) -> tuple[tuple[tuple[Shape, ...], ...], int]:
     """The groups, and the most tokens of a rollout."""
     wanted = steps * algorithm.groups_per_step
+    of = profile.rollouts
+    limit = (of.reserved_tokens or of.prompt_tokens[1]) + stage.max_response_tokens
     if traces is not None:
-        groups, limit = _recorded(traces, algorithm.samples, wanted)
-        prompt = max(group[0].prompt for group in groups)
-        return groups, max(limit, prompt + stage.max_response_tokens)
+        groups, longest = _recorded(traces, algorithm.samples, wanted)
+        return groups, max(limit, longest)
     drawn = draw_groups(
         profile,
         seed=seed * 1000 + index,
@@ -285,7 +286,7 @@ def _groups(
         max_response=stage.max_response_tokens,
         max_turns=stage.max_turns,
     )
-    return drawn, profile.rollouts.prompt_tokens[1] + stage.max_response_tokens
+    return drawn, max(limit, of.prompt_tokens[1] + stage.max_response_tokens)
 
 
 def _recorded(folder: Path, samples: int, wanted: int) -> tuple[tuple[tuple[Shape, ...], ...], int]:

@@ -106,6 +106,7 @@ class Rollouts(Table):
 
     ``calls`` is the mean, of a binomial distribution up to ``most_calls``. ``prompt_tokens``: least and most. The share
     ``signal`` of the groups has unlike rewards; the others count towards a step, and nothing of them is trained.
+    ``reserved_tokens``: what the scheduler estimates of a prompt, which it reserves; None: the longest prompt.
     """
 
     mean_tokens: PositiveFloat
@@ -114,6 +115,7 @@ class Rollouts(Table):
     prompt_tokens: tuple[PositiveInt, PositiveInt]
     calls: NonNegativeFloat
     most_calls: PositiveInt
+    reserved_tokens: PositiveInt | None = None
     signal: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     @model_validator(mode="after")
