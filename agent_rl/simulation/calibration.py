@@ -51,6 +51,8 @@ GENERATOR, SCHEDULER, LEARNER, EXECUTOR = "rollout_generator.", "kv_scheduler.",
 LEAST_ROWS = 8
 """Rows of a timeline in which engines were busy, without which nothing is fitted."""
 TINY_S = 1e-9
+TAIL_S = 1.5
+"""The row that holds the end of the last step ends within so many seconds."""
 
 
 class CalibrationError(ValueError):
@@ -140,7 +142,7 @@ def _settled(run: RecordedRun, topology: Topology, profile: Profile, groups: Seq
 
 def _cores(run: RecordedRun, count: int) -> Cores:
     """What the others leave of the cores, how many cores engine and learner ask for, and what a tool call takes."""
-    rows = _sampling(run)
+    rows = _warm(run)
     seconds = sum(row["seconds"] for row in rows[1:])
     used = {role: _spent(rows, role, "cpu") for role in (GENERATOR, LEARNER, EXECUTOR)}
     others = sum(_spent(rows, name, "cpu") for name in {each for row in rows for each in row["actors"]}) - sum(
@@ -155,16 +157,13 @@ def _cores(run: RecordedRun, count: int) -> Cores:
     )
 
 
-def _sampling(run: RecordedRun) -> Sequence[Mapping[str, Any]]:
-    """The rows from the first token on."""
-    for number, row in enumerate(run.timeline):
-        if any(
-            each["figures"].get("generated_tokens", 0) > 0
-            for name, each in row["actors"].items()
-            if name.startswith(GENERATOR)
-        ):
-            return run.timeline[number:]
-    raise CalibrationError(f"{run.where}/timeline.jsonl: no engine has written a token")
+def _warm(run: RecordedRun) -> Sequence[Mapping[str, Any]]:
+    """The rows from the end of the first step to that of the last; all rows when steps have no times.
+
+    Before, engine and interpreters warm up: their first steps and calls take many times what later ones take.
+    """
+    walls = [row["wall"] for row in run.steps if "wall" in row]
+    return [row for row in run.timeline if not walls or walls[0] <= row["wall"] <= walls[-1] + TAIL_S]
 
 
 def _spent(rows: Sequence[Mapping[str, Any]], role: str, what: str) -> float:
@@ -200,8 +199,9 @@ def _waits(run: RecordedRun, cores: Cores | None) -> tuple[tuple[Shape, ...], ..
 def _engine(run: RecordedRun, cores: Cores | None) -> Engine:
     rows, seconds, totals = [], [], []
     what, parts = ("busy", 1.0) if cores is None else ("cpu", cores.engine)
-    for engine in sorted({name for row in run.timeline for name in row["actors"] if name.startswith(GENERATOR)}):
-        for before, after in itertools.pairwise(row for row in run.timeline if engine in row["actors"]):
+    warm = _warm(run)
+    for engine in sorted({name for row in warm for name in row["actors"] if name.startswith(GENERATOR)}):
+        for before, after in itertools.pairwise(row for row in warm if engine in row["actors"]):
             status = after["actors"][engine]
             work = _work(before["actors"][engine]["figures"], status["figures"])
             totals.append(int(status["figures"].get("kv_total", 0)))
@@ -250,7 +250,7 @@ def _learner(run: RecordedRun, cores: Cores | None) -> Learner:
     per_group = statistics.fmean(sum(shape.context for shape in group) for group in run.groups) * run.kept
     seconds = sum(row["train_seconds"] for row in trained)
     if cores is not None:
-        rows = _sampling(run)
+        rows = _warm(run)
         seconds *= min(1.0, _spent(rows, LEARNER, "cpu") / max(TINY_S, _spent(rows, LEARNER, "busy"))) / cores.learner
     updates = [row["update_seconds"] for row in trained if row.get("update_seconds") is not None]
     return Learner(

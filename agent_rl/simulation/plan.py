@@ -120,6 +120,7 @@ def plan_of(
         engines=tuple(EngineLife(name, model) for name in names),
         learner=_learner(profile, sizes, chosen.ranks, algorithm, settings),
         groups=groups,
+        opens_late=True,
         shared=None if profile.cores is None else SharedCores(**profile.cores.model_dump()),
     )
     name, own = _policy(topology, policy, where)

@@ -67,6 +67,8 @@ class Simulator:
         self._told = [-math.inf] * len(self.engines)
         self._steps = StepAssembler(0, trace.groups_per_step, trace.max_staleness, "wait")
         self._opened = 0
+        self._unplaced = 0
+        """Turns that wait for the policy."""
         self._missing: dict[int, int] = {}
         """Rollouts that are not ended, of each open group."""
         self._served = 0
@@ -148,6 +150,8 @@ class Simulator:
             self._news = False
             for decision in self.policy.decide(self.now):
                 self._carry_out(decision)
+            if self.trace.opens_late:
+                self._open_groups()
             for number in sorted(self._dirty):
                 self._settle(number)
 
@@ -175,6 +179,7 @@ class Simulator:
 
     def _place(self, rollout: Rollout, number: int) -> None:
         engine = self.engines[number]
+        self._unplaced -= 1
         self.outcome.placed += 1
         if rollout.started < 0:
             rollout.started = self.now
@@ -212,6 +217,7 @@ class Simulator:
 
     def _wait(self, rollout: Rollout) -> None:
         """The rollout's turn waits for an engine."""
+        self._unplaced += 1
         self._news = True
         rollout.engine = -1
         kept_on, kept = "", 0
@@ -303,7 +309,7 @@ class Simulator:
     def _open_groups(self) -> None:
         trace = self.trace
         budget = min((trace.max_staleness + self._served + 1) * trace.groups_per_step, len(trace.groups))
-        while self._opened < budget:
+        while self._opened < budget and not (trace.opens_late and self._unplaced):
             group = self._opened
             self._opened += 1
             self._missing[group] = trace.samples

@@ -131,6 +131,8 @@ class Trace:
     engines: tuple[EngineLife, ...]
     learner: LearnerModel
     groups: tuple[tuple[Shape, ...], ...] = field(repr=False)
+    opens_late: bool = False
+    """Groups are opened one by one, while nothing waits to be placed, as in a real run; else as soon as may be."""
     shared: SharedCores | None = None
     """None: each engine and the learner has a device of its own."""
 
