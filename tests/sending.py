@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,7 +147,9 @@ async def check_weights_of_several_ranks(subject: Subject, *, workers: int = 1) 
                 assert result.tokens.tolist() == references[policy].greedy(prompt, 8)
 
 
-def share(model: Path, sizes: MeshSizes, place: Any, rank: int) -> tuple[joining.JoinedRanks, Shares]:
+def share(
+    model: Path, sizes: MeshSizes, place: socket.socket | joining.Place, rank: int
+) -> tuple[joining.JoinedRanks, Shares]:
     """The shares of one of several ranks, copied as a learner copies them; and the same in a file."""
     from agent_rl.learning.trainer import Trainer
 
@@ -176,9 +179,9 @@ def main(model: Path, policy: Policy, sizes: MeshSizes, workers: int, killed: tu
         trio.run(offering, policy, workers, Shares.whole(load_file(model / "model.safetensors")), None)
         return
     if other == 0:
-        port = place.getsockname()[1]
+        where = place.getsockname()[:2]
         place.close()
-        ranks, shares = share(model, sizes, port, 1)
+        ranks, shares = share(model, sizes, where, 1)
         sent = KeptShares(ranks, "cpu", lambda error: os._exit(1))
         sent.keep(policy.version, shares)
         ranks.told(b"")  # rank 0 has sent its shares, or could not
