@@ -195,6 +195,7 @@ class Moves:
             self.limit(request),
             kept_on,
             context if kept_on else 0,
+            trains=request.purpose == "train",
         )
 
     def limit(self, request: RolloutRequest) -> int:

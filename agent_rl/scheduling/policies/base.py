@@ -55,7 +55,8 @@ class WaitingTurn(NamedTuple):
 
     ``context`` is all that the engine must hold before it writes: prompt, earlier turns, tool results, and what an
     interrupted turn wrote. The rollout ends at the latest when its context reaches ``limit``. ``kept`` tokens of the
-    prefix are cached on the engine ``kept_on`` (0 and "" if none are, as far as known).
+    prefix are cached on the engine ``kept_on`` (0 and "" if none are, as far as known). ``trains``: a step waits for
+    the rollout; no step waits for one that is evaluated or selected.
     """
 
     rollout: str
@@ -68,6 +69,7 @@ class WaitingTurn(NamedTuple):
     limit: int
     kept_on: str = ""
     kept: int = 0
+    trains: bool = True
 
 
 class Place(NamedTuple):

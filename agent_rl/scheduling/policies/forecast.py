@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-AHEAD = (0.0, *(32.0 * 2**power for power in range(13)))
+AHEAD = (0.0, *(8.0 * 2**power for power in range(15)))
 """Further tokens at which the use is predicted."""
 _NOBODY = [0.0] * len(AHEAD)
 

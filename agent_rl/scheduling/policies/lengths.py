@@ -80,6 +80,8 @@ class Lengths:
         self._further: dict[int, list[float]] = {}
         """H(y) - H(y + d) for each d of ``ahead``, y in the middle of a bin. Filled as bins are asked for."""
         self._prior_mean = 0.0
+        self.mean = math.inf
+        """Tokens of a rollout beyond its prompt, in the mean."""
         self._seen = 0
         self._news = 0
         """Rollouts that ended since the hazard was computed."""
@@ -186,6 +188,8 @@ class Lengths:
             self._ended = [count / 2 for count in self._ended]
             self._spent = [tokens / 2 for tokens in self._spent]
         total, mean = 0.0, max(1.0, self._prior_mean)
+        all_spent, all_ended = sum(self._spent) + PRIOR_ROLLOUTS * mean, sum(self._ended) + PRIOR_ROLLOUTS
+        self.mean = all_spent / all_ended
         for number, edge in enumerate(_EDGES):
             width = min(_WIDTHS[number], max(edge, FIRST))
             middle = edge + width / 2

@@ -8,7 +8,8 @@ the residents of an engine will need, at its highest point at z deviations above
 rollout starts where the forecast with it stays below ``fill`` K. Residents are at different points of their lives and
 do not reach their ends together, so far more fit than the sum of their lengths allows; at the start of a run, when all
 are at the same point, fewer do. What overflows is preempted by the engine and computed again: unwise, not unsafe.
-A forecast changes as residents come and leave. It is made anew every ``refresh_s`` seconds, with what all have written.
+A forecast changes as residents come and leave. It is made anew, with what all have written, every ``refresh_s``
+seconds, and sooner where rollouts are short: when they have written ``refresh_share`` of their mean length.
 
 **Engines.** Of the engines with room, the one with the fewest seconds a token gets the next rollout (speeds.py); equal
 engines fill equally.
@@ -24,10 +25,14 @@ was evicted already, otherwise when they exceed ``overfull`` K. They would evict
 seconds costs t x / K seconds of the engine, and their prefill costs x times the prefill's seconds a token. So the time
 at which both are equal is the same for all sizes.
 
+**Batches.** With staleness S, S + 1 batches may be open. Where all of them have room at once, the youngest slows the
+oldest, for which the next step waits, and all of them end at about the same time, after which the engines are empty. So
+at most S + ``ahead`` batches are residents.
+
 **Order.** Interrupted and dropped rollouts first, since their groups wait for them; then groups in the order of
 starts.py, in which the samples of a group start close together. A late sample starts where it fits at present.
 
-A decision costs O(log engines). Making a forecast anew costs O(1) for each resident, every ``refresh_s`` seconds.
+A decision costs O(log engines). Making a forecast anew costs O(1) for each resident.
 """
 
 from __future__ import annotations
@@ -56,8 +61,10 @@ class Predictive(Policy):
         fill: float = 0.98,
         hold_s: float = 60.0,
         refresh_s: float = 20.0,
+        refresh_share: float = 0.1,
         move_gain: float = 3.0,
         overfull: float = 1.05,
+        ahead: float = 0.1,
     ) -> None:
         """``deviations`` is z above. A move must save ``move_gain`` times what it costs."""
         self._overfull = overfull
@@ -67,6 +74,8 @@ class Predictive(Policy):
         self._fill = fill
         self._hold_s = hold_s
         self._refresh_s = refresh_s
+        self._refresh_share = refresh_share
+        self._ahead = ahead
         self._move_gain = move_gain
         self._engines: dict[str, EngineUse] = {}
         self._load = Loads()
@@ -82,6 +91,9 @@ class Predictive(Policy):
         """Further rollouts that have room on the engines that take turns."""
         self._residents = 0
         """Residents of all engines."""
+        self._training = 0
+        """Those of them that a step waits for."""
+        self._most_training = math.inf
         self._share_of_new = 1.0
         """Tokens that the newest rollout adds to the forecast of an engine, at most."""
         self._tools: deque[tuple[float, str]] = deque()
@@ -92,6 +104,8 @@ class Predictive(Policy):
     def begin(self, setting: Setting) -> None:
         """The run begins, or enters another stage."""
         self._starts.begin(setting)
+        batch = setting.samples * setting.groups_per_step
+        self._most_training = batch * (setting.max_staleness + self._ahead) if setting.max_staleness else math.inf
 
     # Engines
 
@@ -106,7 +120,7 @@ class Predictive(Policy):
             changed = True
             self._load.set(facts.engine, 0.0)
             self._pace.set(facts.engine, 0.0)
-        if changed or now - engine.refreshed >= self._refresh_s:
+        if changed or now > engine.stale:
             self._refresh(engine, now)
 
     def engine_draining(self, engine: str, now: float) -> None:
@@ -129,7 +143,6 @@ class Predictive(Policy):
 
     def _refresh(self, engine: EngineUse, now: float) -> None:
         """Make the forecast anew, with what the residents have written since."""
-        engine.refreshed = now
         clock = self._clock(engine, now)
         engine.forecast = Forecast()
         for rollout in engine.residents:
@@ -139,6 +152,8 @@ class Predictive(Policy):
                 context += min(resident.limit - context, clock - resident.placed_clock)
                 self.lengths.grew(rollout, int(context))
             self._count(engine, rollout, max(context, resident.context))
+        pace = self.speeds.seconds(engine.facts.engine, self._share(engine))
+        engine.stale = now + min(self._refresh_s, self._refresh_share * self.lengths.mean * pace)
         self._update(engine)
 
     def _count(self, engine: EngineUse, rollout: str, context: float) -> None:
@@ -260,6 +275,7 @@ class Predictive(Policy):
             resident.engine = name
             engine.residents[rollout] = None
             self._residents += 1
+            self._training += resident.trains
             self._count(engine, rollout, resident.context)
             self._update(engine)
 
@@ -271,6 +287,7 @@ class Predictive(Policy):
         if engine is not None and rollout in engine.residents:
             del engine.residents[rollout]
             self._residents -= 1
+            self._training -= resident.trains
             engine.forecast.add(resident.counted, resident.survival, -1.0)
             self._update(engine)
         resident.engine = ""
@@ -310,11 +327,13 @@ class Predictive(Policy):
                 break
             decisions.append(self._place(self._again.popleft(), engine, now))
         while len(self._load):
-            start = self._starts.first(now, self._places if self._residents else math.inf)
+            to_train = self._most_training - self._training if self._training else math.inf
+            start = self._starts.first(now, self._places if self._residents else math.inf, to_train)
             if start is None:
                 break
             turn, late = start
-            engine = None if self._again and not late else self._room_for(turn, now, late=late)
+            waits = (self._again or (turn.trains and to_train < 1)) and not late
+            engine = None if waits else self._room_for(turn, now, late=late)
             if engine is None:
                 break
             self._starts.remove(turn.rollout, now)
@@ -326,7 +345,7 @@ class Predictive(Policy):
         survival: list[float] = []
         while self._load[name := self._load.least()] < FULL_ENGINE:
             engine = self._engines[name]
-            if now - engine.refreshed >= self._refresh_s:
+            if now > engine.stale:
                 self._refresh(engine, now)
                 continue
             survival = survival or self.lengths.survivals(turn.rollout, turn.context)

@@ -9,7 +9,7 @@ from agent_rl.scheduling.policies.forecast import Forecast
 class EngineUse:
     """An engine, who its residents are, and what they will need."""
 
-    __slots__ = ("clock", "facts", "forecast", "most", "now", "places", "refreshed", "residents")
+    __slots__ = ("clock", "facts", "forecast", "most", "now", "places", "residents", "stale")
 
     def __init__(self, facts: EngineFacts) -> None:
         self.facts = facts
@@ -18,7 +18,8 @@ class EngineUse:
         self.places = 0.0
         """Further rollouts that have room here, roughly."""
         self.residents: dict[str, None] = {}
-        self.refreshed = 0.0
+        self.stale = 0.0
+        """When the forecast is to be made anew."""
         self.clock = 0.0
         """Tokens that a rollout would have written here until ``now``."""
         self.now = 0.0
@@ -37,12 +38,14 @@ class Resident:
         "placed_clock",
         "survival",
         "tools_since",
+        "trains",
         "writes",
     )
 
     def __init__(self, turn: WaitingTurn) -> None:
         self.engine = ""
         self.limit = turn.limit
+        self.trains = turn.trains
         self.context = turn.context
         self.missing = 0
         """Tokens to prefill in the turn under way."""

@@ -92,10 +92,11 @@ class Starts:
         self._rate = self._rate * math.exp((self._rate_at - now) / FADES_S) + 1 / FADES_S
         self._rate_at = now
 
-    def first(self, now: float, places: float) -> tuple[WaitingTurn, bool] | None:
+    def first(self, now: float, places: float, to_train: float = math.inf) -> tuple[WaitingTurn, bool] | None:
         """The rollout that starts next if there is room for it, and whether it is late; None: none may start now.
 
-        ``places`` is the number of rollouts that there is room for, roughly.
+        ``places`` is the number of rollouts that there is room for, roughly. Of those that a step waits for,
+        ``to_train`` may start.
         """
         while self._begun:
             group = self._groups.get(self._begun[0])
@@ -109,5 +110,7 @@ class Starts:
                 continue
             delay = max(LEAST_S, now - group.since)
             ends = self._rate * math.exp((self._rate_at - now) / FADES_S) * LATE * delay
-            return (next(iter(group.turns.values())), False) if places + ends >= len(group.turns) else None
+            turn = next(iter(group.turns.values()))
+            room = min(places, to_train) if turn.trains else places
+            return (turn, False) if room + ends >= len(group.turns) else None
         return None

@@ -177,11 +177,34 @@ def test_program_aware_pauses_the_smallest_and_resumes_the_largest_first() -> No
 
 def test_predictive_starts_more_than_worst_case_once_it_knows_the_lengths() -> None:
     policy = with_engines("predictive", "a", kv=4000)
+    policy.begin(Setting(samples=100, groups_per_step=1))
     policy.engine_reported(EngineFacts("a", 4000, 0, 0, 0, 1000), 0.0)
     for number in range(200):
         start(policy, f"g{number}/0")
         policy.rollout_ended(f"g{number}/0", 80 + number % 40, 0.0)
     assert len(start(policy, *(f"h/{n}" for n in range(100)))) > 30  # worst case: ten of 400
+
+
+def test_predictive_starts_little_of_the_youngest_batch_beside_the_oldest_one_and_all_that_is_evaluated() -> None:
+    """Engines have room for all. A step of 20 rollouts, one step ahead: 22 train at once; late samples are no more."""
+    policy = with_engines("predictive", "a", kv=1_000_000)
+    policy.engine_reported(EngineFacts("a", 1_000_000, 0, 0, 0, 1000), 0.0)
+    policy.begin(Setting(samples=2, groups_per_step=10, max_staleness=1))
+    waiting = [f"{group}/{sample}" for group in range(20) for sample in range(2)]
+    assert len(start(policy, *waiting)) == 22
+    for number in range(50):
+        policy.turn_waits(turn(f"e{number}/0")._replace(trains=False), 1.0)
+    assert len(policy.decide(1.0)) == 0  # groups start in their order
+    for rollout in waiting[:22]:
+        policy.rollout_ended(rollout, 100, 2.0)
+    assert len(policy.decide(2.0)) == 18 + 50
+
+
+def test_predictive_starts_all_where_a_step_waits_for_its_own_batch_alone() -> None:
+    policy = with_engines("predictive", "a", kv=1_000_000)
+    policy.engine_reported(EngineFacts("a", 1_000_000, 0, 0, 0, 1000), 0.0)
+    policy.begin(Setting(samples=2, groups_per_step=10, max_staleness=0))
+    assert len(start(policy, *(f"{group}/{sample}" for group in range(20) for sample in range(2)))) == 40
 
 
 def test_predictive_moves_a_rollout_to_a_faster_engine_when_that_pays() -> None:
