@@ -161,6 +161,7 @@ class RolloutGenerator(Actor):
         self._nobody_asks = trio.Event()
         self._served = ServedPolicy(self.context, self._engine, self.log)
         self._sleeping = EngineTurns(self.context, self._engine, self.log)
+        await self._sleeping.begin()
         self._tally = RolloutTally()
         self._pause = Pause()
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)

@@ -168,7 +168,7 @@ def report(policies: Sequence[str], found: Sequence[Measured], said: Sequence[Si
 def checked(options: Options) -> Options:
     """The options. Raises WrongOptions."""
     if options.short:
-        options = replace(options, groups=3, samples=8, seeds=min(options.seeds, 1))
+        options = replace(options, groups=5, samples=8, seeds=min(options.seeds, 1))
     if unknown := [policy for policy in options.policies if policy not in POLICIES]:
         raise WrongOptions(f"there is no policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
     if min(options.seeds, options.groups, options.samples, options.max_rollouts) < 1 or not options.policies:

@@ -4,6 +4,8 @@
 
     DeviceTurn(training) --> asleep --> the announcement is handled: the learner may train
     DeviceTurn(not training), or the learner is lost --> awake
+
+A generator begins asleep: where it was started again, or joins, the learner may be training.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import trio
 from actors.base import ActorContext
 from actors.engines.base import Engine, SleepingEngine
 from agent_rl.config.placement import partners
+from agent_rl.config.standard import DEVICE
+from agent_rl.config.topology import Topology
 from agent_rl.messages import DeviceTurn
 from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced
 
@@ -22,6 +26,12 @@ from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced
 def shares_device(context: ActorContext) -> bool:
     """Whether the actor's engine is on a device of an actor that takes turns with it."""
     return bool(partners(context.topology, context.name))
+
+
+def trainer(topology: Topology, generator: str) -> str:
+    """The learner that shares the generator's device in time; empty for none."""
+    others = partners(topology, generator)
+    return next((other for other in others if DEVICE in topology.actors[other.rpartition(".")[0]].links), "")
 
 
 def sleeper(turn: DeviceTurn, sender: str, *, shares: bool) -> str:
@@ -46,6 +56,11 @@ class EngineTurns:
         self._lock = trio.Lock()
         self._asleep = False
         self._trains = ""
+
+    async def begin(self) -> None:
+        """Sleep until the learner says that it does not train. Raises EngineError."""
+        self._trains = trainer(self._context.topology, self._context.name)
+        await self._settle()
 
     async def follow(self, turn: DeviceTurn, sender: str) -> None:
         """Return when the engine is asleep, or awake. Raises EngineError."""

@@ -34,6 +34,8 @@ class DeviceTurns:
         self._give_back = give_back
         self._link: AnnounceLink | None = context.links.get(DEVICE)
         self._sharing = partners(context.topology, context.name)
+        if self._link is not None:
+            self._link.set(DeviceTurn(training=False))  # generators begin asleep
         self.waiting_for = ""
         """What the learner waits for before it trains; else empty."""
 

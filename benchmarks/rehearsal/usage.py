@@ -37,6 +37,8 @@ class Usage:
 
     cpu: float = 0.0
     private: int = 0
+    pid: int = 0
+    """Of the actor's own process."""
 
 
 def read_processes() -> dict[int, Process]:
@@ -74,7 +76,7 @@ def usage(processes: Mapping[int, Process], actors: Mapping[str, int]) -> dict[s
                 family += [each for each in below if not each.rank]
                 ranks = [each for each in below if each.rank]
                 heads += [(f"{actor} rank {number}", each) for number, each in enumerate(ranks, 1)]
-            found[name] = Usage(sum(each.cpu for each in family), sum(each.private for each in family))
+            found[name] = Usage(sum(each.cpu for each in family), sum(each.private for each in family), head.pid)
     return found
 
 
@@ -84,7 +86,8 @@ class Seen:
 
     cpu_before: float
     private_before: int
-    cpu: float = 0.0
+    pid: int
+    cpu: float
     private_most: int = 0
 
     @property
@@ -101,13 +104,17 @@ class Watch:
 
     def begin(self, now: Mapping[str, Usage]) -> None:
         """From now on everything counts."""
-        self.actors = {name: Seen(each.cpu, each.private) for name, each in now.items()}
+        self.actors = {name: Seen(each.cpu, each.private, each.pid, each.cpu) for name, each in now.items()}
 
     def look(self, now: Mapping[str, Usage]) -> None:
-        """Take what the actors use now. A new process of an actor counts from nothing."""
+        """Take what the actors use now. A new process of an actor counts from nothing.
+
+        Of a process that ends, less may be seen than before, since its children are gone.
+        """
         for name, each in now.items():
-            seen = self.actors.setdefault(name, Seen(0.0, each.private))
-            if each.cpu < seen.cpu:
+            seen = self.actors.setdefault(name, Seen(0.0, each.private, each.pid, 0.0))
+            if each.pid != seen.pid:
                 seen.cpu_before -= seen.cpu
-            seen.cpu = each.cpu
+                seen.pid, seen.cpu = each.pid, 0.0
+            seen.cpu = max(seen.cpu, each.cpu)
             seen.private_most = max(seen.private_most, each.private)

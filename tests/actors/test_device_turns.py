@@ -101,15 +101,17 @@ def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
             turns = Turns(stage, topology, seconds)
             async with turns.turns.taken(needed=False):
                 pass
-            assert turns.happened == []
+            await trio.sleep(1.0)
+            assert turns.happened == ["awake"]  # as generators begin asleep
+            turns.happened.clear()
+            began = trio.current_time()
             async with turns.turns.taken():
-                assert 3.0 <= trio.current_time() - began <= 32.0
+                assert 3.0 <= trio.current_time() - began <= 31.0
                 turns.happened.append("trained")
             await trio.sleep(1.0)
             assert turns.happened == expected
 
     with capture_logs() as logs:
-        began = 0.0
         trio.run(main, clock=MockClock(autojump_threshold=0))
     late = [log["generators"] for log in logs if log["log_level"] == "warning" and "generators" in log]
     assert late == ([] if "asleep" in expected else [[GENERATOR]])
@@ -124,7 +126,7 @@ def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
                 async with turns.turns.taken():
                     raise ZeroDivisionError
             await trio.sleep(1.0)
-            assert turns.happened == ["asleep", "awake"]
+            assert turns.happened[-2:] == ["asleep", "awake"]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
@@ -154,9 +156,11 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
                 assert isinstance(actor, RolloutGenerator)
                 await stage.started(GENERATOR)
                 device = learner.announce(DEVICE, GENERATOR)
+                (engine,) = made
+                device.set(DeviceTurn(training=False))
+                await until(lambda: engine.policy.version == 3)
                 device.set(DeviceTurn(training=True))
                 await device.acknowledged()
-                (engine,) = made
                 assert engine.asleep
                 request = builders.request()
                 assert isinstance(request, RolloutRequest)
@@ -173,6 +177,35 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
                 device.set(DeviceTurn(training=False))
                 trajectory = await stage["roc_filter"].receive(Trajectory)
                 assert trajectory.status in {"finished", "truncated"}
+                assert not engine.asleep
+
+    simulate(main)
+
+
+def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(
+    tmp_path: Path,
+) -> None:
+    topology = sharing(tmp_path)
+    model = model_directory(topology, tmp_path)
+    made: list[ScriptedEngine] = []
+
+    class Scripted(RolloutGenerator):
+        def _make_engine(self, directory: Path, settings: Any) -> Any:
+            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=lambda *_: "", made=made.append)
+
+    async def main() -> None:
+        async with stand_ins(topology, "rollout_generator") as stage:
+            learner = stage["learner"]
+            learner.announce("policy", GENERATOR).set(builders.published(3))
+            async with running(Scripted, topology, "rollout_generator", tmp_path, stage) as actor:
+                await stage.started(GENERATOR)
+                (engine,) = made
+                assert engine.asleep
+                assert isinstance(actor, RolloutGenerator)
+                assert actor.waiting_for().startswith("learner: ")
+                device = learner.announce(DEVICE, GENERATOR)
+                device.set(DeviceTurn(training=False))
+                await device.acknowledged()
                 assert not engine.asleep
 
     simulate(main)

@@ -31,18 +31,18 @@ def test_interpreters_count_with_their_actor_and_ranks_apart() -> None:
         )
     }
     assert usage(processes, {"tool_executor.0": 2, "learner.0": 5, "gone.0": 99}) == {
-        "tool_executor.0": Usage(1.75, 70),
-        "learner.0": Usage(2.0, 100),
-        "learner.0 rank 1": Usage(5.0, 201),
-        "learner.0 rank 2": Usage(8.0, 300),
+        "tool_executor.0": Usage(1.75, 70, 2),
+        "learner.0": Usage(2.0, 100, 5),
+        "learner.0 rank 1": Usage(5.0, 201, 6),
+        "learner.0 rank 2": Usage(8.0, 300, 7),
     }
 
 
 def test_seconds_count_from_the_beginning_on_and_over_a_restart() -> None:
     watch = Watch()
-    watch.begin({"a.0": Usage(5.0, 100)})
-    for cpu, private in ((7.0, 300), (1.0, 50), (2.0, 200)):  # the second is a new process
-        watch.look({"a.0": Usage(cpu, private)})
+    watch.begin({"a.0": Usage(5.0, 100, 1)})
+    for cpu, private, pid in ((7.0, 300, 1), (6.5, 10, 1), (1.0, 50, 2), (2.0, 200, 2)):  # a child ended; a new process
+        watch.look({"a.0": Usage(cpu, private, pid)})
     seen = watch.actors["a.0"]
     assert seen.seconds == pytest.approx(2.0 + 2.0)
     assert (seen.private_before, seen.private_most) == (100, 300)

@@ -21,7 +21,7 @@ from tests.end_to_end.processes import finish, process_of_actor, rows, start, wa
 from tests.end_to_end.topologies import SELECT, write_selecting
 
 SAMPLES = 4
-PROBLEMS = 60
+PROBLEMS = 150
 """Of the test with kills: the restart of a learner takes seconds, in which others go on."""
 
 
