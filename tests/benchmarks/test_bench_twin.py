@@ -87,7 +87,7 @@ def test_what_differs_changes_the_prediction_and_staleness_0_is_0() -> None:
     base = said()
     assert base == said()
     assert all(said(*others).makespan_s > base.makespan_s * 0.9 for others in OTHERS.values())
-    assert said(*SLOW_TOOLS).makespan_s > base.makespan_s
+    assert said(*SLOW_TOOLS) != base
     assert said(*OTHERS["staleness 0"]).staleness == 0
 
 

@@ -31,7 +31,7 @@ def profile(cores: float, tools: float) -> Profile:
 
 
 def test_the_cores_of_a_simulated_run_are_found_again() -> None:
-    topology, steps = load_topology(QUICKSTART, SMALL), 4
+    topology, steps = load_topology(QUICKSTART, SMALL), 8
     made = plan_of(topology, profile(0.9, 2.0), where="", steps=steps, seed=0)
     seen = pace_of(predict(made).outcome)
     found = settled(profile(2.0, 1.0), topology, made.trace.groups, seen, "").cores
