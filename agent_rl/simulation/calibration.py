@@ -15,7 +15,8 @@ engines.
 
 **Seconds** are those in which engine or learner were busy. On a host whose cores they share (``device = "cpu"``) they
 are processor seconds: being busy there includes waiting for a core. A tool call then takes its processor seconds, and
-of the seconds that it ran, those that are left. `agent_rl.simulation.contention` then says how many cores there were.
+of the seconds that it ran, those that are left. `agent_rl.simulation.contention` then says how many cores there were,
+or, where they are not shared, what passes between the last rollout of a step and its training.
 
 A run tells what it has done: at loads that it never had, the fit is a guess.
 """
@@ -121,11 +122,11 @@ def fit(run: RecordedRun) -> Profile:
         rollouts=_rollouts(run),
         cores=cores,
     )
-    return profile if cores is None or run.topology is None else _settled(run, run.topology, profile, groups)
+    return profile if run.topology is None else _settled(run, run.topology, profile, groups)
 
 
 def _settled(run: RecordedRun, topology: Topology, profile: Profile, groups: Sequence[tuple[Shape, ...]]) -> Profile:
-    """The profile with what the run as a whole says of its cores, if it has a single rl stage and enough steps."""
+    """The profile with what the run as a whole says, if it has a single rl stage and enough steps."""
     algorithm, steps = topology.algorithm, run.steps[:MOST_STEPS]
     totals = [
         (row["wall"], sum(each["figures"].get("engine_steps", 0) for each in engines))

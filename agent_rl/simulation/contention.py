@@ -1,9 +1,13 @@
-"""How a run shared its cores: two numbers that no record holds are chosen so that the simulated run is like the run.
+"""Numbers that no record holds are chosen so that the simulated run is like the run.
 
 ::
 
+    where cores are shared:
     engine steps of the run --> Cores.tools: how many cores tool calls ask for, since they are several processes
     makespan of the run     --> Cores.cores: how many cores engines, learner and tools really had together
+    else:
+    makespan of the run     --> Learner.gather_s: judging, messages and the disk, between the end of a step's last
+                                rollout and its training
 
 The more cores tools ask for, the more of them answer at once, and the fewer and larger are the engine's steps. What the
 run had less of than the host's cores went to other actors, to other programs, or was idle while messages travelled.
@@ -20,7 +24,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.plan import Plan, plan_of
 from agent_rl.simulation.prediction import predict
-from agent_rl.simulation.profile import Profile
+from agent_rl.simulation.profile import Learner, Profile
 from agent_rl.simulation.trace import Shape
 
 TOOLS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -68,13 +72,14 @@ def _at(wall: float, totals: Sequence[tuple[float, float]]) -> float:
 def settled(
     profile: Profile, topology: Topology, groups: Sequence[tuple[Shape, ...]], seen: Pace, where: str
 ) -> Profile:
-    """The profile with the two numbers. ``groups`` are those of the run's steps, in their order."""
-    assert profile.cores is not None
-    cores, most = profile.cores, profile.cores.cores
+    """The profile with these numbers. ``groups`` are those of the run's steps, in their order."""
     steps = len(groups) // topology.algorithm.groups_per_step
     plan = plan_of(topology, profile, where=where, steps=steps, seed=0)
     taken = tuple(groups[: steps * topology.algorithm.groups_per_step])
     plan = _with(plan, groups=taken, limit=max(plan.trace.limit, *(s.context for group in taken for s in group)))
+    if profile.cores is None:
+        return profile.model_copy(update={"learner": _gathering(plan, profile.learner, seen, steps)})
+    cores, most = profile.cores, profile.cores.cores
 
     def pace(count: float, tools: float) -> Pace:
         assert plan.trace.shared is not None
@@ -87,6 +92,19 @@ def settled(
         middle = (low + high) / 2
         low, high = (middle, high) if pace(middle, tools).seconds > seen.seconds else (low, middle)
     return profile.model_copy(update={"cores": cores.model_copy(update={"cores": round(high, 4), "tools": tools})})
+
+
+def _gathering(plan: Plan, learner: Learner, seen: Pace, steps: int) -> Learner:
+    """The learner with the seconds from the end of a step's last rollout to its training."""
+
+    def seconds(gather_s: float) -> float:
+        return pace_of(predict(_with(plan, learner=replace(plan.trace.learner, gather_s=gather_s))).outcome).seconds
+
+    low, high = 0.0, seen.seconds / max(1, steps - 1)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) < seen.seconds else (low, middle)
+    return learner.model_copy(update={"gather_s": round(low, 4)})
 
 
 def _with(plan: Plan, **changes: Any) -> Plan:

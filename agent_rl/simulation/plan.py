@@ -266,7 +266,7 @@ def _learner(
     engine = settings.get("engine", "torch")
     keeps = settings.get("engine_settings", {}).get("kv_on_update", "recompute" if engine in VLLM else "keep")
     kept = min(algorithm.keep, algorithm.samples) / algorithm.samples
-    return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep")
+    return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep", of.gather_s)
 
 
 def _groups(

@@ -81,13 +81,15 @@ class Engine(Table):
 class Learner(Table):
     """Tokens a second of the whole learner, or operations a parameter and token; and seconds of an update.
 
-    ``publish_s`` pass until engines have new weights; they then pause ``pause_s``.
+    ``publish_s`` pass until engines have new weights; they then pause ``pause_s``. ``gather_s`` pass from the end of a
+    step's last rollout until the learner can train the step; the fast level alone counts them.
     """
 
     tokens_per_s: PositiveFloat | None = None
     operations_per_parameter: PositiveFloat = 8.0
     publish_s: NonNegativeFloat = 0.0
     pause_s: NonNegativeFloat = 0.0
+    gather_s: NonNegativeFloat = 0.0
 
 
 class Tools(Table):

@@ -21,7 +21,7 @@ from agent_rl.simulation.outcome import Outcome, Trained
 from agent_rl.simulation.rollout import Rollout
 from agent_rl.simulation.trace import Trace
 
-Kind: TypeAlias = Literal["engine", "called", "tools", "trained", "published", "joins", "lost", "drains"]
+Kind: TypeAlias = Literal["engine", "called", "tools", "gathered", "trained", "published", "joins", "lost", "drains"]
 
 Event: TypeAlias = tuple[float, int, Kind, int, int]
 
@@ -95,6 +95,7 @@ class Simulator:
             "engine": self._engine_event,
             "called": self._called,
             "tools": self._tools_ended,
+            "gathered": self._gathered,
             "trained": self._trained,
             "published": self._published,
             "joins": self._joins,
@@ -323,8 +324,15 @@ class Simulator:
     def _close_steps(self) -> None:
         while (step := self._steps.close()) is not None:
             tokens = sum(shape.context for group in step.trained for shape in self.trace.groups[int(group)])
-            self._to_train.append(tokens)
             self.outcome.staleness += step.staleness
+            if self.trace.learner.gather_s:
+                self._at(self.now + self.trace.learner.gather_s, "gathered", tokens)
+            else:
+                self._gathered(tokens)
+
+    def _gathered(self, tokens: int) -> None:
+        """A step can be trained."""
+        self._to_train.append(tokens)
         self._train()
 
     def _train(self) -> None:

@@ -88,7 +88,8 @@ class EngineLife:
 class LearnerModel:
     """A step trains the share ``kept`` of its groups' tokens, and is published ``publish_s`` seconds later.
 
-    The engines then pause ``pause_s`` to load the weights, and keep their KV cache or not.
+    ``gather_s`` seconds pass from the end of a step's last rollout until the step may be trained. The engines then
+    pause ``pause_s`` to load the weights, and keep their KV cache or not.
     """
 
     tokens_per_s: float
@@ -96,6 +97,7 @@ class LearnerModel:
     publish_s: float = 10.0
     pause_s: float = 2.0
     kv_kept: bool = True
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def _positive(value: float, what: str) -> None:
 
 def _check_learner(learner: LearnerModel, where: str) -> None:
     _positive(learner.tokens_per_s, f"{where}, tokens_per_s")
-    for name in ("kept", "publish_s", "pause_s"):
+    for name in ("kept", "publish_s", "pause_s", "gather_s"):
         if not 0 <= getattr(learner, name) < math.inf:
             raise TraceError(f"{where}, {name}: {getattr(learner, name)} is negative or no number")
 

@@ -44,6 +44,20 @@ def test_the_cores_of_a_simulated_run_are_found_again() -> None:
     assert slow.cores == pytest.approx(2.0), "no run has more cores than there are"
 
 
+def test_what_passes_between_the_last_rollout_of_a_step_and_its_training_is_found_again() -> None:
+    topology, steps = load_topology(QUICKSTART, SMALL), 8
+    known = profile(2.0, 1.0).model_copy(update={"cores": None})
+    late = known.model_copy(update={"learner": known.learner.model_copy(update={"gather_s": 0.07})})
+    made = plan_of(topology, late, where="", steps=steps, seed=0)
+    seen = pace_of(predict(made).outcome)
+    found = settled(known, topology, made.trace.groups, seen, "").learner
+    assert found.gather_s == pytest.approx(0.07, rel=0.1)
+    again = plan_of(topology, late.model_copy(update={"learner": found}), where="", steps=steps, seed=0)
+    assert pace_of(predict(again).outcome).seconds == pytest.approx(seen.seconds, rel=0.01)
+    fast = settled(known, topology, made.trace.groups, seen._replace(seconds=seen.seconds / 10), "").learner
+    assert fast.gather_s == 0.0
+
+
 def test_the_pace_is_from_the_first_step_to_the_last() -> None:
     totals = [(10.0, 0.0), (12.0, 100.0), (14.0, 300.0)]
     assert pace_seen([{"wall": 11.0}, {"wall": 13.0}, {"wall": 15.0}], totals) == Pace(4.0, 250.0)
