@@ -1,7 +1,7 @@
 """Substitutes for runs whose engine and learner share a device: they note when tokens are written and steps trained.
 
-The notes are lines of a file that the environment names, with seconds of the monotonic clock, which all processes of a
-machine share. A fault is put in once.
+The notes are lines of a file that the environment names. They end with the process and with seconds of the monotonic
+clock, which all processes of a machine share. A fault is put in once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAULT = "TURN_FAULT"
 
 def note(*words: object) -> None:
     with Path(os.environ[NOTES]).open("a") as file:
-        file.write(" ".join(map(str, (*words, time.monotonic()))) + "\n")
+        file.write(" ".join(map(str, (*words, os.getpid(), time.monotonic()))) + "\n")
 
 
 def first_time(who: str) -> bool:
