@@ -120,6 +120,7 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until cancelled."""
         before = signal.signal(signal.SIGURG, self._interrupt)
+        self._arm()  # what an actor gets again at its start may block it before the thread's first look
         try:
             token, main = trio.lowlevel.current_trio_token(), threading.get_ident()
             await trio.to_thread.run_sync(

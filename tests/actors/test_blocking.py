@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from actors.execution import blocking
 from actors.execution.blocking import Watchdog, interruptible
@@ -153,3 +154,20 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     assert f"observe {said}" in observed.fault
     assert "(test_blocking.py, line " in observed.fault
     assert result.outcome == "timeout"
+
+
+def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor that is started again gets at once what blocked it before, and its thread may never come to look."""
+    monkeypatch.setattr("actors.execution.blocking.TICK_SECONDS", 60.0)
+
+    async def main(report: int) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Watchdog(silent_seconds=3.0, report=report).run)
+            await trio.testing.wait_all_tasks_blocked()
+            time.sleep(1.2)  # noqa: ASYNC251
+            nursery.cancel_scope.cancel()
+
+    with (tmp_path / "report").open("w+") as file:
+        trio.run(main, file.fileno())
+        file.seek(0)
+        assert "test_blocking.py" in file.read()
