@@ -88,8 +88,8 @@ class EngineLife:
 class LearnerModel:
     """A step trains the share ``kept`` of its groups' tokens, and is published ``publish_s`` seconds later.
 
-    ``gather_s`` seconds pass from the end of a step's last rollout until the step may be trained. The engines then
-    pause ``pause_s`` to load the weights, and keep their KV cache or not.
+    The engines then pause ``pause_s`` to load the weights, and keep their KV cache or not. ``gather_s`` seconds pass
+    from the end of a step's last rollout until the step may be trained.
     """
 
     tokens_per_s: float
