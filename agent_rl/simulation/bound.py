@@ -25,17 +25,20 @@ bounded from below by the minimum of their constants plus the minimum of their s
 **Path.** A rollout alone on the fastest engine needs at least sum (a + b + c x) over its tokens, its tools' seconds,
 and the prefill of its tool results. (Each engine is bounded by the minimum of every coefficient over all engines.)
 
-**Chain.** Groups of batch k are opened when max(0, k - S) steps are trained. A step consists of g groups, so v steps
-need v g of the groups of batches 0 .. v - 1 + S. The learner trains one step after the other. Hence::
+**Chain.** Groups of batch k are opened when max(0, k - S) steps are trained and published, and may be S versions old
+when they are trained. So a group of batch k is among the first max(k, S) + 1 steps: staleness.py, rule ``wait``. For
+v > S, these have v g groups, which are all the groups of batches 0 .. v - 1; and for v > S + 1, step v is batch v - 1.
+With E(v) for the groups of batches 0 .. max(v - 1, S), from which the first v steps are made::
 
     T(v)  >=  T(v - 1) + L(v)
-    T(v)  >=  time of the work of the v g cheapest groups of batches 0 .. v - 1 + S, then L(v)
-    T(n)  >=  time of the work of all groups, then L(n)
-    T(n)  >=  T(max(0, n - 1 - S)) + publish_s + longest path of batch n - 1, then L(n)
-    T(n)  >=  time of the work of batch n - 1 that begins at T(max(0, n - 1 - S)) + publish_s, then L(n)
+    T(v)  >=  time of the work of the v g cheapest groups of E(v), then L(v)
+    T(v)  >=  longest path of the groups of E(v), then L(v), for v > S
+    T(v)  >=  T(k - S) + publish_s + time of the work of batches k .. v - 1, then L(v), for S < k < v
+    T(v)  >=  T(k - S) + publish_s + longest path of batches k .. v - 1, then L(v), for S < k < v
 
-The last three hold because all n g groups end before step n is trained, whichever step they are in; ``publish_s``
-counts where steps are trained before. A lost engine, a move or a preemption only adds work.
+A trace whose groups are opened late (`Trace.opens_late`) may have younger groups, so E(v) is all that may be open then:
+batches 0 .. v - 1 + S. The last three hold for v = n alone there: all n g groups end before step n is trained. A lost
+engine, a move or a preemption only adds work.
 """
 
 from __future__ import annotations
@@ -90,25 +93,18 @@ def lower_bound(trace: Trace) -> float:
     tokens = [sum(shape.context for shape in group) for group in trace.groups]
     paths = [max(_path(shape, trace.engines) for shape in group) for group in trace.groups]
     fleet = _Fleet(trace.engines)
-    least_train = [0.0] * (steps + 1)
-    for v in range(1, steps + 1):
-        may_be_in = sorted(tokens[: (v + staleness) * g])
-        least_train[v] = sum(may_be_in[:g]) * learner.kept / learner.tokens_per_s
     trained = [0.0] * (steps + 1)
     for v in range(1, steps + 1):
-        eligible = works[: (v + staleness) * g]
-        chosen = eligible if v == steps else _cheapest(eligible, v * g, fleet)
-        at = max(trained[v - 1], fleet.time(sum(chosen, Work())))
-        if v == steps:
-            opened = _published(trained, steps - 1 - staleness, learner.publish_s)
-            last = slice((steps - 1) * g, steps * g)
-            at = max(at, opened + max(paths[last]), fleet.time(sum(works[last], Work()), opened))
-        trained[v] = at + least_train[v]
+        eligible = slice((v + staleness if trace.opens_late else max(v, staleness + 1)) * g)
+        at = max(trained[v - 1], fleet.time(sum(_cheapest(works[eligible], v * g, fleet), Work())))
+        if v == steps or (v > staleness and not trace.opens_late):
+            at = max(at, *paths[: v * g])
+            for first in range(staleness + 1, v):
+                opened, since = trained[first - staleness] + learner.publish_s, slice(first * g, v * g)
+                at = max(at, opened + max(paths[since]), fleet.time(sum(works[since], Work()), opened))
+        known = slice((v - 1) * g, v * g) if v > staleness + 1 and not trace.opens_late else eligible
+        trained[v] = at + sum(sorted(tokens[known])[:g]) * learner.kept / learner.tokens_per_s
     return trained[steps]
-
-
-def _published(trained: Sequence[float], version: int, publish_s: float) -> float:
-    return trained[version] + publish_s if version > 0 else 0.0
 
 
 def _cheapest(works: Sequence[Work], count: int, fleet: _Fleet) -> Iterable[Work]:

@@ -14,9 +14,9 @@ seconds, and sooner where rollouts are short: when they have written ``refresh_s
 **Engines.** Of the engines with room, the one with the fewest seconds a token gets the next rollout (speeds.py); equal
 engines fill equally.
 
-**Moves.** A next turn stays where its prefix is, unless a move pays: another engine with room saves the rollout more
-seconds, over the tokens that it is likely to write yet, than the prefill of its prefix takes from all rollouts there.
-Or its engine will overflow by more than its context, and another one has room.
+**Moves.** A next turn stays where its prefix is, unless a move pays: another engine with room, once it holds the
+rollout too, saves the rollout more seconds, over the tokens that it is likely to write yet, than the prefill of its
+prefix takes from all rollouts there. Or its engine will overflow by more than its context, and another one has room.
 
 **Pauses.** Where the residents do not fit any more, a next turn waits until it fits somewhere: at once if its prefix
 was evicted already, otherwise when they exceed ``overfull`` K. They would evict each other's prefixes turn by turn.
@@ -382,7 +382,8 @@ class Predictive(Policy):
             return name
         there = self._engines[other]
         if home.most - home.facts.kv_total <= turn.context:  # no room is needed here
-            saved = self._pace[name] - self._pace[other]
+            with_it = min(1.0, (there.most + turn.context) / max(1, there.facts.kv_total))
+            saved = self._pace[name] - self.speeds.seconds(other, with_it)
             kept = turn.kept if turn.kept_on == name else 0
             if saved <= 0 and kept == turn.context:
                 return name

@@ -225,6 +225,19 @@ def test_predictive_moves_a_rollout_to_a_faster_engine_when_that_pays() -> None:
         assert engines_of(policy.decide(40_011.0)) == [where]
 
 
+def test_predictive_counts_the_rollout_itself_where_it_would_move() -> None:
+    """a holds 150,000 and 60,000 tokens, b 80,000. With the large rollout b would be as slow as a is, so it stays."""
+    for moving, context, where in (("g/0", 150_000, "a"), ("g/1", 60_000, "b")):
+        policy = with_engines("predictive", "a", "b", kv=1_000_000)
+        for rollout, engine, tokens in (("g/0", "a", 150_000), ("g/1", "a", 60_000), ("g/2", "b", 80_000)):
+            policy.turn_waits(turn(rollout, context=tokens, limit=200_000), 0.0)
+            policy.turn_placed(rollout, engine, 0.0)
+        policy.turn_ended(moving, context, 1.0)
+        waiting = turn(moving, turn=1, context=context, limit=200_000, kept_on="a", kept=context)
+        policy.turn_waits(waiting, 2.0)
+        assert engines_of(policy.decide(2.0)) == [where]
+
+
 def test_predictive_lets_an_evicted_rollout_wait_while_the_engine_is_overfull() -> None:
     policy = with_engines("predictive", "a")
     for name, context in (("g/0", 600), ("g/1", 600)):

@@ -54,7 +54,8 @@ def traces(draw: st.DrawFn) -> Trace:
             engines.append(EngineLife(name, MODEL, joins=joins, **{when: joins + draw(st.floats(0.1, 3))}))
     learner = LearnerModel(draw(st.floats(50, 5000)), publish_s=draw(st.floats(0, 1)), kv_kept=draw(st.booleans()))
     staleness = draw(st.integers(0, 2))
-    return check(Trace("random", 0, "", samples, per_step, steps, staleness, 250, tuple(engines), learner, groups))
+    trace = Trace("random", 0, "", samples, per_step, steps, staleness, 250, tuple(engines), learner, groups)
+    return check(replace(trace, opens_late=draw(st.booleans())))
 
 
 def run(trace: Trace, name: str) -> Outcome:
@@ -192,6 +193,13 @@ def test_turns_join_together_once_they_are_enough_or_have_waited() -> None:
 
 def test_the_bound_is_reached_by_a_rollout_alone_without_prefill() -> None:
     trace = alone((20, 10), prefill_s=0.0, prefill_context_s=0.0)
+    assert Simulator(trace, LeastRequests()).run().makespan_s == pytest.approx(lower_bound(trace))
+
+
+def test_the_bound_is_reached_by_steps_that_wait_for_each_other() -> None:
+    trace = alone((20, 10), prefill_s=0.0, prefill_context_s=0.0)
+    learner = LearnerModel(20.0, publish_s=3.0, pause_s=0.0)
+    trace = check(replace(trace, steps=4, max_staleness=0, learner=learner, groups=trace.groups * 4))
     assert Simulator(trace, LeastRequests()).run().makespan_s == pytest.approx(lower_bound(trace))
 
 
