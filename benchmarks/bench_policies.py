@@ -4,11 +4,13 @@
     agent-rl bench policies --engine torch --policies worst_case predictive --seeds 1
     agent-rl bench policies --engine torch --short
 
-Two rollout generators with an engine each serve --groups groups of --samples rollouts, which are all opened at once, as
-the scheduler's policy places them. Seeds decide how long the turns of each rollout are and how long its tools sleep, so
-that a seed is the same work for all policies. The KV caches are too small for what the engines could run at once. A
-round is one policy with one seed; the order of the policies changes from seed to seed. The engines live through all
-rounds. New weights at the beginning of a round, which are the same weights, empty their KV caches.
+Two rollout generators with an engine each serve --groups groups of --samples rollouts, as the scheduler's policy places
+them. All groups may be opened from the beginning on; the scheduler opens one whenever no rollout waits for its start.
+So with `static`, whose rollouts wait for each other, about one group is opened in each of its turns. Seeds decide how
+long the turns of each rollout are and how long its tools sleep, so that a seed is the same work for all policies. The
+KV caches are too small for what the engines could run at once. A round is one policy with one seed; the order of the
+policies changes from seed to seed. The engines live through all rounds. New weights at the beginning of a round, which
+are the same weights, empty their KV caches.
 
 Two rounds come before, with seeds of their own: one with few rollouts at once (`worst_case`) and one with many
 (`least_requests`). The model of the engine is fitted to these two, and the fast simulator predicts all others with it.

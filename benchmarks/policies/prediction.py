@@ -97,7 +97,7 @@ def fitted(records: Sequence[Sequence[Row]], *, max_rollouts: int, page: int) ->
 
 
 def trace_of(groups: Sequence[Sequence[Shape]], engines: Sequence[str], fit: Fitted, seed: int) -> Trace:
-    """A round: all groups are opened at once."""
+    """A round: a group is opened whenever no rollout waits for its start, as the scheduler does it."""
     later = tuple(
         tuple(shape._replace(tool_s=tuple(each + fit.gap_s for each in shape.tool_s)) for shape in group)
         for group in groups
@@ -114,6 +114,7 @@ def trace_of(groups: Sequence[Sequence[Shape]], engines: Sequence[str], fit: Fit
         engines=tuple(EngineLife(name, fit.model) for name in engines),
         learner=AT_ONCE,
         groups=later,
+        opens_late=True,
     )
     return check(trace)
 

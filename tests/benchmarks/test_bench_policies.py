@@ -195,6 +195,8 @@ def test_the_simulator_has_the_same_rollouts_and_policies_differ() -> None:
     assert found["worst_case"] == simulate("worst_case", trace)
     assert found["worst_case"].preempted_share == 0 < found["least_requests"].preempted_share
     assert found["worst_case"].makespan_s > found["least_requests"].makespan_s
+    at_once = simulate("static", replace(trace, opens_late=False)).makespan_s
+    assert found["static"].makespan_s > 1.2 * at_once, "a group is opened in each turn of all, as in a run"
 
 
 def test_figures_are_means_with_intervals_and_the_worst_ratio(capsys: pytest.CaptureFixture[str]) -> None:
