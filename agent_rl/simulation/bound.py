@@ -25,10 +25,10 @@ bounded from below by the minimum of their constants plus the minimum of their s
 **Path.** A rollout alone on the fastest engine needs at least sum (a + b + c x) over its tokens, its tools' seconds,
 and the prefill of its tool results. (Each engine is bounded by the minimum of every coefficient over all engines.)
 
-**Chain.** Groups of batch k are opened when max(0, k - S) steps are trained and published, and may be S versions old
-when they are trained. So a group of batch k is among the first max(k, S) + 1 steps: staleness.py, rule ``wait``. For
-v > S, these have v g groups, which are all the groups of batches 0 .. v - 1; and for v > S + 1, step v is batch v - 1.
-With E(v) for the groups of batches 0 .. max(v - 1, S), from which the first v steps are made::
+**Chain.** Groups of batch k are opened when max(0, k - S) steps are trained and published. They may be S versions old
+when they are trained, so they are in the first max(k, S) + 1 steps (staleness.py, rule ``wait``). The first v steps
+have v g groups. For v > S, these are therefore all the groups of batches 0 .. v - 1. For v > S + 1, the groups of step
+v are those of batch v - 1. E(v) are the groups of batches 0 .. max(v - 1, S), of which the first v steps are made::
 
     T(v)  >=  T(v - 1) + L(v)
     T(v)  >=  time of the work of the v g cheapest groups of E(v), then L(v)
@@ -36,9 +36,9 @@ With E(v) for the groups of batches 0 .. max(v - 1, S), from which the first v s
     T(v)  >=  T(k - S) + publish_s + time of the work of batches k .. v - 1, then L(v), for S < k < v
     T(v)  >=  T(k - S) + publish_s + longest path of batches k .. v - 1, then L(v), for S < k < v
 
-A trace whose groups are opened late (`Trace.opens_late`) may have younger groups, so E(v) is all that may be open then:
-batches 0 .. v - 1 + S. The last three hold for v = n alone there: all n g groups end before step n is trained. A lost
-engine, a move or a preemption only adds work.
+Where groups are opened late (`Trace.opens_late`), they may be of a newer version than their batch permits. E(v) are
+then the groups of batches 0 .. v - 1 + S, and the last three hold for v = n alone: all n g groups end before step n is
+trained. A lost engine, a move or a preemption only adds work.
 """
 
 from __future__ import annotations

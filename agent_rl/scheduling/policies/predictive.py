@@ -170,13 +170,17 @@ class Predictive(Policy):
     def _share(self, engine: EngineUse) -> float:
         return min(1.0, engine.forecast.mean[0] / max(1, engine.facts.kv_total))
 
+    def _seconds(self, engine: EngineUse, used: float) -> float:
+        """Seconds a token of the engine when so many tokens of its KV cache are used."""
+        return self.speeds.seconds(engine.facts.engine, min(1.0, used / max(1, engine.facts.kv_total)))
+
     def _update(self, engine: EngineUse) -> None:
         """The loads of the engine, after its forecast changed."""
         name = engine.facts.engine
         if name in self._load:
             facts = engine.facts
             engine.most = engine.forecast.most(self._deviations)
-            pace = self.speeds.seconds(name, min(1.0, engine.most / max(1, facts.kv_total)))
+            pace = self._seconds(engine, engine.most)
             full = engine.most > self._fill * facts.kv_total or len(engine.residents) >= facts.max_rollouts
             self._has_places(engine, (self._fill * facts.kv_total - engine.most) / self._share_of_new)
             self._pace.set(name, pace)
@@ -382,8 +386,7 @@ class Predictive(Policy):
             return name
         there = self._engines[other]
         if home.most - home.facts.kv_total <= turn.context:  # no room is needed here
-            with_it = min(1.0, (there.most + turn.context) / max(1, there.facts.kv_total))
-            saved = self._pace[name] - self.speeds.seconds(other, with_it)
+            saved = self._pace[name] - self._seconds(there, there.most + turn.context)
             kept = turn.kept if turn.kept_on == name else 0
             if saved <= 0 and kept == turn.context:
                 return name
