@@ -12,10 +12,9 @@ L(v) the seconds of the training of step v, at least those of the g groups with 
 Every written token is in exactly one step, so its engine spends at least w_e(x) = (b + a (1 - s) / R) + (c + a s / K) x
 seconds on it, for a fixed s; with it, prefills and idle time only add. Each rollout's prompt and tool results are
 prefilled once at least, except that a group's prompt may be shared: that costs p_e + q_e x for a token at depth x. (The
-largest total over
-s = 0 and s = 1 is taken, as the total is linear in s.) Weight the engines by y_e >= 0, sum 1, and let A_e(t) be the
-seconds until t in which e is there. By t, the engines have done no more weighted work than sum_e y_e A_e(t), and a
-token costs at least min_e y_e w_e(x). So t is at least the smallest t with::
+largest total over s = 0 and s = 1 is taken, as the total is linear in s.) Weight the engines by y_e >= 0, sum 1, and
+let A_e(t) be the seconds until t in which e is there. By t, the engines have done no more weighted work than sum_e y_e
+A_e(t), and a token costs at least min_e y_e w_e(x). So t is at least the smallest t with::
 
     sum_e y_e A_e(t)  >=  sum over tokens of min_e y_e w_e(x)
 
@@ -102,8 +101,8 @@ def lower_bound(trace: Trace) -> float:
             for first in range(staleness + 1, v):
                 opened, since = trained[first - staleness] + learner.publish_s, slice(first * g, v * g)
                 at = max(at, opened + max(paths[since]), fleet.time(sum(works[since], Work()), opened))
-        known = slice((v - 1) * g, v * g) if v > staleness + 1 and not trace.opens_late else eligible
-        trained[v] = at + sum(sorted(tokens[known])[:g]) * learner.kept / learner.tokens_per_s
+        may_be_in = slice((v - 1) * g, v * g) if v > staleness + 1 and not trace.opens_late else eligible
+        trained[v] = at + sum(sorted(tokens[may_be_in])[:g]) * learner.kept / learner.tokens_per_s
     return trained[steps]
 
 
