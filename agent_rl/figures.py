@@ -316,6 +316,21 @@ class FilterFigures:
     rollouts_to_judge: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Forward passes of an engine, added up; `agent-rl calibrate` fits what a pass takes to them."""
+
+    count: int
+    seconds: float
+    cpu_seconds: float
+    """Of the thread that computes; 0 when the engine does not say."""
+    written: int
+    """Tokens."""
+    prefilled: int
+    context: int
+    """Tokens in the KV cache, after each pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorFigures:
     """The engine now, rates of the last seconds, and totals since the process started. KV cache in tokens."""
@@ -344,6 +359,10 @@ class GeneratorFigures:
     """Forward passes; 0 when the engine does not say. The next two are `EngineFigures`' totals."""
     prefilled_tokens: int = 0
     cached_tokens: int = 0
+    passes: dict[str, Passes] = field(default_factory=dict)
+    """By size, see `actors.engines.passes`; empty when the engine does not say."""
+    engine_cpu_seconds: float = 0.0
+    """Processor seconds of the thread or the processes that compute; 0 when the engine does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +402,10 @@ class ActorFigures:
     extra: dict[str, float] = field(default_factory=dict)
 
 
+OBJECTS = frozenset({"parts", "environments", "passes"})
+"""Figures by name, in the figures."""
+
+
 def numbers(figures: Any) -> dict[str, float]:
     """The figures that are numbers, by name, those of nested ones too; what is None or not finite is left out."""
     found: dict[str, float] = {}
@@ -393,7 +416,7 @@ def numbers(figures: Any) -> dict[str, float]:
 
 
 def row(figures: Any) -> dict[str, Any]:
-    """All figures by name, as a row of JSON: ``parts`` and ``environments`` are objects in it, where there are any."""
+    """All figures by name, as a row of JSON: `OBJECTS` are objects in it, where there are any."""
     return {name: value for name, value in _items(figures) if value is not None}
 
 
@@ -405,7 +428,7 @@ def _items(figures: Any) -> Iterator[tuple[str, Any]]:
         value = getattr(figures, each.name)
         if is_dataclass(value):
             yield from _items(value)
-        elif each.name in {"parts", "environments"}:
+        elif each.name in OBJECTS:
             if value:
                 yield each.name, {key: row(part) if is_dataclass(part) else part for key, part in value.items()}
         elif each.name != "extra":

@@ -16,13 +16,13 @@ it is compared with. Kinds are
 Makespan and tokens are counted from the end of the first step to the end of the last: the first step waits for engines
 and interpreters that warm up, which nothing predicts. An error is the distance between prediction and run as a share of
 the run's value; of the mean staleness, as a share of at least one version. All runs are printed, those that fail too;
-then the exit code is 1. "fitted" is the run that was fitted to; it does not count. The machine must be quiet: a run
-beside other work is slower than its own calibration says.
+then the exit code is 1. "fitted" is the run that was fitted to, "again" is another one with the same settings; they do
+not count. The errors of "again" say what a prediction can reach on this machine: they are those of knowing the answer.
+The machine must be quiet: a run beside other work is slower than its own calibration says.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ SLEEP_S = 0.3
 RESPONSE_TOKENS = 64
 """Twice the usual response. A rare one of more tokens would decide how long a run of half a minute takes."""
 RUN_SECONDS = 300.0
-FITTED = "fitted"
+FITTED, AGAIN = "fitted", "again"
 OTHERS: dict[str, tuple[str, ...]] = {
     "64 rollouts": ("actors.rollout_generator.settings.max_rollouts=64",),
     "KV cache of 9,000": ("actors.rollout_generator.settings.kv_tokens=9000",),
@@ -78,8 +78,8 @@ KINDS: dict[Name, Kind] = {
         ),
         10,
     ),
-    "shared": Kind((), 15),
-    "vllm": Kind(("algorithm.groups_per_step=8", "actors.rollout_generator.settings.engine=vllm"), 10),
+    "shared": Kind((), 30),
+    "vllm": Kind(("algorithm.groups_per_step=8", "actors.rollout_generator.settings.engine=vllm"), 30),
 }
 
 
@@ -207,7 +207,7 @@ async def compare(name: Name, seed: int, folder: Path, model: Path, options: Opt
     steps = options.steps or kind.steps
     profile: Profile | None = None
     traces = folder / f"{name}-{seed}-traces"
-    for number, (what, others) in enumerate(itertools.chain([(FITTED, ())], OTHERS.items())):
+    for number, (what, others) in enumerate([(FITTED, ()), (AGAIN, ()), *OTHERS.items()]):
         settings = settings_of(model, kind, steps, seed, others)
         made = Compared(name, seed, what)
         try:
@@ -251,6 +251,7 @@ def report(runs: Sequence[Compared]) -> None:
     """Print all runs, and the errors of those that were not fitted to."""
     rows: list[tuple[object, ...]] = []
     by_kind: dict[str, list[float]] = {}
+    again: dict[str, list[float]] = {}
     for made in runs:
         start = (made.kind, made.seed, made.what)
         if made.predicted is None or made.measured is None:
@@ -258,7 +259,7 @@ def report(runs: Sequence[Compared]) -> None:
             continue
         wrong = errors(made.predicted, made.measured)
         if made.what != FITTED:
-            by_kind.setdefault(made.kind, []).extend(wrong)
+            (again if made.what == AGAIN else by_kind).setdefault(made.kind, []).extend(wrong)
         pairs = zip(made.predicted, made.measured, wrong, strict=True)
         rows.append((*start, *(value for pair in pairs for value in pair)))
     header = [f"{name}{part}" for name in ("makespan s", "tokens/s", "staleness") for part in (" said", "", " error")]
@@ -266,7 +267,7 @@ def report(runs: Sequence[Compared]) -> None:
     failed = [made for made in runs if made.failed]
     for made in failed:
         print(_line(made))
-    figures: dict[str, float] = {}
+    figures = {f"twin.{name}.again_worst": max(some) for name, some in again.items()}
     everything = [error for of_kind in by_kind.values() for error in of_kind]
     for prefix, some in [*((f"twin.{name}", of_kind) for name, of_kind in by_kind.items()), ("twin", everything)]:
         if some:

@@ -16,6 +16,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from agent_rl.figures import Passes
 from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy, TransferOffer
 
 
@@ -78,7 +79,7 @@ class EngineFigures:
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
     ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
     released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host
-    memory.
+    memory. ``passes``: forward passes by size, as `PassTable` has them.
     """
 
     kv_tokens_total: int
@@ -96,6 +97,7 @@ class EngineFigures:
     kv_kept: bool = False
     host_kv_tokens_total: int = 0
     host_kv_tokens_used: int = 0
+    passes: Mapping[str, Passes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from actors.twin.run import ACTOR, in_virtual_time, play
 from actors.twin.world import World
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
-from agent_rl.simulation.calibration import not_negative
 from agent_rl.simulation.costs import TURN, Cost, Costs, CostTable
+from agent_rl.simulation.engine_fit import not_negative
 from agent_rl.simulation.plan import plan_of
 from agent_rl.simulation.profile import read_profile
 

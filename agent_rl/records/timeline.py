@@ -8,7 +8,8 @@
                       "figures": {"step": 12.0, ...}}}, "cores": 2}
 
 ``busy`` and ``cpu`` are shares of the row's seconds. ``waited`` is the share of statuses that named something to wait
-for. The figures are the actor's newest. ``cores`` counts the cores that the supervisor may use.
+for. The figures are the actor's newest; a generator's ``passes`` are lists by size, in the order of
+`agent_rl.figures.Passes`. ``cores`` counts the cores that the supervisor may use.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.figures import numbers
+from agent_rl.figures import ActorFigures, numbers
 from agent_rl.files.disk import LossyLines, older
 from agent_rl.messages import ActorStatus
 
@@ -87,7 +88,7 @@ class Timeline:
                 "cpu": round(seen.cpu / seconds, 4),
                 "waiting_for": seen.status.waiting_for,
                 "waited": round(seen.waits / seen.statuses, 4),
-                "figures": {name: round(value, 4) for name, value in numbers(seen.status.figures).items()},
+                "figures": _figures(seen.status.figures),
             }
             seen.busy = seen.cpu = 0.0
             seen.statuses = seen.waits = 0
@@ -95,6 +96,15 @@ class Timeline:
         row = {"wall": round(wall, 3), "seconds": round(now - self._row_began, 3), "actors": actors}
         self._row_began = now
         return row
+
+
+def _figures(figures: ActorFigures) -> dict[str, Any]:
+    found: dict[str, Any] = {name: round(value, 4) for name, value in numbers(figures).items()}
+    if figures.generator is not None and figures.generator.passes:
+        found["passes"] = {
+            size: [round(value, 4) for value in astuple(passes)] for size, passes in figures.generator.passes.items()
+        }
+    return found
 
 
 class TimelineFile:

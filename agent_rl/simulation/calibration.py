@@ -2,14 +2,10 @@
 
 ::
 
-    timeline.jsonl, a row a second --> seconds ~ a steps + b tokens + c context + d prefilled --> [engine]
+    timeline.jsonl, a row a second --> `agent_rl.simulation.engine_fit` --> [engine]
     metrics.jsonl, timeline.jsonl  --> trained tokens / seconds, update_seconds --> [learner]
     trajectories of the journal    --> turns, tool results, seconds of calls --> [tools], [rollouts], a trace
     processor seconds of all       --> [cores], if engines and learner compute on the cores of one host
-
-**Engines.** A row says how many decode steps were made, tokens written and tokens prefilled since the row before, and
-how full the KV cache was. The four seconds are those of the least squares that are not negative, over all rows of all
-engines.
 
 **Learner.** A step trains `LearnerModel.kept` of its groups' tokens, so the speed is that of these tokens.
 
@@ -32,9 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
@@ -44,6 +37,7 @@ from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import read_journal
 from agent_rl.records.timeline import FILE, read_timeline
 from agent_rl.simulation.contention import MOST_STEPS, pace_seen, settled
+from agent_rl.simulation.engine_fit import ENGINE_CPU, load_of
 from agent_rl.simulation.plan import DEFAULT_POLICY, VLLM
 from agent_rl.simulation.profile import Cores, Engine, Learner, Profile, Rollouts, Tools
 from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, SharedCores, Trace
@@ -146,6 +140,7 @@ def _cores(run: RecordedRun, count: int) -> Cores:
     rows = _warm(run)
     seconds = sum(row["seconds"] for row in rows[1:])
     used = {role: _spent(rows, role, "cpu") for role in (GENERATOR, LEARNER, EXECUTOR)}
+    used[GENERATOR] = _grown(rows, GENERATOR, ENGINE_CPU) or used[GENERATOR]
     others = sum(_spent(rows, name, "cpu") for name in {each for row in rows for each in row["actors"]}) - sum(
         used.values()
     )
@@ -198,50 +193,18 @@ def _waits(run: RecordedRun, cores: Cores | None) -> tuple[tuple[Shape, ...], ..
 
 
 def _engine(run: RecordedRun, cores: Cores | None) -> Engine:
-    rows, seconds, totals = [], [], []
-    what, parts = ("busy", 1.0) if cores is None else ("cpu", cores.engine)
+    """The engine; on shared cores, what it takes of them."""
     warm = _warm(run)
-    for engine in sorted({name for row in warm for name in row["actors"] if name.startswith(GENERATOR)}):
-        for before, after in itertools.pairwise(row for row in warm if engine in row["actors"]):
-            status = after["actors"][engine]
-            work = _work(before["actors"][engine]["figures"], status["figures"])
-            totals.append(int(status["figures"].get("kv_total", 0)))
-            if work is not None:
-                rows.append(work)
-                seconds.append(status[what] * after["seconds"] / parts)
-    if len(rows) < LEAST_ROWS:
+    load = load_of(warm, GENERATOR, None if cores is None else cores.engine)
+    if len(load.seconds) < LEAST_ROWS:
         raise CalibrationError(
-            f"{run.where}/timeline.jsonl: engines were busy in {len(rows)} rows; {LEAST_ROWS} are needed, so let the "
-            "run take longer"
+            f"{run.where}/timeline.jsonl: engines were busy in {len(load.seconds)} rows; {LEAST_ROWS} are needed, so "
+            "let the run take longer"
         )
-    step, token, context, prefilled = not_negative(np.array(rows), np.array(seconds))
+    step, token, context, prefilled = load.fitted()
     return Engine(
-        step_s=max(TINY_S, step), row_s=token, context_s=context, prefill_s=prefilled, kv_tokens=max(totals) or None
+        step_s=max(TINY_S, step), row_s=token, context_s=context, prefill_s=prefilled, kv_tokens=load.kv_tokens or None
     )
-
-
-def _work(before: Mapping[str, float], after: Mapping[str, float]) -> list[float] | None:
-    """Decode steps, tokens written, tokens of context read, and tokens prefilled in a row; None when nothing was."""
-    totals = ("engine_steps", "generated_tokens", "prefilled_tokens")
-    steps, tokens, prefilled = (after.get(total, 0) - before.get(total, 0) for total in totals)
-    if steps <= 0 or tokens <= 0:
-        return None  # idle, or another process
-    used = statistics.fmean([each.get("kv_used", 0) for each in (before, after)])
-    return [steps, tokens, steps * used, prefilled]
-
-
-def not_negative(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
-    """The coefficients, none negative, with the least squared error: rows [n, k] times them are about seconds [n]."""
-    count = rows.shape[1]
-    best, error = np.zeros(count), math.inf
-    for chosen in (each for size in range(1, count + 1) for each in itertools.combinations(range(count), size)):
-        columns = list(chosen)
-        found, *_ = np.linalg.lstsq(rows[:, columns], seconds, rcond=None)
-        squared = float(np.square(rows[:, columns] @ found - seconds).sum())
-        if (found >= 0).all() and squared < error * (1 - 1e-9):
-            best, error = np.zeros(count), squared
-            best[columns] = found
-    return [float(each) for each in best]
 
 
 def _learner(run: RecordedRun, cores: Cores | None) -> Learner:

@@ -32,7 +32,7 @@ TOOLS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 HALVINGS = 10
 """How often the interval of `Cores.cores`, or of `Learner.gather_s`, is halved."""
 LEAST_CORES = 0.1
-MOST_STEPS = 20
+MOST_STEPS = 30
 """So many steps of the run are simulated."""
 
 

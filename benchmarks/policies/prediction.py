@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent_rl.scheduling.policies.registry import POLICIES
-from agent_rl.simulation.calibration import not_negative
+from agent_rl.simulation.engine_fit import not_negative
 from agent_rl.simulation.simulator import Simulator
 from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
 from benchmarks.policies.generator import Row

@@ -17,6 +17,7 @@ from agent_rl.simulation.profile import Engine, Learner, Profile, read_profile
 from benchmarks import bench_twin, paced
 from benchmarks.bench_overlap import SLOW_TOOLS
 from benchmarks.bench_twin import (
+    AGAIN,
     FITTED,
     KINDS,
     OTHERS,
@@ -40,6 +41,7 @@ def test_errors_are_shares_and_all_runs_are_printed(capsys: pytest.CaptureFixtur
     report(
         [
             Compared("paced", 0, FITTED, Figures(1.0, 1.0, 0.0), was),
+            Compared("paced", 0, AGAIN, Figures(100.0, 95.0, 0.25), was),
             Compared("paced", 0, "a", said, was),
             Compared("shared", 1, "b", was, was),
             Compared("shared", 1, "c", failed="the run ended with 1"),
@@ -48,6 +50,7 @@ def test_errors_are_shares_and_all_runs_are_printed(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out.splitlines()
     assert "shared, seed 1, c: failed: the run ended with 1" in printed
     assert json.loads(printed[-1]) == {
+        "twin.paced.again_worst": pytest.approx(0.05),
         "twin.paced.error_median": pytest.approx(0.2),
         "twin.paced.error_worst": 0.25,
         "twin.shared.error_median": 0,
@@ -98,8 +101,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(bench_twin, "one", fails)
     found = trio.run(compare, "paced", 0, tmp_path, Path("model"), Options())
-    assert [made.what for made in found] == [FITTED, *OTHERS]
-    assert [made.failed for made in found] == ["the run ended with 1", *["there is no profile"] * len(OTHERS)]
+    assert [made.what for made in found] == [FITTED, AGAIN, *OTHERS]
+    assert [made.failed for made in found] == ["the run ended with 1", *["there is no profile"] * (1 + len(OTHERS))]
 
 
 def test_a_paced_engine_takes_its_seconds(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ while torch computes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ import torch
 import trio
 
 from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, TurnRequest, TurnResult
+from actors.engines.passes import PassTable
 from actors.engines.torch.decode import Decoder
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from agent_rl.figures import Passes
     from agent_rl.messages import Policy
 
 
@@ -292,7 +294,7 @@ class TorchEngine:
                 self._specs = model.specs
                 self._limits = EngineLimits(decoder.longest, model.max_length, decoder.kv_tokens, model.vocabulary)
                 self._longest = decoder.longest
-                self._publish(decoder, 0.0)
+                self._publish(decoder, 0.0, {})
                 token.run_sync_soon(ready.set)
                 self._decode(decoder, token)
         except Exception as error:  # noqa: BLE001 - handed to run(), which raises from it
@@ -306,13 +308,28 @@ class TorchEngine:
             raise ModelError(str(error)) from error
 
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
-        busy = 0.0
+        busy, passes = 0.0, PassTable()
         while (began := self._perform(decoder)) is not None:
-            ended = decoder.step() if decoder.has_work else []
+            ended = self._step(decoder, passes) if decoder.has_work else []
             busy += time.perf_counter() - began
-            self._publish(decoder, busy)
+            self._publish(decoder, busy, passes.table)
             if ended:
                 token.run_sync_soon(self._deliver, ended)
+
+    @staticmethod
+    def _step(decoder: Decoder, passes: PassTable) -> list[tuple[SequenceTurn, TurnResult]]:
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        steps, written, prefilled = decoder.steps, decoder.generated_tokens, decoder.prefilled_tokens
+        ended = decoder.step()
+        if decoder.steps > steps:
+            passes.add(
+                time.perf_counter() - began,
+                time.thread_time() - cpu_began,
+                written=decoder.generated_tokens - written,
+                prefilled=decoder.prefilled_tokens - prefilled,
+                context=decoder.kv_tokens_used,
+            )
+        return ended
 
     def _perform(self, decoder: Decoder) -> float | None:
         """Run all commands in the queue; an idle decoder waits for the first. Returns when it came; None: stop.
@@ -331,7 +348,7 @@ class TorchEngine:
             command(decoder)
         return began
 
-    def _publish(self, decoder: Decoder, busy_seconds: float) -> None:
+    def _publish(self, decoder: Decoder, busy_seconds: float, passes: Mapping[str, Passes]) -> None:
         self._figures = EngineFigures(
             kv_tokens_total=decoder.kv_tokens,
             kv_tokens_used=decoder.kv_tokens_used,
@@ -344,6 +361,7 @@ class TorchEngine:
             prefilled_tokens=decoder.prefilled_tokens,
             cached_tokens=decoder.cached_tokens,
             busy_seconds=busy_seconds,
+            passes=passes,
             preemptions=decoder.preemptions,
             kv_kept=self._kv_on_update == "keep",
             host_kv_tokens_total=self._host_kv_tokens,

@@ -181,6 +181,7 @@ class VllmEngine:
             else:
                 await trio.to_thread.run_sync(check_file, source, self._specs)
                 await self._ask(lambda llm: self._weights.load_file(llm, source, version))
+            self._load.updated()
             self._policy = policy
 
     @staticmethod

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.engines.base import EngineFigures
+from actors.engines.passes import PassTable
 
 
 class VllmLoad:
@@ -23,6 +24,7 @@ class VllmLoad:
         self._figures = EngineFigures(kv_tokens_total=kv_tokens, max_rollouts=max_rollouts)
         self._stepping_since: float | None = None
         """When a step was last seen that left more to do. The engine is busy between such steps."""
+        self._passes = PassTable()
         self._requests: Callable[[], Iterable[tuple[str, int]]] = tuple
         self._preempted: dict[str, int] = {}
         """How often each request was preempted."""
@@ -85,7 +87,11 @@ class VllmLoad:
                 figures = replace(figures, preemptions=self._by_rollout())
         now = time.perf_counter()
         if self._stepping_since is not None:
-            figures = replace(figures, busy_seconds=figures.busy_seconds + now - self._stepping_since)
+            seconds = now - self._stepping_since
+            if iteration is not None:
+                written, prefilled = iteration.num_generation_tokens, iteration.prompt_token_stats.computed
+                self._passes.add(seconds, 0.0, written=written, prefilled=prefilled, context=figures.kv_tokens_used)
+            figures = replace(figures, busy_seconds=figures.busy_seconds + seconds, passes=self._passes.table)
         self._stepping_since = now if figures.running or figures.waiting else None
         return figures
 
@@ -93,6 +99,12 @@ class VllmLoad:
         """The engine falls asleep or wakes: what is between two steps is no work."""
         with self._writing:
             self._stepping_since = None
+
+    def updated(self) -> None:
+        """New weights were loaded between two steps, which is no work of the engine: the next step begins now."""
+        with self._writing:
+            if self._stepping_since is not None:
+                self._stepping_since = time.perf_counter()
 
     def logger(self) -> Any:
         """A stat logger class for vLLM, instead of its Prometheus exporter, which measures every token."""

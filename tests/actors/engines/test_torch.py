@@ -141,6 +141,11 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
             await engine.generate(turn("r", [*tokens, *first.tokens.tolist(), 1, 2, 3], 10))
             assert engine.figures.prefilled_tokens == 40 + 1 + 3
             assert engine.figures.cached_tokens == 49
+            passes = engine.figures.passes.values()
+            assert sum(each.count for each in passes) == engine.figures.steps
+            assert sum(each.written for each in passes) == engine.figures.generated_tokens
+            assert engine.figures.passes["1+"].prefilled == engine.figures.prefilled_tokens
+            assert all(0 < each.cpu_seconds <= 1.1 * each.seconds + 0.001 for each in passes)
 
     trio.run(main)
 

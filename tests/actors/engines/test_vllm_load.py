@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from actors.engines.vllm.load import VllmLoad
 
 
@@ -34,6 +36,22 @@ def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
     assert (figures.kv_tokens_used, figures.running, figures.waiting) == (500, 4, 1)
     assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 7)
     assert (figures.preempted, figures.steps) == (2, 2)
+    assert [(size, each.written, each.prefilled, each.context) for size, each in figures.passes.items()] == [
+        ("4+", 4, 20, 500)
+    ], "nobody knows when the first step began"
+
+
+def test_an_update_of_weights_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 1.5, 9.5, 9.75])
+    monkeypatch.setattr("actors.engines.vllm.load.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    load, state = VllmLoad(1000, 8), step(usage=0.0, running=1, waiting=0, hits=0)
+    load.updated()
+    load.observe(state, iteration(generated=1, prompts=0, preempted=0))
+    load.observe(state, iteration(generated=1, prompts=0, preempted=0))
+    load.updated()
+    load.observe(state, iteration(generated=1, prompts=0, preempted=0))
+    figures = load.with_unseen(0)
+    assert (figures.busy_seconds, figures.passes["1"].count, figures.passes["1"].seconds) == (0.75, 2, 0.75)
 
 
 def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
 
+from agent_rl.figures import ActorFigures, GeneratorFigures, Passes
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.report.records import METRICS, read_records
 from agent_rl.records.timeline import ACTORS_PER_SECOND, FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
 from tests import builders
 from tests.full_disk import no_file_longer_than
+
+NUMBERS = [
+    each.name for each in fields(GeneratorFigures) if each.default is MISSING and each.default_factory is MISSING
+]
 
 
 def status(busy: float, cpu: float, waiting_for: str = "", actor: str = "learner.0") -> ActorStatus:
@@ -31,6 +37,17 @@ def test_shares_are_of_the_time_between_the_statuses_heard() -> None:
     assert (row["wall"], row["seconds"]) == (7.0, 1.2)
     timeline.observe(status(6.5, 4.0), 102.0)
     assert timeline.row(102.0, wall=8.0)["actors"]["learner.0"]["busy"] == 1.0
+
+
+def test_the_passes_of_an_engine_are_lists_by_size() -> None:
+    timeline = Timeline(now=0.0)
+    before = builders.status("rollout_generator.0")
+    generator = GeneratorFigures(**dict.fromkeys(NUMBERS, 0), passes={"8+": Passes(2, 0.5, 0.25, 13, 40, 900)})
+    for second in range(2):
+        timeline.observe(replace(before, figures=ActorFigures(generator=generator)), float(second))
+    figures = timeline.row(1.0, wall=0.0)["actors"]["rollout_generator.0"]["figures"]
+    assert figures["passes"] == {"8+": [2, 0.5, 0.25, 13, 40, 900]}
+    assert {type(value) for name, value in figures.items() if name != "passes"} == {float}
 
 
 def test_a_restarted_actor_counts_from_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.messages import ToolCallRecord, Transcript
-from agent_rl.simulation.calibration import CalibrationError, RecordedRun, fit, not_negative, shape_of, trace_of
+from agent_rl.simulation.calibration import CalibrationError, RecordedRun, fit, shape_of, trace_of
 from agent_rl.simulation.profile import Profile, read_profile
 from agent_rl.simulation.trace import Shape, check
 from agent_rl.simulation.workload import draw_groups
@@ -100,12 +100,6 @@ def test_steps_without_a_count_are_refused_by_name() -> None:
         del row["actors"]["rollout_generator.0"]["figures"]["engine_steps"]
     with pytest.raises(CalibrationError, match=r"timeline\.jsonl: engines were busy in 0 rows"):
         fit(replace(recorded(), timeline=tuple(rows)))
-
-
-def test_coefficients_that_would_be_negative_are_0() -> None:
-    rows = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0], [4.0, 2.0]])
-    assert not_negative(rows, rows @ np.array([2.0, -0.2])) == pytest.approx([1.8, 0.0], rel=0.2)
-    assert not_negative(rows, rows @ np.array([2.0, 0.5])) == pytest.approx([2.0, 0.5])
 
 
 def test_a_trajectory_becomes_turns_answers_and_the_seconds_of_the_slowest_call_of_each_turn() -> None:
