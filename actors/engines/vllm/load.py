@@ -17,7 +17,8 @@ class VllmLoad:
     """The load after vLLM's last step. Written in the asyncio thread, read in any.
 
     vLLM says with a request's next output that it was preempted: when it runs again, and its bundle is sent. The number
-    of waiting turns shows it at once.
+    of waiting turns shows it at once. Tokens come in bundles, too (`actors.engines.vllm.scheduler`), so that the size
+    of a pass is that of the requests that ran; what it prefilled is said with a bundle, and mostly of an earlier pass.
     """
 
     def __init__(self, kv_tokens: int, max_rollouts: int) -> None:
@@ -89,7 +90,8 @@ class VllmLoad:
         if self._stepping_since is not None:
             seconds = now - self._stepping_since
             if iteration is not None:
-                written, prefilled = iteration.num_generation_tokens, iteration.prompt_token_stats.computed
+                written = figures.running + len(iteration.finished_requests)
+                prefilled = iteration.prompt_token_stats.computed
                 self._passes.add(seconds, 0.0, written=written, prefilled=prefilled, context=figures.kv_tokens_used)
             figures = replace(figures, busy_seconds=figures.busy_seconds + seconds, passes=self._passes.table)
         self._stepping_since = now if figures.running or figures.waiting else None

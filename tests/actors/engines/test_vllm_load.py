@@ -20,25 +20,28 @@ def step(*, usage: float, running: int, waiting: int, hits: int) -> Any:
     )
 
 
-def iteration(*, generated: int, prompts: int, preempted: int) -> Any:
+def iteration(*, generated: int, prompts: int, preempted: int, finished: int = 0) -> Any:
     return SimpleNamespace(
         num_generation_tokens=generated,
         prompt_token_stats=SimpleNamespace(computed=prompts),
         num_preempted_reqs=preempted,
+        finished_requests=["one"] * finished,
     )
 
 
 def test_use_counts_hits_and_preemptions_are_those_of_the_engine() -> None:
     load = VllmLoad(1000, 8)
     load.observe(step(usage=0.25, running=3, waiting=2, hits=48), iteration(generated=3, prompts=80, preempted=0))
-    load.observe(step(usage=0.5, running=4, waiting=0, hits=16), iteration(generated=4, prompts=20, preempted=2))
+    load.observe(
+        step(usage=0.5, running=4, waiting=0, hits=16), iteration(generated=64, prompts=20, preempted=2, finished=1)
+    )
     figures = load.with_unseen(5)
     assert (figures.kv_tokens_used, figures.running, figures.waiting) == (500, 4, 1)
-    assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 7)
+    assert (figures.cached_tokens, figures.prefilled_tokens, figures.generated_tokens) == (64, 100, 67)
     assert (figures.preempted, figures.steps) == (2, 2)
     assert [(size, each.written, each.prefilled, each.context) for size, each in figures.passes.items()] == [
-        ("4+", 4, 20, 500)
-    ], "nobody knows when the first step began"
+        ("8+", 5, 20, 500)
+    ], "nobody knows when the first step began; tokens come in bundles"
 
 
 def test_an_update_of_weights_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
