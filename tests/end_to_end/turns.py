@@ -42,11 +42,11 @@ class NotedEngine(TorchEngine):
     _noted = 0
     _sleeps = 0
 
-    def _publish(self, decoder: Any, busy_seconds: float) -> None:
+    def _publish(self, decoder: Any, *figures: Any) -> None:
         if decoder.generated_tokens != self._noted:
             self._noted = decoder.generated_tokens
             note("tokens", self._noted)
-        super()._publish(decoder, busy_seconds)
+        super()._publish(decoder, *figures)
 
     async def sleep(self) -> None:
         self._sleeps += 1
