@@ -17,8 +17,8 @@ Makespan and tokens are counted from the end of the first step to the end of the
 and interpreters that warm up, which nothing predicts. An error is the distance between prediction and run as a share of
 the run's value; of the mean staleness, as a share of at least one version. All runs are printed, those that fail too;
 then the exit code is 1. "fitted" is the run that was fitted to, "again" is another one with the same settings; they do
-not count. The errors of "again" say what a prediction can reach on this machine: they are those of knowing the answer.
-The machine must be quiet: a run beside other work is slower than its own calibration says.
+not count. The errors of "again" are what equal runs differ by: no prediction can be expected to be closer. The machine
+must be quiet: a run beside other work is slower than its own calibration says.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ def _cores(run: RecordedRun, count: int) -> Cores:
     rows = _warm(run)
     seconds = sum(row["seconds"] for row in rows[1:])
     used = {role: _spent(rows, role, "cpu") for role in (GENERATOR, LEARNER, EXECUTOR)}
-    used[GENERATOR] = _grown(rows, GENERATOR, ENGINE_CPU) or used[GENERATOR]
+    computed = _grown(rows, GENERATOR, ENGINE_CPU)
+    if computed > 0:  # an engine need not say so; after a restart it counts from 0
+        used[GENERATOR] = min(used[GENERATOR], computed)
     others = sum(_spent(rows, name, "cpu") for name in {each for row in rows for each in row["actors"]}) - sum(
         used.values()
     )

@@ -94,6 +94,21 @@ def test_on_shared_cores_seconds_are_those_of_a_core_and_tools_wait_for_the_rest
     assert Profile.model_validate(made.model_dump()) == made
 
 
+def test_what_a_generator_does_beside_its_engine_takes_cores_from_all() -> None:
+    run = shared_run()
+    apart = shared_run()
+    for number, row in enumerate(apart.timeline):
+        row["actors"]["rollout_generator.0"]["figures"]["engine_cpu_seconds"] = 0.2 * sum(
+            each["seconds"] for each in apart.timeline[: number + 1]
+        )
+    cores, of_engine = fit(run).cores, fit(apart).cores
+    assert cores is not None
+    assert of_engine is not None
+    assert cores.cores - of_engine.cores == pytest.approx(1 / 3 - 0.2, rel=0.05)
+    apart.timeline[-1]["actors"]["rollout_generator.0"]["figures"]["engine_cpu_seconds"] = 0.0
+    assert fit(apart).cores == cores, "a process that was started again has counted less than the first"
+
+
 def test_steps_without_a_count_are_refused_by_name() -> None:
     rows = timeline(60)
     for row in rows:
