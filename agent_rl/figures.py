@@ -328,7 +328,7 @@ class Passes:
     """Tokens."""
     prefilled: int
     context: int
-    """Tokens in the KV cache, after each pass."""
+    """Tokens of the sequences that were computed, in each pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

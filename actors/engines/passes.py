@@ -22,7 +22,7 @@ class PassTable:
         """Never changed: replaced with each pass."""
 
     def add(self, seconds: float, cpu_seconds: float, *, written: int, prefilled: int, context: int) -> None:
-        """A pass. It wrote and prefilled so many tokens, and left so many in the KV cache."""
+        """A pass. It wrote and prefilled so many tokens; the sequences that it computed had so many."""
         size = f"{1 << (written - 1).bit_length() if written else 0}{'+' if prefilled else ''}"
         was = self.table.get(size, Passes(0, 0.0, 0.0, 0, 0, 0))
         self.table = {

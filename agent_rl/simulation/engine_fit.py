@@ -44,7 +44,7 @@ class EngineLoad:
         work, seconds = np.array(self.pass_work), np.array(self.pass_seconds)
         weights = 1 / np.sqrt(work[:, 0])  # a sum of n passes varies as sqrt(n)
         found = np.array(not_negative(work * weights[:, None], seconds * weights))
-        scale = sum(self.seconds) / max(1e-9, float((np.array(self.work) @ found).sum()))
+        scale = sum(self.seconds) / max(1e-9, float((work @ found).sum()))
         return [float(each) for each in found * scale]
 
 

@@ -70,6 +70,8 @@ class Decoder:
         self.generated_tokens = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
+        self.context_tokens = 0
+        """Tokens of the computed sequences, summed over steps."""
         self._kv_on_update = kv_on_update
         self._cache = model.new_cache(max_rollouts)
         self._host = HostCache(host_kv_tokens)
@@ -203,6 +205,7 @@ class Decoder:
         self.steps += 1
         self.prefilled_tokens += packed.count - self._decoding
         self.generated_tokens += len(slots)
+        self.context_tokens += int(sequences.total[slots].sum())
         self._decoding = len(slots)
         ended = sequences.append(slots, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.policy)
         return [self._finish(slot, finish) for slot, finish in ended]

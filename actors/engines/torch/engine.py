@@ -319,7 +319,8 @@ class TorchEngine:
     @staticmethod
     def _step(decoder: Decoder, passes: PassTable) -> list[tuple[SequenceTurn, TurnResult]]:
         began, cpu_began = time.perf_counter(), time.thread_time()
-        steps, written, prefilled = decoder.steps, decoder.generated_tokens, decoder.prefilled_tokens
+        steps, context = decoder.steps, decoder.context_tokens
+        written, prefilled = decoder.generated_tokens, decoder.prefilled_tokens
         ended = decoder.step()
         if decoder.steps > steps:
             passes.add(
@@ -327,7 +328,7 @@ class TorchEngine:
                 time.thread_time() - cpu_began,
                 written=decoder.generated_tokens - written,
                 prefilled=decoder.prefilled_tokens - prefilled,
-                context=decoder.kv_tokens_used,
+                context=decoder.context_tokens - context,
             )
         return ended
 

@@ -146,6 +146,9 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
             assert sum(each.written for each in passes) == engine.figures.generated_tokens
             assert engine.figures.passes["1+"].prefilled == engine.figures.prefilled_tokens
             assert all(0 < each.cpu_seconds <= 1.1 * each.seconds + 0.001 for each in passes)
+            assert sum(each.context for each in passes) == sum(range(40, 50)) + sum(range(53, 63))
+            await engine.generate(turn("other", tokens, 1))
+            assert engine.figures.passes["1+"].context == 40 + 53 + 40, "a parked sequence is not computed"
 
     trio.run(main)
 
