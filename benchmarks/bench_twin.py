@@ -89,6 +89,8 @@ class Options:
 
     seeds: int = 5
     """How many seeds."""
+    first_seed: int = 0
+    """The first of them."""
     kinds: tuple[Name, ...] = ("paced", "shared")
     """Which kinds of runs."""
     steps: int | None = None
@@ -242,7 +244,7 @@ async def measure(options: Options) -> list[Compared]:
         (folder / "teach").mkdir(parents=True)
         model = options.model.absolute() if options.model else await teach(folder / "teach", options.sft_steps)
         for kind in options.kinds:
-            for seed in range(options.seeds):
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
                 found += await compare(kind, seed, folder, model, options)
     return found
 
