@@ -9,6 +9,7 @@
 
 A generator goes on with the next turn as soon as the tools have answered, while the policy decides about that turn. If
 the policy places it elsewhere, or not yet, the generator is asked to let go of the rollout when the turn is complete.
+By then the engines are others than they were: the policy is asked again, and learns when the turn really begins there.
 """
 
 from __future__ import annotations
@@ -137,18 +138,14 @@ class Moves:
         self.ask(place, cached=there and self._members.keeps(place.generator, weights))
 
     def _left(self, place: Place) -> list[Instruction]:
-        """The generator has let go of the rollout: it goes where the policy has placed it, or it waits."""
+        """The generator has let go of the rollout, which waits for the policy's decision."""
         rollout = place.request.rollout
         destination = self.in_flight.destination(rollout)
         self.leave(place)
         self.count += 1
         self.pending.add(Waiting(replace(place.request, move=place.request.move + 1)))
-        if destination == "":
-            return []  # the policy has not decided yet
-        generator = place.generator if destination is None else destination
-        if self._members.offered(generator):
-            return [self.place(rollout, generator)]
-        self._policy.turn_waits(self._turn(self.pending.get(rollout).request), self._now())
+        if destination != "":  # otherwise the policy has not decided yet
+            self._policy.turn_waits(self._turn(self.pending.get(rollout).request), self._now())
         return []
 
     def ended(self, place: Place, *, wanted: bool) -> None:

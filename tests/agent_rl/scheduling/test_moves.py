@@ -111,6 +111,11 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
     assert world.unwanted.held == {ROLLOUT: 0}
     assert world.last is first, "it was placed before its generator had let go of it"
     world.completes(2, left=True)
+    waiting = world.policy.waiting[ROLLOUT]
+    assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 12), "the policy is asked with what it is now"
+    assert world.scheduler.figures.rollouts_pending == 1
+    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert [turn.number for turn in world.scheduler.with_turns(world.last.request).turns] == [1, 2]
     assert world.unwanted == Unwanted(())
