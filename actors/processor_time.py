@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,12 +18,24 @@ def seconds_with_children(pid: int) -> float:
 
 def seconds_of_children(pid: int) -> float:
     """Of the live children of a process, and of those that they have reaped. A child that ends meanwhile has 0."""
-    seconds = 0.0
+    return seconds_of(children_of(pid))
+
+
+def children_of(pid: int) -> list[int]:
+    """The live children of a process."""
+    found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            seconds += sum(map(_seconds, map(int, (task / "children").read_text().split())))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def seconds_of(pids: Iterable[int]) -> float:
+    """Of these processes, and of those that they have reaped; 0 of one that has ended."""
+    seconds = 0.0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            seconds += _seconds(pid)
     return seconds
 
 

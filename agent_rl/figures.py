@@ -323,7 +323,7 @@ class Passes:
     count: int
     seconds: float
     cpu_seconds: float
-    """Of the thread that computes; 0 when the engine does not say."""
+    """Of the thread or the processes that compute; 0 when the engine does not say."""
     written: int
     """Tokens."""
     prefilled: int

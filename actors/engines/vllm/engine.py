@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from actors.engines.vllm.load import VllmLoad
 from actors.engines.vllm.start import VllmStart
 from actors.engines.vllm.weights import VllmWeights
 from actors.engines.weight_files import TensorSpecs, check_file, check_offer, model_specs
+from actors.processor_time import children_of, seconds_of
 from actors.weights.transfer import TransferError
 from agent_rl.messages import Policy, TransferOffer
 
@@ -280,6 +282,8 @@ class VllmEngine:
             self._limits = self._measure(llm)
             self._load.has_room(self._limits.kv_tokens)
             self._load.watch(partial(preemptions, llm.output_processor))
+            if self.start.device == "cpu":  # elsewhere, a device computes
+                self._load.computes_in(partial(seconds_of, children_of(os.getpid())))
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(ready.set)
             handler = llm.output_handler  # ends when the engine process dies

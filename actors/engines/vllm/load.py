@@ -26,6 +26,8 @@ class VllmLoad:
         self._stepping_since: float | None = None
         """When a step was last seen that left more to do. The engine is busy between such steps."""
         self._passes = PassTable()
+        self._processor: Callable[[], float] = float
+        self._processor_before = 0.0
         self._requests: Callable[[], Iterable[tuple[str, int]]] = tuple
         self._preempted: dict[str, int] = {}
         """How often each request was preempted."""
@@ -34,6 +36,10 @@ class VllmLoad:
     def watch(self, requests: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """``requests()`` gives each request in flight (rollout#number), and how often it was preempted."""
         self._requests = requests
+
+    def computes_in(self, processor: Callable[[], float]) -> None:
+        """``processor()`` gives the processor seconds so far of the processes that compute."""
+        self._processor = processor
 
     def forget(self, rollout: str) -> None:
         """The rollout was released. Called in any thread."""
@@ -86,15 +92,16 @@ class VllmLoad:
             if iteration.num_preempted_reqs:
                 self._preempted |= {name: count for name, count in self._requests() if count}
                 figures = replace(figures, preemptions=self._by_rollout())
-        now = time.perf_counter()
+        now, processor = time.perf_counter(), self._processor()
         if self._stepping_since is not None:
-            seconds = now - self._stepping_since
+            seconds, cpu_seconds = now - self._stepping_since, processor - self._processor_before
             if iteration is not None:
                 written = figures.running + len(iteration.finished_requests)
-                prefilled = iteration.prompt_token_stats.computed
-                self._passes.add(seconds, 0.0, written=written, prefilled=prefilled, context=figures.kv_tokens_used)
+                prefilled, context = iteration.prompt_token_stats.computed, figures.kv_tokens_used
+                self._passes.add(seconds, cpu_seconds, written=written, prefilled=prefilled, context=context)
             figures = replace(figures, busy_seconds=figures.busy_seconds + seconds, passes=self._passes.table)
         self._stepping_since = now if figures.running or figures.waiting else None
+        self._processor_before = processor
         return figures
 
     def paused(self) -> None:
@@ -106,7 +113,7 @@ class VllmLoad:
         """New weights were loaded between two steps, which is no work of the engine: the next step begins now."""
         with self._writing:
             if self._stepping_since is not None:
-                self._stepping_since = time.perf_counter()
+                self._stepping_since, self._processor_before = time.perf_counter(), self._processor()
 
     def logger(self) -> Any:
         """A stat logger class for vLLM, instead of its Prometheus exporter, which measures every token."""

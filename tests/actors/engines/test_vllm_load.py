@@ -48,6 +48,8 @@ def test_an_update_of_weights_is_no_work(monkeypatch: pytest.MonkeyPatch) -> Non
     clock = iter([1.0, 1.5, 9.5, 9.75])
     monkeypatch.setattr("actors.engines.vllm.load.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     load, state = VllmLoad(1000, 8), step(usage=0.0, running=1, waiting=0, hits=0)
+    processor = iter([10.0, 10.25, 14.0, 14.5])
+    load.computes_in(lambda: next(processor))
     load.updated()
     load.observe(state, iteration(generated=1, prompts=0, preempted=0))
     load.observe(state, iteration(generated=1, prompts=0, preempted=0))
@@ -55,6 +57,7 @@ def test_an_update_of_weights_is_no_work(monkeypatch: pytest.MonkeyPatch) -> Non
     load.observe(state, iteration(generated=1, prompts=0, preempted=0))
     figures = load.with_unseen(0)
     assert (figures.busy_seconds, figures.passes["1"].count, figures.passes["1"].seconds) == (0.75, 2, 0.75)
+    assert figures.passes["1"].cpu_seconds == 0.75
 
 
 def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:
