@@ -6,14 +6,16 @@
     agent-rl bench scheduler --save rows.jsonl --again predictive
     agent-rl bench scheduler --tune --scale 0.125 --traces agentic --policies margin
     agent-rl bench scheduler --overlap --scale 0.125 --seeds 2
+    agent-rl bench scheduler --full --scale 0.25
 
 The makespan is that of the 10 asynchronous steps of a trace at staleness 1, with a modelled learner. All figures are
 means over the seeds; the bound is a clairvoyant lower bound (agent_rl/simulation/bound.py). The traces stand in
 benchmarks/traces/, policies in agent_rl/scheduling/policies/, and the settings of the opponents on each trace in
 benchmarks/tuning.py; ``--tune`` tries those there on the training seeds. Without --training, the seeds are those that
 no tuning used. ``--overlap`` compares asynchronous with synchronous runs instead, with the 64 devices of the trace
-`paper` shared between engines and learner (benchmarks/scheduler_overlap.py). Seconds of engines and learner are models
-of devices, not measurements.
+`paper` shared between engines and learner (benchmarks/scheduler_overlap.py). ``--full`` runs samples of the traces in
+both levels of the twin, on the first seed (benchmarks/scheduler_full.py). Seconds of engines and learner are models of
+devices, not measurements.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from agent_rl.scheduling.policies.registry import POLICIES
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.scheduler_decisions import SIZES, decisions_per_s
+from benchmarks.scheduler_full import SAMPLED, TRACES
+from benchmarks.scheduler_full import measured as in_both_levels
 from benchmarks.scheduler_overlap import measured
 from benchmarks.scheduler_rows import MEASURES, Row, job_of, rows_of
 from benchmarks.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEEDS
@@ -60,6 +64,8 @@ class Options:
     """Try the settings of benchmarks/tuning.py on the training seeds instead, and print the best."""
     overlap: bool = False
     """Compare asynchronous with synchronous runs on 64 devices instead."""
+    full: bool = False
+    """Compare the full twin with the fast simulator on samples instead; nothing named: three traces, three policies."""
     short: bool = False
     """An eighth of the scale and two seeds: a few minutes."""
     save: Path | None = None
@@ -141,6 +147,10 @@ def main(options: Options) -> int:
     if options.overlap:
         with ProcessPoolExecutor(options.processes) as pool:
             print_figures(measured(pool, seeds, scale))
+        return 0
+    if options.full:
+        sampled = options.traces or TRACES, options.policies or SAMPLED
+        print_figures(in_both_levels(*sampled, seeds[0], scale, options.processes))
         return 0
     jobs = [job_of(trace, seed, scale, policy) for trace in traces for seed in seeds for policy in policies]
     rows = rows_of(jobs, options.processes, options.save, options.again)

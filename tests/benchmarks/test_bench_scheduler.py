@@ -113,6 +113,23 @@ def test_tuning_prints_the_best_setting(capsys: pytest.CaptureFixture[str]) -> N
     assert "program_aware" in printed
 
 
+def test_samples_of_traces_run_in_both_levels_of_the_twin(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--full", "--scale", "0.02", "--processes", "1", "--traces"]
+    assert call("scheduler", [*arguments, "mild", "--policies", "predictive", "margin"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for policy in ("predictive", "margin"):
+        fast, full = (figures[f"mild.{policy}.{level}.makespan_s"] for level in ("fast", "full"))
+        assert figures[f"mild.{policy}.full_over_fast"] == pytest.approx(full / fast)
+        assert 0.95 < full / fast < 1.1
+        if policy == "margin":
+            gains = [
+                1 - figures[f"mild.predictive.{level}.makespan_s"] / s for level, s in (("fast", fast), ("full", full))
+            ]
+            assert [figures[f"mild.{level}.gain_over_best"] for level in ("fast", "full")] == pytest.approx(gains)
+    assert call("scheduler", [*arguments, "drain"]) == 2
+    assert "'drain'" in capsys.readouterr().err
+
+
 def test_decisions_are_counted() -> None:
     assert decisions_per_s(Size(engines=4, rollouts=64), "predictive", decisions=100) > 0
 
