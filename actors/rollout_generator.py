@@ -10,6 +10,7 @@ brings turns goes on from the last of them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -220,7 +221,7 @@ class RolloutGenerator(Actor):
                 await self._sleeping.follow(message, self.sender)
             case GroupsUnwanted():
                 self._running.cancel(message.groups)
-                self._running.hold(message.held)
+                self._running.hold(message.held, self.context.now())
                 for rollout in self._running.freed(message.freed):
                     self._engine.set_aside(rollout)
                 if count := self._running.abandon(message.moved):
@@ -251,9 +252,9 @@ class RolloutGenerator(Actor):
                 running.sampled = True
                 self._engine.release(request.rollout)
                 self._tools.end(request, episode.tool_states)
-        if running.left:
+        if running.left and episode.ended is None:
             running.abandoned = True
-            self._kept.leave(request.rollout, running.move, len(episode.tokens), partial(self._running.end, running))
+            self._kept.leave(request.rollout, running.move, running.tokens, partial(self._running.end, running))
             return
         if running.abandoned:
             self._kept.forget(request.rollout)
@@ -342,10 +343,11 @@ class RolloutGenerator(Actor):
         running.waits_with = 0
         self._kept.completed(episode, started)
         running.left = running.held
+        running.goes_on_at, running.tokens = self.context.now(), len(episode.tokens)
         return not running.left
 
     def _turn_asks(self, running: Running, episode: Episode) -> None:
-        running.waits_with = len(episode.tokens)
+        running.waits_with, running.goes_on_at = len(episode.tokens), -math.inf
         self._kept.asks(episode)
 
     async def _report_load(self) -> None:

@@ -5,18 +5,23 @@
     begin --> running --(ended: its trajectory is acknowledged)--> requests acknowledged
                  |--(cancel: its group was dropped)--> a trajectory that says so
                  |--(abandon: another generator has it)--> requests acknowledged, nothing is sent
-                 |--(let go: the scheduler asked, and a turn is complete)--> its turns sent, then requests acknowledged
+                 |--(let go: the scheduler asked, and a turn is complete, or the next one has only just begun)
+                 |      --> its turns sent, then requests acknowledged
                  `--(orphaned: the scheduler has a new process)--> running: the new process hears of it, and asks for it
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import trio
 
 from agent_rl.messages import RolloutRequest
+
+JUST_S = 0.5
+"""A turn that began so shortly ago is given up when its rollout is to go elsewhere: little is lost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +40,10 @@ class Running:
     """The scheduler wants it back when its next turn is complete."""
     left: bool = False
     """It was let go of."""
+    goes_on_at: float = -math.inf
+    """When it went on with another turn; before its first one and while it waits for answers, never."""
+    tokens: int = 0
+    """Its tokens when it last went on with another turn."""
     waits_with: int = 0
     """Its tokens while tools or the environment answer its last turn; else 0."""
     ended: trio.Event = field(default_factory=trio.Event)
@@ -106,12 +115,19 @@ class RunningRollouts:
             if running.group in groups:
                 running.scope.cancel()
 
-    def hold(self, held: Mapping[str, int]) -> None:
-        """Let go of these rollouts, and of no others, after their next turn; the numbers are their requests' moves."""
+    def hold(self, held: Mapping[str, int], now: float) -> None:
+        """Let go of these rollouts, and of no others, after their next turn; the numbers are their requests' moves.
+
+        A turn that has only just begun is given up instead.
+        """
         before, self._held = self._held, held
         for rollout in before.keys() | held.keys():
             if (running := self._running.get(rollout)) is not None:
                 running.held = held.get(rollout) == running.move
+                begun = now - running.goes_on_at < JUST_S
+                if running.held and begun and not (running.sampled or running.abandoned):
+                    running.left = True
+                    running.scope.cancel()
 
     def freed(self, freed: Mapping[str, int]) -> list[str]:
         """Of these rollouts, those that wait for tools with this many tokens, and whose KV cache is not freed yet."""

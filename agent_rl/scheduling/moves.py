@@ -8,8 +8,9 @@
       +--(left: its generator has let go of it)<--held--------------------(policy: Place elsewhere, or no decision)--+
 
 A generator goes on with the next turn as soon as the tools have answered, while the policy decides about that turn. If
-the policy places it elsewhere, or not yet, the generator is asked to let go of the rollout when the turn is complete.
-By then the engines are others than they were: the policy is asked again, and learns when the turn really begins there.
+the policy places it elsewhere, or not yet, the generator is asked to let go of the rollout: at once if the turn has
+only just begun, else when it is complete. By then the engines are others than they were: the policy is asked again, and
+learns when the turn really begins there.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class ModelledEngine:
         self.busy = 0.0
         self._joined = 0
         """The step at which the queue was last admitted, or its first turn came."""
-        self._ends: list[tuple[int, int, Rollout]] = []
+        self._ends: list[tuple[int, int, int, Rollout]] = []
+        self._admitted = 0
         self._groups: Counter[int] = Counter()
         self._evicts_half = evicts_half
         self._room = int(model.kv_total * (1 - model.watermark))
@@ -93,7 +94,7 @@ class ModelledEngine:
     def _next_end(self) -> int:
         """The step after which the next turn ends."""
         ends = self._ends
-        while ends[0][2].ends_at != ends[0][0] or ends[0][2] not in self.rows:
+        while ends[0][3].ends_at != ends[0][0] or ends[0][3] not in self.rows:
             heapq.heappop(ends)  # preempted, held or lost since
         return ends[0][0]
 
@@ -224,14 +225,15 @@ class ModelledEngine:
         rollout.ends_at = self.steps + rollout.left
         self.rows[rollout] = self.steps
         self.context += context
-        heapq.heappush(self._ends, (rollout.ends_at, rollout.number, rollout))
+        self._admitted += 1
+        heapq.heappush(self._ends, (rollout.ends_at, rollout.number, self._admitted, rollout))
         self._evict()
 
     def ended(self) -> list[Rollout]:
         """Take out the rollouts whose turn has ended. Their prefixes stay cached."""
         ends, rows, found = self._ends, self.rows, []
         while ends and ends[0][0] <= self.steps:
-            at, _, rollout = heapq.heappop(ends)
+            at, _, _, rollout = heapq.heappop(ends)
             if rollout.ends_at == at and rollout in rows:
                 del rows[rollout]
                 self._leave(rollout, rollout.left)
