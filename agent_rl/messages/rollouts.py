@@ -201,9 +201,9 @@ class GroupsUnwanted:
     Every generator cancels the rollouts in flight of ``groups``. It abandons its copies of the rollouts of ``moved``
     whose request has a lower ``move`` than the number there; nothing is sent of them. A generator lets go of its
     rollouts of ``held``, if their request has this move, when their next turn is complete: it frees their KV cache and
-    says that they have left (`TurnsCompleted`). It may give a turn up that has only just begun. It frees the KV cache of its rollouts of ``freed`` while they wait for
-    tools and have this many tokens. Groups and rollouts leave the lists once they are not in flight. ``held`` and
-    ``freed`` are only sent to the generator that has the rollouts.
+    says that they have left (`TurnsCompleted`). It may give up a turn that has only just begun. It frees the KV cache
+    of its rollouts of ``freed`` while they wait for tools and have this many tokens. Groups and rollouts leave the
+    lists once they are not in flight. ``held`` and ``freed`` are only sent to the generator that has the rollouts.
     """
 
     groups: tuple[str, ...]
