@@ -398,17 +398,13 @@ class RolloutGenerator(Actor):
 
     def cpu_seconds(self) -> float:
         """With that of processes that the engine has started."""
-        return super().cpu_seconds() + self._process_seconds()
-
-    def _process_seconds(self) -> float:
-        return seconds_of_children(os.getpid()) if self._engine_has_processes else 0.0
+        children = seconds_of_children(os.getpid()) if self._engine_has_processes else 0.0
+        return super().cpu_seconds() + children
 
     def status(self) -> tuple[str, ActorFigures]:
         """The engine's load and rates since the last status."""
         figures = self._engine.figures
         rates = self._rate({"tokens": figures.generated_tokens, "rollouts": self._tally.rollouts})
-        waiting, seconds = self._tools.waiting, self._process_seconds()
-        generator = generator_figures(
-            figures, self._engine.policy, rates, self._tally, calls_waiting=waiting, process_seconds=seconds
-        )
+        waiting = self._tools.waiting
+        generator = generator_figures(figures, self._engine.policy, rates, self._tally, calls_waiting=waiting)
         return "running", ActorFigures(generator=generator)

@@ -362,7 +362,7 @@ class GeneratorFigures:
     passes: dict[str, Passes] = field(default_factory=dict)
     """By size, see `actors.engines.passes`; empty when the engine does not say."""
     engine_cpu_seconds: float = 0.0
-    """Processor seconds of the thread or the processes that compute; 0 when the engine does not say."""
+    """Processor seconds of all passes, in the thread or the processes that compute; 0 when the engine does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

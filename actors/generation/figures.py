@@ -41,12 +41,8 @@ def generator_figures(
     tally: RolloutTally,
     *,
     calls_waiting: int,
-    process_seconds: float,
 ) -> GeneratorFigures:
-    """The live figures.
-
-    ``rates``: tokens and rollouts a second. ``process_seconds``: processor seconds of the engine's processes, if any.
-    """
+    """The live figures. ``rates``: tokens and rollouts a second."""
     return GeneratorFigures(
         tokens_per_s=rates["tokens"],
         rollouts_per_s=rates["rollouts"],
@@ -60,7 +56,7 @@ def generator_figures(
         prefilled_tokens=figures.prefilled_tokens,
         cached_tokens=figures.cached_tokens,
         passes=dict(figures.passes),
-        engine_cpu_seconds=process_seconds or sum(each.cpu_seconds for each in figures.passes.values()),
+        engine_cpu_seconds=sum(each.cpu_seconds for each in figures.passes.values()),
         rollouts=tally.rollouts,
         rollouts_truncated=tally.by_status["truncated"],
         rollouts_failed=tally.by_status["failed"],
