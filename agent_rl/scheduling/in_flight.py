@@ -37,7 +37,7 @@ class InFlight:
         self._moved: dict[str, int] = {}
         """The rollouts that another generator may still have, each with its move."""
         self._held: dict[str, str] = {}
-        """The rollouts that their generator shall let go of, each with the engine it goes to; "" if none is decided."""
+        """The rollouts that their generator shall let go of, each with the engine where the policy counts it, or ""."""
         self._asked: dict[str, _Asked] = {}
         """By generator; one that is asked nothing is left out."""
         self._announced = Unwanted(())
@@ -89,7 +89,7 @@ class InFlight:
         return place
 
     def hold(self, rollout: str, destination: str = "") -> None:
-        """The rollout's generator shall let go of it when its next turn is complete. It then goes to this engine."""
+        """The rollout's generator shall let go of it. The policy counts it on this engine, and is asked again then."""
         if rollout not in self._held:
             place = self._places[rollout]
             self._asks(place).held[rollout] = place.request.move
@@ -101,7 +101,7 @@ class InFlight:
             self._asks(self._places[rollout]).held.pop(rollout)
 
     def destination(self, rollout: str) -> str | None:
-        """The engine that a held rollout goes to; empty when none is decided, None for a rollout that is not held."""
+        """The engine where the policy counts a held rollout; empty when none is decided, None when it is not held."""
         return self._held.get(rollout)
 
     def free(self, rollout: str, tokens: int) -> None:
