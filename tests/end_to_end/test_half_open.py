@@ -57,9 +57,9 @@ def test_half_open_connections_to_every_port_stop_no_run(tmp_path: Path) -> None
                 wait_for(lambda: steps_trained(directory) >= done + 2, "steps under attack")  # noqa: B023
         code, out, err = finish(main)
         assert code == 0, out + err
-        check_finished(path, directory, out, steps=60)
         code, other_out, other_err = finish(other)
         assert code == 0, other_out + other_err
+        check_finished(path, directory, out, steps=60)
         assert "starting it again" not in out + other_out
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.processes import finish, process_of_actor, rows, start, wait_for
 from tests.end_to_end.topologies import write_micro
 
-STEPS, KILLS = 600, 4
+STEPS, KILLS = 1500, 4
 LAST = "version-000001-stage-01"
 LONGEST = 2.5
 """Seconds of training before the next kill, at most."""
