@@ -9,8 +9,8 @@
 
 A generator goes on with the next turn as soon as the tools have answered, while the policy decides about that turn. If
 the policy places it elsewhere, or not yet, the generator is asked to let go of the rollout: at once if the turn has
-only just begun, else when it is complete. By then the engines are others than they were: the policy is asked again, and
-learns when the turn really begins there.
+only just begun, else when it is complete. Loads have changed by then, so the policy is asked again. It also learns in
+this way when the turn really begins.
 """
 
 from __future__ import annotations
