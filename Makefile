@@ -103,6 +103,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m benchmarks.command size --check
 
 format: install
 	$(BIN)/ruff check --fix .
