@@ -21,20 +21,30 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install lock train test test-all chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
 compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml development.lock
 	$(call environment,$(VENV))
 	$(call torch,$(VENV))
-	$(BIN)/python $(PIP) -e ".[dev]"
+	$(BIN)/python $(PIP) -e ".[dev]" -c development.lock
 	$(call compile,$(VENV))
 	touch $@
 
 install: $(VENV)/installed
+
+# The newest release of each dependency, in an environment of its own; torch is left to `make install`.
+LOCK := .venv-lock
+lock:
+	rm -rf $(LOCK)
+	$(call environment,$(LOCK))
+	$(call torch,$(LOCK))
+	$(LOCK)/bin/python $(PIP) -e ".[dev]"
+	$(LOCK)/bin/python -m pip freeze --exclude-editable | grep -viE "^(torch|triton|nvidia|cuda)[a-z0-9_-]*[= ]" >development.lock
+	rm -rf $(LOCK)
 
 train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
@@ -110,4 +120,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs
