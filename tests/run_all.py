@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[1]
 TWO = ("-n", "2", "--dist", "worksteal")
@@ -53,7 +53,7 @@ def run(binaries: Path, module: list[str]) -> Counter[str]:
         if not results.is_file():
             return Counter(failed=1)
         counts: Counter[str] = Counter()
-        for suite in ElementTree.parse(results).iter("testsuite"):
+        for suite in ET.parse(results).iter("testsuite"):
             tests, failed, skipped = (
                 int(suite.get("tests", 0)),
                 int(suite.get("failures", 0)) + int(suite.get("errors", 0)),
