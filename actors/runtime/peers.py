@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from actors.runtime import actor_process
-from actors.runtime.accusations import Accusations
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
@@ -29,12 +28,11 @@ from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
 from actors.runtime.reports import StatusReports
-from actors.runtime.roster import Roster, swapped, written
+from actors.runtime.roster import Roster, written
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.messages import (
-    Accusation,
     ActorStatus,
     Changed,
     DrainWanted,
@@ -53,7 +51,7 @@ from agent_rl.messages import (
 if TYPE_CHECKING:
     import structlog
 
-    from transport import Delivery, LinkEvent, Network, Permits
+    from transport import Delivery, LinkEvent, Network
     from transport.inbound import Inbound
 
 
@@ -118,10 +116,9 @@ class Peers:
             ending=ending,
             leave=supervision.end,
         )
-        self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace, self._unsettled)
         self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
         self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
-        self.changes.tell, self.changes.take_off = self._joined.tell, self._joined.left
+        self.changes.take_off = self._joined.left
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -137,7 +134,6 @@ class Peers:
                 limits=Limits(lost_after=self._host_lost_after),
                 on_event=self._link_event,
                 guests=GUEST,
-                permits=self._permits,
             )
             self.others.link(node)
             self._reports.link(node)
@@ -147,20 +143,6 @@ class Peers:
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
             nursery.start_soon(self._greetings.run, node)
         nursery.start_soon(self._reports.run)
-
-    def _unsettled(self, claim: Accusation) -> bool:
-        """Whether the claimed incarnation was given out meanwhile, or by a supervisor that is not heard."""
-        live = self._roster.incarnations.get(claim.node, -1)
-        return claim.what.startswith("forged incarnation") and (
-            claim.incarnation <= live or claim.node in self._lost.doubted
-        )
-
-    def _permits(self, peer: str) -> Permits | None:
-        """Actors announce their status and nothing else. Supervisors and commands are not judged."""
-        from transport import Permit, Registry
-
-        is_actor = peer.rpartition(".")[0] in self.changes.topology.actors
-        return {("announce", "status"): Permit(Registry(ActorStatus))} if is_actor else None
 
     # What arrives.
 
@@ -185,8 +167,6 @@ class Peers:
                 self._joined.heard(message)
             case RunState() if sender == self._main and message.ending:
                 self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
-            case RunState() if sender == self._main:
-                self._accusations.replace(message.cut_off)
             case ActorStatus() if message.actor == sender:  # an actor reports for itself only
                 if is_supervisor(sender):
                     self._hear_supervisor(message)
@@ -195,14 +175,12 @@ class Peers:
                     if actor is not None and not actor.ended.is_set():
                         self._reports.observe(message, delivery.inbound.incarnation, at_once=actor.stopping)
                     self._supervision.hear_actor(message, delivery.inbound)
-                    self._accusations.heard(sender, message.accuses)
             case HostReport():
                 statuses, stopped = self._reports.heard(sender, message)
                 for node in stopped:
                     self._supervision.left(node)
                 for status in statuses:
                     self._supervision.hear_actor(status, delivery.inbound)
-                    self._accusations.heard(status.actor, status.accuses)
         return None
 
     def _hear_supervisor(self, status: ActorStatus) -> None:
@@ -214,7 +192,7 @@ class Peers:
             self._supervision.end(1, why)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import KeyRefused, PeerCutOff, PeerLeft
+        from transport import KeyRefused, PeerLeft
 
         left = isinstance(event, PeerLeft)
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
@@ -226,9 +204,6 @@ class Peers:
             self.changes.left(event.peer)
             if not self._ending.is_set():
                 self._joined.left(event.peer)
-        if isinstance(event, PeerCutOff):
-            what = f"{event.rule}: {event.evidence}"
-            self._accusations.heard("its supervisor", [Accusation(event.peer, event.incarnation, what)])
         self._greetings.link_event(event)
         self._lost.link_event(event)
 
@@ -249,9 +224,8 @@ class Peers:
         self._joined.tick(now)
 
     def lines(self) -> bytes:
-        """What a new process is told first: hosts that joined, lost hosts, swapped roles, all incarnations."""
-        about = self._joined.line() + self._lost.line() + swapped(self.changes.swapped)
-        return about + written(self._roster.incarnations)
+        """What a new process is told first: hosts that joined, lost hosts, all incarnations."""
+        return self._joined.line() + self._lost.line() + written(self._roster.incarnations)
 
     def _tell_actors(self, changed: Mapping[str, int]) -> None:
         self._tell_line(written(changed))
