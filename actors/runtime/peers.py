@@ -2,7 +2,7 @@
 
 ::
 
-    HostHello, Incarnations ---> Greetings --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
+    HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
     JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
     SwapWanted, ScaleWanted, DrainWanted ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
@@ -22,7 +22,7 @@ import trio
 
 from actors.runtime import actor_process
 from actors.runtime.changes import CALLS, Changes
-from actors.runtime.greetings import Greetings, Reports
+from actors.runtime.handshake import Handshake, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
@@ -104,7 +104,7 @@ class Peers:
         self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
-        self._greetings = Greetings(topology, hosts, agreed, reports)
+        self._handshake = Handshake(topology, hosts, agreed, reports)
         self.changes = Changes(
             topology,
             path,
@@ -141,7 +141,7 @@ class Peers:
             self._roster.link(node)
             self.changes.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
-            nursery.start_soon(self._greetings.run, node)
+            nursery.start_soon(self._handshake.run, node)
         nursery.start_soon(self._reports.run)
 
     # What arrives.
@@ -151,7 +151,7 @@ class Peers:
         sender, message = delivery.sender, delivery.message
         match message:
             case HostHello():
-                return self._greetings.heard(sender, message)
+                return self._handshake.heard(sender, message)
             case JoinWanted():
                 return self._joined.answer(sender, message)
             case _ if sender.startswith(GUEST):
@@ -162,7 +162,7 @@ class Peers:
                 self.others.up(sender)
                 self._joined.up(sender)
                 self.changes.back(sender)
-                self._greetings.told(sender, message)
+                self._handshake.told(sender, message)
             case JoinedHosts() if sender == self._main:
                 self._joined.heard(message)
             case RunState() if sender == self._main and message.ending:
@@ -188,7 +188,7 @@ class Peers:
         if self._joined.has_joined(status.actor):
             if not self._ending.is_set():
                 self._joined.says(status)
-        elif why and not self._greetings.is_refused(status.actor):
+        elif why and not self._handshake.is_refused(status.actor):
             self._supervision.end(1, why)
 
     def _link_event(self, event: LinkEvent) -> None:
@@ -204,7 +204,7 @@ class Peers:
             self.changes.left(event.peer)
             if not self._ending.is_set():
                 self._joined.left(event.peer)
-        self._greetings.link_event(event)
+        self._handshake.link_event(event)
         self._lost.link_event(event)
 
     # What is told.
@@ -238,7 +238,7 @@ class Peers:
         """Hosts have joined or left, or replicas have come or gone."""
         self.others.follow(topology)
         self._roster.follow(topology)
-        self._greetings.follow(topology)
+        self._handshake.follow(topology)
         self._tell_line(self._joined.line())
         self._lost.follow(topology)
         self.changes.follow(topology)
@@ -257,7 +257,7 @@ class Peers:
     @property
     def final_words(self) -> list[str]:
         """What was wrong with other hosts to the end."""
-        return self._greetings.final_words
+        return self._handshake.final_words
 
     async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
         """Wait until the other hosts know that the run ends. Returns the supervisors that did not confirm it."""

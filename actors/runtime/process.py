@@ -29,7 +29,7 @@ from actors.runtime.lost_hosts import WORD as DOUBTED
 from actors.runtime.lost_hosts import read as read_doubted
 from actors.runtime.networks import run_network
 from actors.runtime.roster import read
-from actors.runtime.vacancy import NobodyLeftError, Vacancy
+from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
@@ -117,7 +117,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         for name, kind in type(actor).links.items()
         if kind.kind != "announce" and name in context.links
     }
-    vacancy = Vacancy(node, needed, context.topology.run.give_up_minutes, context.log)
+    unreachable = UnreachableLinks(node, needed, context.topology.run.give_up_minutes, context.log)
 
     async def handler(delivery: Delivery) -> object:
         if not ready.is_set():  # a wait on a set event would still cost each message a turn of the event loop
@@ -131,7 +131,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async def report() -> None:
         while not failed:
             status = actor.status() if started else ("starting", ActorFigures())
-            _announce(status_link, actor, *status, missing=vacancy.text if started else actor.lacking())
+            _announce(status_link, actor, *status, missing=unreachable.text if started else actor.lacking())
             await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
@@ -146,15 +146,15 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await _heard(status_link, LAST_STATUS_SECONDS)  # so that the display shows why before the process ends
             raise
-        node.watch(vacancy.look)
+        node.watch(unreachable.look)
         node.watch(actor.peer_changed)
         for peer in node.gone:  # while the actor started
             gone = PeerGone(peer, 0.0)
-            vacancy.look(gone)
+            unreachable.look(gone)
             actor.peer_changed(gone)
-        node_nursery.start_soon(vacancy.run)
+        node_nursery.start_soon(unreachable.run)
         started = True
-        _announce(status_link, actor, *actor.status(), missing=vacancy.text)
+        _announce(status_link, actor, *actor.status(), missing=unreachable.text)
         await _heard(status_link, STARTED_SECONDS)  # a first message that blocks the loop is no start that hangs
         ready.set()
         context.log.info("started", actor_class=context.topology.actors[context.role].class_path)

@@ -297,9 +297,9 @@ class Mute(trio.abc.HostnameResolver):
 def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     async def main():
         trio.socket.set_custom_hostname_resolver(Mute())
-        assert trio.current_time() - began == 10
         with pytest.raises(BindError, match=r"the name nobody\.example is unknown \(no answer within 10 s\)"):
             await numeric("tcp://nobody.example:1")
+        assert trio.current_time() - began == 10
 
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()
