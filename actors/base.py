@@ -147,7 +147,7 @@ class ActorContext:
 
 
 def passing_link(link: str, peer: str) -> str:
-    """The name of the link to a peer that passes on what it gets over ``link`` (`Actor.passes_on`)."""
+    """The name of the link to a peer that passes on what it gets over ``link``."""
     return f"{link} of {peer}"
 
 
@@ -192,9 +192,6 @@ class Actor:
     Settings: ClassVar[type[BaseModel]] = Settings
     receives: ClassVar[tuple[LinkKind, ...]] = ()
     links: ClassVar[Mapping[str, LinkKind]] = {}
-    passes_on: ClassVar[frozenset[str]] = frozenset()
-    """The call links whose messages actors also send each other, over links that they open themselves
-    (`passing_link`). Both must have the link."""
 
     @classmethod
     def link_options(cls, link: str, settings: Any) -> dict[str, Any]:

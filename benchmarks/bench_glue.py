@@ -30,7 +30,7 @@ import zmq
 from benchmarks.command import Hidden, helper
 from benchmarks.reporting import print_figures, print_table
 from transport import keep_freed_memory
-from transport.channel import Channel
+from transport.zeromq import Channel
 
 SIZES = {"1k": 1 << 10, "8k": 8 << 10, "1m": 1 << 20}
 WINDOW = 64

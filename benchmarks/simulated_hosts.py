@@ -36,9 +36,8 @@ from agent_rl.messages import ActorStatus, Metric
 from agent_rl.observe.metrics import Histogram, counter, gauge
 from agent_rl.records.incarnations import RESTARTS
 from transport import Delivery, Limits, MemoryNetwork, Node, Registry
-from transport.memory import MemoryPort
-from transport.network import Port
-from transport.schema import Buffer
+from transport.network import MemoryPort, Port
+from transport.plans import Buffer
 
 ROLES = ("rollout_generator", "tool_executor")
 PER_HOST = 4

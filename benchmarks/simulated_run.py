@@ -55,9 +55,8 @@ from agent_rl.messages import (
 )
 from agent_rl.rollout.episode import Episode
 from transport import Delivery, Limits, MemoryNetwork, Node, Registry
-from transport.memory import MemoryPort
-from transport.network import read_identity
-from transport.schema import Buffer
+from transport.network import MemoryPort, read_identity
+from transport.plans import Buffer
 
 NEAR, FAR = "local", "far"
 """The hosts. The first generator is on ``far``, all else on ``local``."""

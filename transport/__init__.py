@@ -4,11 +4,8 @@ There are three kinds of link: *push* (one way, at least once, with credit and a
 reply with a deadline) and *announce* (the newest value wins). See ``docs/architecture.md``.
 """
 
-from transport.allocator import keep_freed_memory
 from transport.codec import Registry, decode, encode
-from transport.conduct import Permit, Permits
-from transport.curve import CurveKeys
-from transport.dispatch import Handler
+from transport.curve import CurveKeys, turn_away
 from transport.errors import (
     BindError,
     CallFailed,
@@ -24,7 +21,6 @@ from transport.errors import (
     MalformedFrames,
     MessageRejected,
     PeerBack,
-    PeerCutOff,
     PeerDraining,
     PeerGone,
     PeerLeft,
@@ -36,13 +32,11 @@ from transport.errors import (
     UnknownPeer,
 )
 from transport.handles import AnnounceLink, CallLink, PushLink
-from transport.handshakes import turn_away
-from transport.inbound import Delivery, DeliveryKind, current_delivery
+from transport.inbound import Delivery, DeliveryKind, Handler, current_delivery
 from transport.limits import Limits
-from transport.memory import MemoryNetwork
-from transport.network import Network, Port
+from transport.network import MemoryNetwork, Network, Port
 from transport.node import Node
-from transport.zeromq import ZmqNetwork
+from transport.zeromq import ZmqNetwork, keep_freed_memory
 
 __all__ = [
     "AnnounceLink",
@@ -69,15 +63,12 @@ __all__ = [
     "Network",
     "Node",
     "PeerBack",
-    "PeerCutOff",
     "PeerDraining",
     "PeerGone",
     "PeerLeft",
     "PeerLost",
     "PeerReplaced",
     "PeerSilent",
-    "Permit",
-    "Permits",
     "Port",
     "PushLink",
     "Registry",

@@ -18,10 +18,9 @@ from typing import Any
 
 import msgpack
 
-from transport.compiler import compile_dataclass
-from transport.errors import DecodeError, EncodeError, UnexpectedTypeError
+from transport.errors import DecodeError, EncodeError
 from transport.limits import DEFAULT_LIMITS, MAX_ITEMS, Limits
-from transport.schema import Buffer, Cursor, Invalid, Plan
+from transport.plans import Buffer, Cursor, Invalid, Plan, compile_dataclass
 
 WIRE_VERSION = 3
 
@@ -149,7 +148,7 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     _, name, sent_fingerprint, values = header
     known = registry.plan(name)
     if known is None:
-        raise UnexpectedTypeError("header", f"message type {name!r:.80} is unknown here or not expected")
+        raise DecodeError("header", f"message type {name!r:.80} is unknown here or not expected")
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
         raise DecodeError(name, "the sender defines this type differently: use one version of agent_rl everywhere")

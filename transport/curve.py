@@ -1,16 +1,25 @@
-"""The cluster's key pair, and the admission of clients that hold it (ZeroMQ's ZAP, RFC 27)."""
+"""The cluster's key pair, and what is said of others' keys: admission of clients (ZeroMQ's ZAP, RFC 27), clients of an
+inbox that speak no CURVE, and peers that refuse this node's key.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hmac
 import os
+import socket as sockets
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import trio
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from transport.plans import Buffer
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"cluster"
@@ -76,3 +85,111 @@ class Admission:
             self._on_refused(address.decode(errors="replace").removeprefix("::ffff:"))
         status = (b"200", b"OK", b"member") if admitted else (b"400", b"not a member of this cluster", b"")
         return [b"1.0", number, *status, b""]
+
+
+TIMES = 2
+"""One failed handshake may be a peer that ended in the middle of it."""
+_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_ENDING = _PROTOCOL | int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_COMING = _PROTOCOL | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+UNKNOWN = "an address that is not known any more"
+"""The address of a client whose connection was closed before the event loop saw it."""
+_CLOSED = {errno.EPIPE, errno.ECONNRESET}
+
+
+class _Monitor:
+    """Reports events of a socket that is neither bound nor connected yet."""
+
+    def __init__(self, socket: zmq.Socket[bytes], events: int) -> None:
+        self._socket = socket
+        self.monitor = socket.get_monitor_socket(events)
+        self.monitor.setsockopt(zmq.LINGER, 0)
+
+    def close(self) -> None:
+        """Stop watching, before the socket is closed."""
+        self._socket.disable_monitor()
+        self.monitor.close()
+
+
+class Uninvited(_Monitor):
+    """Watches an inbox on TCP: ``on_refused`` gets the address of each client that speaks no CURVE.
+
+    Clients with another key are refused, and reported, by `Admission`.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_refused: Callable[[str], None]) -> None:
+        super().__init__(socket, _COMING)
+        self._on_refused = on_refused
+        self._clients: dict[int, str] = {}
+        """Addresses by descriptor."""
+        self._refused = False
+        """Whether the next connection that closes was refused: ZeroMQ's thread reports one after the other."""
+
+    def watch(self, frames: Sequence[Buffer]) -> None:
+        """Take an event of the inbox from ZeroMQ's monitor."""
+        event = parse_monitor_message([bytes(frame) for frame in frames])
+        descriptor = int(event["value"])
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:  # else: closed
+                self._clients[descriptor] = str(connection.getpeername()[0]).removeprefix("::ffff:")
+        elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._refused = True
+        else:
+            client = self._clients.pop(descriptor, UNKNOWN)
+            if self._refused:
+                self._refused = False
+                self._on_refused(client)
+
+
+class Handshakes(_Monitor):
+    """Watches the handshakes with a peer: one that closes every connection before it is authenticated has another key.
+
+    ::
+
+        connection --(succeeded)-----------------------------------> the count starts again
+                   `-(closed, or another mechanism: TIMES in a row)-> on_refused, at this and every further one
+
+    ``on_refused`` gets the seconds for which the peer has refused this node's key. A peer that does not run, or that is
+    stopped, lets no handshake fail in this way: nobody accepts, or nobody answers.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_refused: Callable[[float], None]) -> None:
+        super().__init__(socket, _ENDING)
+        self._on_refused = on_refused
+        self._failed = 0
+        self._since = 0.0
+
+    def watch(self, frames: Sequence[Buffer]) -> None:
+        """Take an event of the socket from ZeroMQ's monitor."""
+        event = parse_monitor_message([bytes(frame) for frame in frames])
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._failed = 0
+        elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or int(event["value"]) in _CLOSED:
+            now = trio.current_time()
+            self._since = self._since if self._failed else now
+            self._failed += 1
+            if self._failed >= TIMES:
+                self._on_refused(now - self._since)
+
+
+async def turn_away(address: str, seconds: float) -> bool:
+    """Close each connection at a tcp address at once, until more than ``TIMES`` have come, or for so long.
+
+    For a process that has no key: it refuses its peers at its node's address, so that their host can say so.
+
+    Returns whether so many came; False too when the address cannot be listened at.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    came = 0
+    with trio.move_on_after(seconds):
+        try:
+            (listener, *others) = await trio.open_tcp_listeners(int(port), host=host.strip("[]"))
+        except OSError:
+            return False
+        for other in others:
+            await other.aclose()
+        async with listener:
+            while came <= TIMES:
+                await (await listener.accept()).aclose()
+                came += 1
+    return came > TIMES

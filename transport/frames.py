@@ -1,8 +1,9 @@
 """The envelope in front of the messages: packing, and checks on arrival.
 
 Frame 0 is the envelope's length (4 bytes, big-endian), the envelope ``[version, kind, [size of each body], field,
-...]`` in msgpack, and the bodies one after the other. A body is frame 0 of an encoded message. The other frames of the
-last message, if it has any, follow as frames. A Push may carry many messages; other envelopes carry at most one.
+...]`` in msgpack, and the bodies one after the other. A body is frame 0 of an encoded message. A large body is not
+copied into frame 0: it is a frame of its own, and its size is 0. The other frames of the last message, if it has any,
+follow as frames. A Push may carry many messages; other envelopes carry at most one.
 
 Push, Withdrawn, Call, Cancel, Announce, Heartbeat and Goodbye go to a peer's inbox. Progress, Reply, Refused,
 HeartbeatBack and Goodbye come back over the same connection. A frame for a process carries the process's incarnation,
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
-from transport.codec import WIRE_VERSION
-from transport.schema import Buffer
+from transport.plans import FRAME_FROM, Buffer
+
+FRAMES_VERSION = 4
 
 
 class MalformedFrame(Exception):  # noqa: N818
@@ -141,10 +143,12 @@ class Refused(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What frame 0 holds."""
+    """The frames of one envelope, taken apart."""
 
     envelope: Envelope
-    bodies: list[memoryview]
+    bodies: list[Buffer]
+    arrays: Sequence[Buffer]
+    """The other frames of the last message."""
 
 
 Envelope: TypeAlias = (
@@ -229,18 +233,23 @@ _CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
 _LENGTH = 4
 
 
-def pack(envelope: Envelope, bodies: Sequence[Buffer] = ()) -> bytes:
-    """Frame 0: the envelope and the bodies it carries."""
-    packed = msgpack.packb((WIRE_VERSION, _CODES[type(envelope)], [len(body) for body in bodies], *envelope))
-    return b"".join((len(packed).to_bytes(_LENGTH, "big"), packed, *bodies))
+def pack(envelope: Envelope, bodies: Sequence[Buffer] = (), arrays: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The frames of an envelope and the bodies it carries; ``arrays`` are the other frames of the last message."""
+    sizes = [len(body) if len(body) < FRAME_FROM else 0 for body in bodies]
+    packed = msgpack.packb((FRAMES_VERSION, _CODES[type(envelope)], sizes, *envelope))
+    length = len(packed).to_bytes(_LENGTH, "big")
+    if 0 not in sizes:
+        return [b"".join((length, packed, *bodies)), *arrays]
+    small = (body for body in bodies if len(body) < FRAME_FROM)
+    return [b"".join((length, packed, *small)), *(body for body in bodies if len(body) >= FRAME_FROM), *arrays]
 
 
-def unpack(frame: Buffer) -> Received:
-    """The content of ``frame``; the bodies are views of it.
+def unpack(frames: Sequence[Buffer]) -> Received:
+    """The content of frames. Bodies are views of frame 0, or frames of their own.
 
     For any bytes, raises no other exception than MalformedFrame.
     """
-    view = memoryview(frame)
+    view = memoryview(frames[0] if frames else b"")
     start = _LENGTH + int.from_bytes(view[:_LENGTH], "big")
     if not _LENGTH < start <= len(view):
         raise MalformedFrame("not an envelope")
@@ -251,30 +260,35 @@ def unpack(frame: Buffer) -> Received:
     if type(values) is not list or len(values) < 2 or type(values[0]) is not int or type(values[1]) is not int:
         raise MalformedFrame("not an envelope")
     version, code = values[0], values[1]
-    if version != WIRE_VERSION:
-        raise MalformedFrame(f"wire version {version}, this is version {WIRE_VERSION}")
+    if version != FRAMES_VERSION:
+        raise MalformedFrame(f"wire version {version}, this is version {FRAMES_VERSION}")
     if not 0 <= code < len(_KINDS):
         raise MalformedFrame(f"unknown kind of frame {code}")
     kind, count, checks = _KINDS[code]
     if len(values) != len(checks) + 3:
         raise MalformedFrame(f"{kind.__name__} with {len(values) - 3} fields")
     envelope: Envelope = kind(*[check(value) for check, value in zip(checks, values[3:], strict=True)])
-    bodies = _bodies(view, start, values[2])
+    bodies = _bodies(view, start, values[2], frames)
     if len(bodies) != count and not (kind is PushFrame and bodies):
         raise MalformedFrame(f"{kind.__name__} with {len(bodies)} messages")
-    return Received(envelope, bodies)
+    return Received(envelope, bodies, frames[1 + values[2].count(0) :])
 
 
-def _bodies(view: memoryview, start: int, sizes: Any) -> list[memoryview]:
+def _bodies(view: memoryview, start: int, sizes: Any, frames: Sequence[Buffer]) -> list[Buffer]:
     if type(sizes) is not list:
         raise MalformedFrame("list expected")
-    bodies = []
+    bodies: list[Buffer] = []
+    own = 0
     for size in sizes:
         _count(size)
-        if not size:
+        if size:
+            bodies.append(view[start : start + size])
+            start += size
+            continue
+        own += 1
+        if own >= len(frames) or not len(frames[own]):
             raise MalformedFrame("an empty message")
-        bodies.append(view[start : start + size])
-        start += size
+        bodies.append(frames[own])
     if start != len(view):
         raise MalformedFrame("the messages' sizes are not the frame's")
     return bodies

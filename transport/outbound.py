@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -27,43 +27,20 @@ from transport.frames import (
     pack,
 )
 from transport.link import AnnounceSender, PushSender, Unsettled
-from transport.schema import Buffer
+from transport.plans import Buffer
+
+if TYPE_CHECKING:
+    from transport.handles import CallLink, PushLink
 
 _TOGETHER = 64 << 10
 """Bytes of messages in one frame: enough to share the frame's cost, few enough to be read at once."""
-
-
-class Calls(Protocol):
-    """The part of a call link that `Outbound` uses."""
-
-    name: str
-    replies: Registry
-
-    def ended(self, call: PendingCall, /) -> None:
-        """The call's fate is known."""
-
-    def again(self, call: PendingCall, /) -> None:
-        """The call was not sent: choose another replica."""
-
-    def lost(self, peer: str, /) -> None:
-        """The peer lost its sessions, or is about to: unpin its keys."""
-
-    def available(self) -> None:
-        """The peer can be called again, or calls that waited for it can go elsewhere."""
-
-
-class Pushes(Protocol):
-    """The part of a push link that `Outbound` uses."""
-
-    def moved(self, peer: str, /) -> None:
-        """The peer has returned credit, or acknowledged."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
     """A call without an answer: it waits for room, waits for its peer, or was sent."""
 
-    link: Calls
+    link: CallLink
     frames: Sequence[Buffer]
     key: str | None
     deadline: float
@@ -103,8 +80,8 @@ class Outbound:
         """Heartbeats since something came back over the connection; the peer may be heard over its own all the time."""
         self.draining = False
         """Whether the process says that it is about to leave."""
-        self.pushes: dict[str, tuple[PushSender, Pushes]] = {}
-        self.call_links: list[Calls] = []
+        self.pushes: dict[str, tuple[PushSender, PushLink]] = {}
+        self.call_links: list[CallLink] = []
         self.calls: dict[int, PendingCall] = {}
         self.announcements = AnnounceSender()
         self._announced = trio.lowlevel.ParkingLot()
@@ -142,7 +119,7 @@ class Outbound:
     def _send(self, envelope: Envelope, message: Sequence[Buffer] = ()) -> None:
         if self._to_flush:
             self._flush_pushes()  # keeps the order of sending
-        self._transmit(self.peer, [pack(envelope, message[:1]), *message[1:]])
+        self._transmit(self.peer, pack(envelope, message[:1], message[1:]))
 
     def send_heartbeat(self, incarnation: int) -> None:
         """Tell the peer that this process lives."""
@@ -171,14 +148,14 @@ class Outbound:
         bodies: list[Buffer] = []
 
         def leave(frames: Sequence[Buffer] = ()) -> None:
-            self._transmit(self.peer, [pack(PushFrame(link, incarnation, first), bodies), *frames])
+            self._transmit(self.peer, pack(PushFrame(link, incarnation, first), bodies, frames))
             bodies.clear()
 
         for sequence, message in self.pushes[link][0].to_transmit():
             if message is None:
                 if bodies:
                     leave()
-                self._transmit(self.peer, [pack(Withdrawn(link, incarnation, sequence))])
+                self._transmit(self.peer, pack(Withdrawn(link, incarnation, sequence)))
                 continue
             body, *frames = message
             if bodies and (sequence != first + len(bodies) or size + len(body) > _TOGETHER):

@@ -1,40 +1,38 @@
 """A network of ZeroMQ sockets: one ROUTER per node as its inbox, one DEALER per peer it sends to.
 
-Two properties of ZeroMQ shape this file, and a third one `transport.channel`:
+Three properties of ZeroMQ shape this file:
 
 - High-water marks on sending would make a ROUTER drop and a DEALER block. They are off, and credit bounds the frames in
   flight. The high-water mark on receiving makes a sender wait, and loses nothing.
+- A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads
+  each socket until it is empty before it waits, and a send that leaves something to read wakes that task.
 - Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import trio
 import zmq
 
-from transport.channel import Channel
-from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys
+from transport.addresses import make_way, numeric, remove
+from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys, Handshakes, Uninvited
 from transport.errors import BindError, InsecureLink, UnknownPeer
-from transport.gate import Gate, watches
-from transport.handshakes import Handshakes
 from transport.limits import Limits
 from transport.network import Port, Receiver, make_identity
-from transport.resolving import numeric, numeric_hosts, process_at, tcp_hosts
-from transport.schema import Buffer
-from transport.socket_files import make_way, remove
+from transport.plans import Buffer
 
 _SOCKETS_BESIDE = 1024
 # The most unread messages of one connection to an inbox. Beyond it, messages wait in the sender's memory.
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
 _ENVELOPE_MAX = 64 << 10
-_SOURCE = int(zmq.SRCFD)  # a plain integer: pyzmq's enumerations cost more than the call itself
 
 
 class ZmqNetwork:
@@ -56,7 +54,6 @@ class ZmqNetwork:
         self._addresses: dict[str, str] = {}
         self._context = context
         self._curve = curve
-        self._ports: list[ZmqPort] = []
         self.extend(addresses)
         self._watched = frozenset(watched) if curve is not None else frozenset()
 
@@ -72,8 +69,6 @@ class ZmqNetwork:
                     "create a key file (CurveKeys.generate().save(path)), copy it to every host and pass curve="
                 )
         self._addresses.update(addresses)
-        for port in self._ports:
-            port.extended(addresses)
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node. Raises UnknownPeer when it has no address."""
@@ -81,7 +76,6 @@ class ZmqNetwork:
             raise UnknownPeer(f"no address is known for {name}")
         port = ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
         port.watched = self._watched
-        self._ports.append(port)
         return port
 
 
@@ -109,8 +103,7 @@ class ZmqPort:
         self._receiver: Receiver | None = None
         self._inbox: Channel | None = None
         self._zap: Channel | None = None
-        self._gate: Gate | None = None
-        self._watched: Channel | None = None
+        self._uninvited: tuple[Uninvited, Channel] | None = None
         self._peers: dict[str, Channel | None] = {}
         self.watched: Collection[str] = ()
         self._handshakes: dict[str, tuple[Handshakes, Channel]] = {}
@@ -130,14 +123,9 @@ class ZmqPort:
             self._inbox = Channel(socket, self._on_inbox)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            if watches(address):
-                self._gate = Gate(
-                    socket,
-                    len(self._addresses),
-                    await numeric_hosts(self._addresses.values()),
-                    receiver.faults.unauthenticated,
-                )
-                self._watched = Channel(self._gate.monitor, self._gate.watch)
+            if address.startswith("tcp://"):
+                uninvited = Uninvited(socket, receiver.faults.unauthenticated)
+                self._uninvited = uninvited, Channel(uninvited.monitor, uninvited.watch)
             await self._bind(socket, address)
             self._bound = True
             for peer in self._peers:
@@ -148,7 +136,7 @@ class ZmqPort:
 
     def _new_context(self) -> zmq.Context[zmq.Socket[bytes]]:
         made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # the inbox, admission, the gate and a socket for each peer, also those of hosts that join
+        # the inbox, admission, and a socket for each peer, also those of hosts that join
         made.set(zmq.MAX_SOCKETS, len(self._addresses) + _SOCKETS_BESIDE)
         return made
 
@@ -240,7 +228,8 @@ class ZmqPort:
         """Read all sockets until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            for channel in (self._watched, self._zap, self._inbox, *self._to_read):
+            watched = None if self._uninvited is None else self._uninvited[1]
+            for channel in (watched, self._zap, self._inbox, *self._to_read):
                 if channel is not None:
                     nursery.start_soon(channel.read)
             self._to_read.clear()
@@ -281,11 +270,6 @@ class ZmqPort:
             channel.stop()
             channel.socket.close()
 
-    def extended(self, addresses: Mapping[str, str]) -> None:
-        """The network has further nodes."""
-        if self._gate is not None:
-            self._gate.extend(len(self._addresses), tcp_hosts(addresses.values()))
-
     def knows(self, peer: str) -> bool:
         """Whether there is an address for it."""
         return peer in self._addresses
@@ -303,15 +287,7 @@ class ZmqPort:
 
     def _on_inbox(self, frames: list[Buffer]) -> None:
         assert self._receiver is not None
-        assert self._inbox is not None
-        assert self._inbox.first is not None
-        self._receiver.on_inbox(bytes(frames[0]), frames[1:], self._inbox.first.get(_SOURCE))
-
-    def source(self) -> str:
-        """Which process sent what is being delivered."""
-        if self._inbox is None or self._inbox.first is None:
-            return ""
-        return process_at(str(self._inbox.first.get("Peer-Address")))
+        self._receiver.on_inbox(bytes(frames[0]), frames[1:])
 
     async def close(self, absent: Collection[str] = ()) -> None:
         """Close the sockets. The last frames may take ``Limits.linger`` seconds to leave; none go to absent peers."""
@@ -320,9 +296,9 @@ class ZmqPort:
         for handshakes, _ in self._handshakes.values():
             handshakes.close()
         self._handshakes.clear()
-        if self._gate is not None:
-            self._gate.close()
-        self._gate = self._watched = None
+        if self._uninvited is not None:
+            self._uninvited[0].close()
+        self._uninvited = None
         for peer, channel in (("", self._inbox), ("", self._zap), *self._peers.items()):
             if channel is not None:
                 channel.socket.close(0 if peer in absent else None)
@@ -336,3 +312,93 @@ class ZmqPort:
         if self._bound and scheme == "ipc":  # remove the socket file only if this node made it
             self._bound = False
             remove(Path(rest))
+
+
+_READ_BETWEEN_CHECKPOINTS = 128
+# A copy of a small frame is cheaper than a reference to ZeroMQ's buffer, on either side.
+_COPY_BELOW = 64 << 10
+# plain integers: pyzmq's enumerations cost more than the call itself
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
+
+
+class Channel:
+    """A socket and the task that reads it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None]) -> None:
+        self.socket = socket
+        self._deliver = deliver
+        self._waiting: trio.CancelScope | None = None
+        self._closed = False
+
+    def stop(self) -> None:
+        """Read no more, before the socket is closed."""
+        self._closed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def read(self) -> None:
+        """Deliver what arrives, until cancelled or closed."""
+        descriptor = self.socket.fileno()
+        while not self._closed:
+            if self._drain():  # no other task ran since, so the socket is still empty: wait
+                with trio.CancelScope() as self._waiting:
+                    await trio.lowlevel.wait_readable(descriptor)
+                self._waiting = None
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def _readable(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+
+    def _drain(self) -> bool:
+        """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
+        for _ in range(_READ_BETWEEN_CHECKPOINTS):
+            if self._closed:
+                return False
+            try:
+                frames = _receive(self.socket)
+            except zmq.Again:
+                return True
+            self._deliver(frames)
+        return False
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send without waiting; frames to a vanished peer are lost. Wakes the reader if the send consumed its edge."""
+        last = len(frames) - 1
+        try:
+            for index, frame in enumerate(frames):
+                self.socket.send(frame, _LAST if index == last else _MORE, len(frame) < _COPY_BELOW)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+        if self._waiting is not None and self._readable():
+            self._waiting.cancel()
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
+    """One multipart message. Small frames are copied out, large ones stay in ZeroMQ's memory."""
+    frame = socket.recv(_LAST, copy=False)
+    frames: list[Buffer] = [frame.bytes if len(frame) < _COPY_BELOW else frame.buffer]
+    while frame.more:  # cheaper than the socket's RCVMORE
+        frame = socket.recv(_LAST, copy=False)
+        frames.append(frame.bytes if len(frame) < _COPY_BELOW else frame.buffer)
+    return frames
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT = 128 << 20
+_OWN_MAPPING_FROM = 16 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep up to 128 MiB of freed memory for its next messages, where the C library is glibc.
+
+    By default glibc returns the freed memory of a large message to the kernel. The next message of its size then costs
+    a page fault for each 4 KiB: a third of the cost of a message of 1 MiB. A process's entry point calls this function.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_FROM)

@@ -26,7 +26,7 @@ from agent_rl.files.disk import remove
 from agent_rl.messages import TurnsCompleted
 from transport import DecodeError, Registry
 from transport.codec import decode, encode
-from transport.schema import Buffer
+from transport.plans import Buffer
 
 if TYPE_CHECKING:
     import structlog

@@ -96,7 +96,6 @@ class RolloutGenerator(Actor):
         "weights": Call(WeightsWanted, WeightsPart, awaited_in_handler=False, required=False),
         "transfer": Call(TransferWanted, TransferOffer, awaited_in_handler=False, required=False),
     }
-    passes_on = frozenset({"weights"})
 
     @classmethod
     def link_options(cls, link: str, settings: RolloutGeneratorSettings) -> dict[str, Any]:

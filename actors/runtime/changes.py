@@ -51,7 +51,6 @@ from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.remote_changes import RemoteChanges
 from actors.runtime.replicas import Replicas, has_left
-from actors.runtime.roster import swapped
 from actors.runtime.starting import Starting
 from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
@@ -110,8 +109,6 @@ class Changes:
         """Tells all hosts that the replicas of a role are those of a topology. Raises DiskError."""
         self.take_off: Callable[[str, str], object] = lambda *_: None
         """Takes a host that joined off the run, by its supervisor, with a line for the user."""
-        self.tell: Callable[[], object] = lambda: None
-        """Tells all hosts what is in force."""
         self.taken: Mapping[str, int] = {}
         """By role, the number after the highest that a replica ever got."""
         self._again = again
@@ -125,7 +122,6 @@ class Changes:
         self._busy = ""
         self.keys: list[str] = []
         """The swaps that were carried out, as ``KEY=VALUE`` of the topology."""
-        self.swapped: set[str] = set()  # roles that may have got another class
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
 
@@ -190,13 +186,6 @@ class Changes:
         else:
             self._starting.runs(status.actor)
 
-    def swaps(self, roles: Iterable[str]) -> None:
-        """These roles may have got another class: this host's actors take from them what the topology's links carry."""
-        new = [role for role in roles if role not in self.swapped]
-        self.swapped.update(new)
-        for actor in self._actors.values() if new else ():
-            actor.tell(swapped(new))
-
     async def asked(self, sender: str, wanted: Wanted) -> Changed:
         """Carry out a change. Raises CallRefused for a sender that may not ask."""
         from transport import CallRefused
@@ -258,8 +247,6 @@ class Changes:
         keys = changed_keys(wanted)
         refused = await self._trial(keys)
         if not refused:
-            self.swaps([wanted.role])  # on all hosts before the first process of the new class
-            self.tell()
             refused, _ = await self._ask_others(replace(wanted, only_check=True))
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,11 +81,6 @@ class InForce(Protocol):
     """The topology with the swaps."""
     keys: list[str]
     """The swaps, as ``KEY=VALUE`` of the topology."""
-    swapped: set[str]
-    """Roles that may have got another class."""
-
-    def swaps(self, roles: Iterable[str]) -> None:
-        """These roles may have got another class."""
 
     def obstacle(self) -> str:
         """Why no host can join now, and the remedy; empty: one can."""
@@ -239,8 +234,6 @@ class Joined:
     def heard(self, message: JoinedHosts) -> None:
         """The main host tells which hosts have joined."""
         changed = as_hosts(message.hosts)
-        if not self._is_main:
-            self._changes.swaps(message.swapped)  # also those from before this host was started again
         if not self._is_main and with_changed(self.topology, changed).hosts != self.topology.hosts:
             self._set(changed)
 
@@ -262,7 +255,7 @@ class Joined:
     def tell(self) -> None:
         """Tell all hosts what is in force, from the main host."""
         if self._link is not None:
-            self._link[1].set(JoinedHosts(as_told(self.topology), tuple(sorted(self._changes.swapped))))
+            self._link[1].set(JoinedHosts(as_told(self.topology)))
 
     def _numbers_given(self) -> dict[str, int]:
         try:

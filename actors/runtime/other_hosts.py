@@ -31,7 +31,6 @@ class OtherHosts:
         self._tells = on_tcp(topology)
         self._ended: dict[str, trio.Event] = {}
         self._up: set[str] = set()
-        self._ending = False
         self._node: Node | None = None
         self._tell: list[AnnounceLink] = []
         self.follow(topology)
@@ -76,17 +75,8 @@ class OtherHosts:
         if peer in self._ended:
             self._ended[peer].set()
 
-    def replace(self, processes: dict[str, int]) -> None:
-        """Have the supervisors of other hosts replace these processes of their actors, by node and incarnation.
-
-        No more once the run ends: what is told last takes the place of what a host has not heard yet.
-        """
-        if self.is_main and not self._ending:
-            self._announce(RunState(ending=False, exit_code=0, finished=False, cut_off=dict(processes)))
-
     def ending(self, exit_code: int, reason: str, *, finished: bool) -> None:
         """Tell the others that this host ends."""
-        self._ending = True
         if self.is_main:
             self._announce(RunState(ending=True, exit_code=exit_code, finished=finished))
         else:

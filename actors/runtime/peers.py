@@ -2,7 +2,7 @@
 
 ::
 
-    HostHello, Incarnations ---> Greetings --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
+    HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
     JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
     SwapWanted, ScaleWanted, DrainWanted ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
@@ -21,20 +21,18 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from actors.runtime import actor_process
-from actors.runtime.accusations import Accusations
 from actors.runtime.changes import CALLS, Changes
-from actors.runtime.greetings import Greetings, Reports
+from actors.runtime.handshake import Handshake, Reports
 from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
 from actors.runtime.reports import StatusReports
-from actors.runtime.roster import Roster, swapped, written
+from actors.runtime.roster import Roster, written
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.messages import (
-    Accusation,
     ActorStatus,
     Changed,
     DrainWanted,
@@ -53,7 +51,7 @@ from agent_rl.messages import (
 if TYPE_CHECKING:
     import structlog
 
-    from transport import Delivery, LinkEvent, Network, Permits
+    from transport import Delivery, LinkEvent, Network
     from transport.inbound import Inbound
 
 
@@ -106,7 +104,7 @@ class Peers:
         self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
-        self._greetings = Greetings(topology, hosts, agreed, reports)
+        self._handshake = Handshake(topology, hosts, agreed, reports)
         self.changes = Changes(
             topology,
             path,
@@ -118,10 +116,9 @@ class Peers:
             ending=ending,
             leave=supervision.end,
         )
-        self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace, self._unsettled)
         self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
         self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
-        self.changes.tell, self.changes.take_off = self._joined.tell, self._joined.left
+        self.changes.take_off = self._joined.left
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -137,7 +134,6 @@ class Peers:
                 limits=Limits(lost_after=self._host_lost_after),
                 on_event=self._link_event,
                 guests=GUEST,
-                permits=self._permits,
             )
             self.others.link(node)
             self._reports.link(node)
@@ -145,22 +141,8 @@ class Peers:
             self._roster.link(node)
             self.changes.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
-            nursery.start_soon(self._greetings.run, node)
+            nursery.start_soon(self._handshake.run, node)
         nursery.start_soon(self._reports.run)
-
-    def _unsettled(self, claim: Accusation) -> bool:
-        """Whether the claimed incarnation was given out meanwhile, or by a supervisor that is not heard."""
-        live = self._roster.incarnations.get(claim.node, -1)
-        return claim.what.startswith("forged incarnation") and (
-            claim.incarnation <= live or claim.node in self._lost.doubted
-        )
-
-    def _permits(self, peer: str) -> Permits | None:
-        """Actors announce their status and nothing else. Supervisors and commands are not judged."""
-        from transport import Permit, Registry
-
-        is_actor = peer.rpartition(".")[0] in self.changes.topology.actors
-        return {("announce", "status"): Permit(Registry(ActorStatus))} if is_actor else None
 
     # What arrives.
 
@@ -169,7 +151,7 @@ class Peers:
         sender, message = delivery.sender, delivery.message
         match message:
             case HostHello():
-                return self._greetings.heard(sender, message)
+                return self._handshake.heard(sender, message)
             case JoinWanted():
                 return self._joined.answer(sender, message)
             case _ if sender.startswith(GUEST):
@@ -180,13 +162,11 @@ class Peers:
                 self.others.up(sender)
                 self._joined.up(sender)
                 self.changes.back(sender)
-                self._greetings.told(sender, message)
+                self._handshake.told(sender, message)
             case JoinedHosts() if sender == self._main:
                 self._joined.heard(message)
             case RunState() if sender == self._main and message.ending:
                 self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
-            case RunState() if sender == self._main:
-                self._accusations.replace(message.cut_off)
             case ActorStatus() if message.actor == sender:  # an actor reports for itself only
                 if is_supervisor(sender):
                     self._hear_supervisor(message)
@@ -195,14 +175,12 @@ class Peers:
                     if actor is not None and not actor.ended.is_set():
                         self._reports.observe(message, delivery.inbound.incarnation, at_once=actor.stopping)
                     self._supervision.hear_actor(message, delivery.inbound)
-                    self._accusations.heard(sender, message.accuses)
             case HostReport():
                 statuses, stopped = self._reports.heard(sender, message)
                 for node in stopped:
                     self._supervision.left(node)
                 for status in statuses:
                     self._supervision.hear_actor(status, delivery.inbound)
-                    self._accusations.heard(status.actor, status.accuses)
         return None
 
     def _hear_supervisor(self, status: ActorStatus) -> None:
@@ -210,11 +188,11 @@ class Peers:
         if self._joined.has_joined(status.actor):
             if not self._ending.is_set():
                 self._joined.says(status)
-        elif why and not self._greetings.is_refused(status.actor):
+        elif why and not self._handshake.is_refused(status.actor):
             self._supervision.end(1, why)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import KeyRefused, PeerCutOff, PeerLeft
+        from transport import KeyRefused, PeerLeft
 
         left = isinstance(event, PeerLeft)
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
@@ -226,10 +204,7 @@ class Peers:
             self.changes.left(event.peer)
             if not self._ending.is_set():
                 self._joined.left(event.peer)
-        if isinstance(event, PeerCutOff):
-            what = f"{event.rule}: {event.evidence}"
-            self._accusations.heard("its supervisor", [Accusation(event.peer, event.incarnation, what)])
-        self._greetings.link_event(event)
+        self._handshake.link_event(event)
         self._lost.link_event(event)
 
     # What is told.
@@ -249,9 +224,8 @@ class Peers:
         self._joined.tick(now)
 
     def lines(self) -> bytes:
-        """What a new process is told first: hosts that joined, lost hosts, swapped roles, all incarnations."""
-        about = self._joined.line() + self._lost.line() + swapped(self.changes.swapped)
-        return about + written(self._roster.incarnations)
+        """What a new process is told first: hosts that joined, lost hosts, all incarnations."""
+        return self._joined.line() + self._lost.line() + written(self._roster.incarnations)
 
     def _tell_actors(self, changed: Mapping[str, int]) -> None:
         self._tell_line(written(changed))
@@ -264,7 +238,7 @@ class Peers:
         """Hosts have joined or left, or replicas have come or gone."""
         self.others.follow(topology)
         self._roster.follow(topology)
-        self._greetings.follow(topology)
+        self._handshake.follow(topology)
         self._tell_line(self._joined.line())
         self._lost.follow(topology)
         self.changes.follow(topology)
@@ -283,7 +257,7 @@ class Peers:
     @property
     def final_words(self) -> list[str]:
         """What was wrong with other hosts to the end."""
-        return self._greetings.final_words
+        return self._handshake.final_words
 
     async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
         """Wait until the other hosts know that the run ends. Returns the supervisors that did not confirm it."""

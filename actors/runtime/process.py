@@ -22,15 +22,14 @@ import trio
 from actors.base import Actor, ActorContext
 from actors.blocking import Watchdog
 from actors.engines.base import EngineRefusedError
-from actors.runtime.accusations import accusations
 from actors.runtime.children import GO, leave_message, message_file
 from actors.runtime.joined_hosts import WORD
-from actors.runtime.links import JoinedTargets, SenderPermits, make_links
+from actors.runtime.links import JoinedTargets, make_links
 from actors.runtime.lost_hosts import WORD as DOUBTED
 from actors.runtime.lost_hosts import read as read_doubted
 from actors.runtime.networks import run_network
-from actors.runtime.roster import SWAPPED, read
-from actors.runtime.vacancy import NobodyLeftError, Vacancy
+from actors.runtime.roster import read
+from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
@@ -118,7 +117,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         for name, kind in type(actor).links.items()
         if kind.kind != "announce" and name in context.links
     }
-    vacancy = Vacancy(node, needed, context.topology.run.give_up_minutes, context.log)
+    unreachable = UnreachableLinks(node, needed, context.topology.run.give_up_minutes, context.log)
 
     async def handler(delivery: Delivery) -> object:
         if not ready.is_set():  # a wait on a set event would still cost each message a turn of the event loop
@@ -132,7 +131,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
     async def report() -> None:
         while not failed:
             status = actor.status() if started else ("starting", ActorFigures())
-            _announce(status_link, actor, *status, missing=vacancy.text if started else actor.lacking())
+            _announce(status_link, actor, *status, missing=unreachable.text if started else actor.lacking())
             await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
@@ -147,15 +146,15 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await _heard(status_link, LAST_STATUS_SECONDS)  # so that the display shows why before the process ends
             raise
-        node.watch(vacancy.look)
+        node.watch(unreachable.look)
         node.watch(actor.peer_changed)
         for peer in node.gone:  # while the actor started
             gone = PeerGone(peer, 0.0)
-            vacancy.look(gone)
+            unreachable.look(gone)
             actor.peer_changed(gone)
-        node_nursery.start_soon(vacancy.run)
+        node_nursery.start_soon(unreachable.run)
         started = True
-        _announce(status_link, actor, *actor.status(), missing=vacancy.text)
+        _announce(status_link, actor, *actor.status(), missing=unreachable.text)
         await _heard(status_link, STARTED_SECONDS)  # a first message that blocks the loop is no start that hangs
         ready.set()
         context.log.info("started", actor_class=context.topology.actors[context.role].class_path)
@@ -205,7 +204,6 @@ def _announce(
             cpu,
             metrics,
             missing,
-            accusations(context.node),
         )
     )
 
@@ -232,7 +230,6 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
     cls: type[Actor] = resolve("actor", entry.class_path)
     settings = cls.Settings.model_validate(entry.settings)
     network = run_network(topology, base)
-    permits = SenderPermits(topology, arguments.actor, cls)
     node = Node(
         arguments.actor,
         network,
@@ -241,7 +238,6 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
         limits=Limits(lost_after=topology.run.lost_after_seconds),
         on_event=lambda event: _log_event(log, event),
         only_expected=arguments.lifeline is not None,
-        permits=permits,
     )
     limit = topology.run.log_mib * 2**20
     bound = {"actor": arguments.actor, "incarnation": arguments.incarnation}
@@ -253,7 +249,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
             nursery.start_soon(Watchdog(entry.silent_seconds, message_file()).run)
             if arguments.lifeline is not None:
                 targets = JoinedTargets(node, network, topology, role, cls)
-                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, permits, go, log)
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, go, log)
             context = ActorContext(
                 name=arguments.actor,
                 role=role,
@@ -304,11 +300,10 @@ async def _watch_lifeline(
     descriptor: int,
     node: Node,
     targets: JoinedTargets,
-    permits: SenderPermits,
     go: trio.Event,
     log: structlog.typing.FilteringBoundLogger,
 ) -> None:
-    """Read from the lifeline which hosts joined, which are lost, swapped roles, and incarnations of nodes.
+    """Read from the lifeline which hosts joined, which are lost, and incarnations of nodes.
 
     The line `GO` sets ``go``. The lifeline closes when the supervisor ends.
     """
@@ -326,8 +321,6 @@ async def _watch_lifeline(
                 node.doubt(read_doubted(line.removeprefix(DOUBTED)))
             elif line == GO:
                 go.set()
-            elif line.startswith(SWAPPED):
-                permits.swapped(line.removeprefix(SWAPPED).decode())
             else:
                 node.expect(*read(line))
     log.error("the supervisor is gone")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from actors.runtime.greetings import release
+from actors.runtime.handshake import release
 from actors.runtime.networks import run_network, starting_node
 from agent_rl import messages
 from agent_rl.config.addresses import addresses, on_tcp, runtime_directory, supervisor_node

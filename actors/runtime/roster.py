@@ -11,7 +11,7 @@ the successor of a node. Supervisors tell their actors over lifelines, which are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from agent_rl.config.addresses import actor_nodes, on_tcp, supervisor_node
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transport import Node
-
-
-SWAPPED = b"swapped "
-"""The first word of the line about a role that gets another class."""
 
 
 class Roster:
@@ -97,11 +93,6 @@ class Roster:
 def written(incarnations: Mapping[str, int]) -> bytes:
     """The lines for a lifeline."""
     return b"".join(f"{name} {incarnation}\n".encode() for name, incarnation in incarnations.items())
-
-
-def swapped(roles: Iterable[str]) -> bytes:
-    """The lines about roles that get another class."""
-    return b"".join(SWAPPED + role.encode() + b"\n" for role in roles)
 
 
 def read(line: bytes) -> tuple[str, int]:

@@ -32,7 +32,7 @@ from agent_rl.records.incarnations import next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_directory
 from agent_rl.records.swaps import FILE as SWAPS
-from agent_rl.records.swaps import end_swaps, forget_swaps, swapped_roles, swaps_in_force, with_swaps
+from agent_rl.records.swaps import end_swaps, forget_swaps, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
 
 
@@ -118,7 +118,7 @@ async def run_topology(
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
             network.extend(control_address(topology, runtime))
-            supervisor.swapped_before(swapped_roles(directory), swaps_in_force(directory))
+            supervisor.swapped_before(swaps_in_force(directory))
             for line in forget_swaps(directory, topology):
                 supervisor.say(line)
         exit_code = await supervisor.run(network, received)

@@ -130,16 +130,11 @@ class Supervisor:
             log=log,
         )
 
-    def swapped_before(self, roles: Sequence[str], in_force: Mapping[str, Sequence[str]]) -> None:
-        """These roles were swapped in the last start, and other hosts may have gone on since.
-
-        ``in_force``: the swaps that the topology holds, by role, for hosts that join.
-        """
-        changes = self._peers.changes
-        changes.swaps(role for role in roles if role in self._topology.actors)
+    def swapped_before(self, in_force: Mapping[str, Sequence[str]]) -> None:
+        """Take the swaps of the last start that the topology holds, by role, for hosts that join; say so."""
         for role, keys in in_force.items():
             if role in self._topology.actors:
-                changes.keys += keys
+                self._peers.changes.keys += keys
                 entry = self._topology.actors[role]
                 self.say(
                     f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"

@@ -25,15 +25,6 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Accusation:
-    """A process that sent what no node of its role sends: its node and incarnation, and what it did, in words."""
-
-    node: str
-    incarnation: int
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
 class ActorStatus:
     """The state of an actor, for the live table and the timeline.
 
@@ -42,7 +33,7 @@ class ActorStatus:
     since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
     processor time, children included. ``metrics`` are further counts, for Prometheus only, and empty without
     ``run.metrics_port``. ``missing`` names, in words, the peers of links that lead to nobody, because all are lost or
-    have left. ``accuses`` are the processes that the actor has cut off.
+    have left.
     """
 
     actor: str
@@ -55,7 +46,6 @@ class ActorStatus:
     cpu_seconds: float
     metrics: tuple[Metric, ...] = ()
     missing: str = ""
-    accuses: tuple[Accusation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +97,11 @@ class RunState:
     """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
 
     ``exit_code`` is the exit code of the whole run. ``finished`` says that nothing of the run is left to do.
-    ``cut_off`` are processes that misbehaved, by node, each with its incarnation: their supervisors replace them.
     """
 
     ending: bool
     exit_code: int
     finished: bool
-    cut_off: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +151,7 @@ class JoinAnswer:
 class JoinedHosts:
     """The supervisor of the learner's host tells all others which hosts joined the run and have not left.
 
-    Hosts whose replicas were added or removed are among them. ``swapped``: roles whose processes may be of another
-    class, or have other settings, than the files say.
+    Hosts whose replicas were added or removed are among them.
     """
 
     hosts: tuple[JoinedHost, ...]
-    swapped: tuple[str, ...]

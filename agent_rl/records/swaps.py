@@ -54,11 +54,6 @@ def with_swaps(topology: Topology, directory: Path) -> Topology:
     return topology.model_copy(update={"actors": actors})
 
 
-def swapped_roles(directory: Path) -> list[str]:
-    """The roles that were swapped or scaled in the last start: processes of other hosts may still be."""
-    return list(_read(directory / FILE) | _read(directory / ENDED))
-
-
 def end_swaps(directory: Path) -> None:
     """The run ends, or is stopped: nothing is in force any more."""
     if (directory / FILE).exists():

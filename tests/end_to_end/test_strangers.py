@@ -21,8 +21,7 @@ from tests.end_to_end.topologies import write_micro
 STRANGER = """
 import os, random, sys
 import msgpack, zmq
-from transport.codec import WIRE_VERSION
-from transport.frames import AnnounceFrame, Heartbeat, PushFrame, pack
+from transport.frames import FRAMES_VERSION, AnnounceFrame, Heartbeat, PushFrame, pack
 
 rng = random.Random(1)
 context = zmq.Context()
@@ -43,13 +42,13 @@ for path in sys.argv[1:]:
         socket.send(b"")
         socket.send_multipart([b""] * 10000)
         socket.send(b"\\xff\\xff\\xff\\xff")
-        other = msgpack.packb((WIRE_VERSION + 1, 0, [], 1, []))
+        other = msgpack.packb((FRAMES_VERSION + 1, 0, [], 1, []))
         socket.send(len(other).to_bytes(4, "big") + other)
         deep = b"\\x91" * 100000
         socket.send(len(deep).to_bytes(4, "big") + deep)
-        socket.send(pack(Heartbeat(1, [])))
-        socket.send(pack(PushFrame("trajectories", 1, 1), [rng.randbytes(500)]))
-        socket.send(pack(AnnounceFrame("status", 1, "ActorStatus", 1 << 60), [rng.randbytes(500)]))
+        socket.send(pack(Heartbeat(1, []))[0])
+        socket.send(pack(PushFrame("trajectories", 1, 1), [rng.randbytes(500)])[0])
+        socket.send(pack(AnnounceFrame("status", 1, "ActorStatus", 1 << 60), [rng.randbytes(500)])[0])
         socket.close()
     big = context.socket(zmq.DEALER)
     big.connect(f"ipc://{path}")

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.transport.clouds import CLOUDS, JSON, REGISTRY, Point, cloud, put, same, values_of, with_header
-from transport import DecodeError, EncodeError, Limits, compiler, decode, encode
+from transport import DecodeError, EncodeError, Limits, decode, encode, plans
 from transport.codec import WIRE_VERSION
 from transport.limits import MAX_ITEMS
 
 
-@pytest.fixture(params=[compiler.FRAME_FROM, 1], ids=["inline", "framed"])
+@pytest.fixture(params=[plans.FRAME_FROM, 1], ids=["inline", "framed"])
 def frame_from(request, monkeypatch):
     """Arrays lie among the fields, or each is a frame of its own."""
-    monkeypatch.setattr(compiler, "FRAME_FROM", request.param)
+    monkeypatch.setattr(plans, "FRAME_FROM", request.param)
 
 
 EITHER_WAY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.clouds import CLOUDS, POSITIONS, REGISTRY, Cloud, Point, same, with_header
-from transport import DecodeError, EncodeError, Limits, Registry, compiler, decode, encode
+from transport import DecodeError, EncodeError, Limits, Registry, decode, encode, plans
 
 
 def test_a_type_that_refuses_its_values_raises_decode_error():
@@ -39,18 +39,18 @@ def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message
     def outcome(action, *arguments):
         try:
             return action(*arguments)
-        except compiler.Invalid as invalid:
+        except plans.Invalid as invalid:
             return invalid.field("Cloud"), invalid.reason
 
-    plans = compiler.field_plans(Cloud)
-    careful_encode, careful_decode = compiler.careful(Cloud, plans)
-    encode_cloud, decode_cloud = compiler.shortcuts(Cloud, plans, (careful_encode, careful_decode))
+    fields = plans.field_plans(Cloud)
+    careful_encode, careful_decode = plans.careful(Cloud, fields)
+    encode_cloud, decode_cloud = plans.shortcuts(Cloud, fields, (careful_encode, careful_decode))
     values = careful_encode(message, [])
     odd = dataclasses.replace(message, **{name: value})
     assert outcome(encode_cloud, odd, []) == outcome(careful_encode, odd, [])
     values[POSITIONS[name]] = value
-    one = outcome(decode_cloud, values, compiler.Cursor([b""]))
-    other = outcome(careful_decode, values, compiler.Cursor([b""]))
+    one = outcome(decode_cloud, values, plans.Cursor([b""]))
+    other = outcome(careful_decode, values, plans.Cursor([b""]))
     assert same(one, other)
 
 

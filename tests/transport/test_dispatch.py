@@ -8,7 +8,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from transport.dispatch import Dispatcher
+from transport.inbound import Dispatcher
 from transport.limits import Limits
 
 

@@ -24,9 +24,9 @@ from hypothesis.extra import numpy as st_numpy
 
 from agent_rl import messages
 from tests.transport.clouds import FLOATS, INT64, JSON, TEXT, same
-from transport import DecodeError, Limits, Registry, compiler, decode, encode
+from transport import DecodeError, Limits, Registry, decode, encode, plans
 from transport.codec import WIRE_VERSION
-from transport.frames import CallFrame, MalformedFrame, PushFrame, pack, unpack
+from transport.frames import FRAMES_VERSION, CallFrame, MalformedFrame, PushFrame, pack, unpack
 
 REGISTRY = Registry.of(messages)
 TYPES = sorted(REGISTRY, key=lambda cls: cls.__name__)
@@ -100,9 +100,9 @@ def one_error(frames: list[bytes], data: st.DataObject) -> None:
     with contextlib.suppress(DecodeError):
         encode(decode([body, *others], REGISTRY))  # what was accepted fits its annotations
     assume(body)
-    frame = damaged([pack(data.draw(st.sampled_from(ENVELOPES)), [body])], data)[0]
+    frames = damaged([bytes(each) for each in pack(data.draw(st.sampled_from(ENVELOPES)), [body])], data)
     with contextlib.suppress(MalformedFrame):
-        pack(*unpack(frame))
+        pack(*unpack(frames))
 
 
 ENVELOPES = [PushFrame("trajectories", 1 << 20, 7), CallFrame("steps", 1 << 20, 8, 1.5)]
@@ -123,11 +123,11 @@ def test_every_message_arrives_as_it_was_sent_and_damaged_raises_the_one_error(c
 @given(data=st.data())
 @LONG
 def test_many_values_and_damages_of_every_message(cls: type, data: st.DataObject) -> None:
-    compiler.FRAME_FROM, before = data.draw(st.sampled_from([1, compiler.FRAME_FROM])), compiler.FRAME_FROM
+    plans.FRAME_FROM, before = data.draw(st.sampled_from([1, plans.FRAME_FROM])), plans.FRAME_FROM
     try:
         one_error(round_trip(data.draw(values(cls))), data)
     finally:
-        compiler.FRAME_FROM = before
+        plans.FRAME_FROM = before
 
 
 def claim(code: bytes, length: int) -> bytes:
@@ -151,7 +151,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> None:
-    envelope = b"\x96" + msgpack.packb(WIRE_VERSION) + b"\x00" + bomb
+    envelope = b"\x96" + msgpack.packb(FRAMES_VERSION) + b"\x00" + bomb
     tracemalloc.start()
     began = time.process_time()
     try:
@@ -160,7 +160,7 @@ def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> N
                 decode([body], REGISTRY)
         for packed in (bomb, envelope):
             with pytest.raises(MalformedFrame):
-                unpack(len(packed).to_bytes(4, "big") + packed)
+                unpack([len(packed).to_bytes(4, "big") + packed])
         assert tracemalloc.get_traced_memory()[1] < ROOM
     finally:
         tracemalloc.stop()

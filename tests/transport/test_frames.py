@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.frames import (
+    FRAMES_VERSION,
     AnnounceFrame,
     CallFrame,
     Cancel,
@@ -25,6 +26,7 @@ from transport.frames import (
     pack,
     unpack,
 )
+from transport.plans import FRAME_FROM
 
 ENVELOPES = [
     PushFrame("link", 3, 7),
@@ -51,13 +53,23 @@ def bodies_of(envelope):
 @pytest.mark.parametrize("envelope", ENVELOPES, ids=lambda envelope: type(envelope).__name__)
 def test_round_trip(envelope):
     received = unpack(pack(envelope, bodies_of(envelope)))
-    assert received == (envelope, bodies_of(envelope))
+    assert received == (envelope, bodies_of(envelope), [])
     assert type(received.envelope) is type(envelope)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5))
 def test_a_push_carries_any_number_of_messages(bodies):
-    assert unpack(pack(PushFrame("link", 3, 7), bodies)) == (PushFrame("link", 3, 7), bodies)
+    assert unpack(pack(PushFrame("link", 3, 7), bodies)) == (PushFrame("link", 3, 7), bodies, [])
+
+
+def test_a_large_message_is_a_frame_of_its_own_and_not_copied():
+    large, arrays = bytes(FRAME_FROM), [b"an array", b"another"]
+    frames = pack(PushFrame("link", 3, 7), [b"small", large], arrays)
+    assert frames[1] is large
+    assert unpack(frames) == (PushFrame("link", 3, 7), [b"small", large], arrays)
+    for cut in (frames[:1], [frames[0], b""]):
+        with pytest.raises(MalformedFrame, match="an empty message"):
+            unpack(cut)
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES, ids=lambda envelope: type(envelope).__name__)
@@ -71,34 +83,34 @@ def test_the_wrong_number_of_messages_is_refused(envelope):
 @given(st.sampled_from(ENVELOPES), st.integers(0, 40), st.integers(0, 255), st.binary(max_size=3))
 @settings(max_examples=150)
 def test_damaged_envelopes_raise_malformed_frame_only(envelope, at, byte, more):
-    frame = bytearray(pack(envelope, bodies_of(envelope)))
+    frame = bytearray(pack(envelope, bodies_of(envelope))[0])
     frame[at % len(frame)] = byte
     with contextlib.suppress(MalformedFrame):
-        pack(*unpack(bytes(frame) + more))
+        pack(*unpack([bytes(frame) + more]))
 
 
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_raise_malformed_frame_only(frame):
     with pytest.raises(MalformedFrame):
-        unpack(frame)
+        unpack([frame])
 
 
 @pytest.mark.parametrize(
     "values",
     [
         [1, 0, [1], "link", 3, 7],
-        [2, 99, [1], 3],
-        [2, 0, [1], "link", 3],
-        [2, 0, [1], "link", 3, -1],
-        [2, 0, [1], "link", True, 7],
-        [2, 0, [1], b"link", 3, 7],
-        [2, 0, [2], "link", 3, 7],
-        [2, 0, [1, 0], "link", 3, 7],
-        [2, 0, [-1, 2], "link", 3, 7],
-        [2, 0, 1, "link", 3, 7],
-        [2, 1, [1], "link", 3, 8, float("nan")],
-        [2, 4, [1], 2, [["link"]]],
-        [2],
+        [FRAMES_VERSION, 99, [1], 3],
+        [FRAMES_VERSION, 0, [1], "link", 3],
+        [FRAMES_VERSION, 0, [1], "link", 3, -1],
+        [FRAMES_VERSION, 0, [1], "link", True, 7],
+        [FRAMES_VERSION, 0, [1], b"link", 3, 7],
+        [FRAMES_VERSION, 0, [2], "link", 3, 7],
+        [FRAMES_VERSION, 0, [1, 0], "link", 3, 7],
+        [FRAMES_VERSION, 0, [-1, 2], "link", 3, 7],
+        [FRAMES_VERSION, 0, 1, "link", 3, 7],
+        [FRAMES_VERSION, 1, [1], "link", 3, 8, float("nan")],
+        [FRAMES_VERSION, 4, [1], 2, [["link"]]],
+        [FRAMES_VERSION],
         {},
         7,
     ],
@@ -106,4 +118,4 @@ def test_arbitrary_bytes_raise_malformed_frame_only(frame):
 def test_what_is_no_envelope_is_refused(values):
     packed = msgpack.packb(values)
     with pytest.raises(MalformedFrame):
-        unpack(len(packed).to_bytes(4, "big") + packed + b"x")
+        unpack([len(packed).to_bytes(4, "big") + packed + b"x"])

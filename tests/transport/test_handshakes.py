@@ -12,7 +12,7 @@ import trio
 
 from tests.transport.contract.base import REGISTRY, Item, Recorder
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
-from transport.faults import MOST_REPORTED, Faults
+from transport.errors import MOST_REPORTED, Faults
 
 LIMITS = Limits(heartbeat_interval=0.1, silent_after=60.0, linger=0.1)
 

@@ -1,6 +1,6 @@
 """Peers that are silent, lost, back, and gone on purpose."""
 
-from transport.liveness import Liveness
+from transport.link import Liveness
 
 
 def test_silence_is_reported_once_and_this_process_own_stall_is_no_silence():

@@ -21,7 +21,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.frames import Heartbeat, PushFrame, pack
-from transport.memory import MemoryPort
+from transport.network import MemoryPort
 
 
 class InMemory(ContractBase):
@@ -358,12 +358,12 @@ def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refu
                 b.node.expect("a", a.node.incarnation)
             impostor = Node("a", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
             impostor._port.connect("b")
-            impostor._port.send("b", [pack(Heartbeat(1 << 40, []))])
+            impostor._port.send("b", pack(Heartbeat(1 << 40, [])))
             await case.heartbeats(2)
             if comes != "after":
                 assert not b.reported(IncarnationRefused)
                 b.node.expect("a", a.node.incarnation)
-            impostor._port.send("b", [pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666)))])
+            impostor._port.send("b", pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666))))
             link = a.node.push("items", ["b"], window=8)
             for number in range(5):
                 await link.send(Item(number))

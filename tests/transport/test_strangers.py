@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from transport import CallFailed, Limits, MalformedFrames, MemoryNetwork, MessageRejected, Node, ZmqNetwork
-from transport.arrivals import STRANGER
+from transport.node import STRANGER
 
 SIZE, COUNT = 64 << 10, 6000
 BOUND = 64 << 20

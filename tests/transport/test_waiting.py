@@ -11,9 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.transport.contract.base import Item
 from transport import Registry
 from transport.frames import StreamProgress
-from transport.handles import CallLink, PushLink
+from transport.handles import CallLink, PushLink, WaitingLine
 from transport.limits import Limits
-from transport.waiting import WaitingLine
 
 MESSAGE = Item(0)
 

@@ -28,9 +28,9 @@ from transport import (
     ZmqNetwork,
     encode,
 )
+from transport.addresses import numeric
 from transport.codec import size_of
 from transport.curve import Admission
-from transport.resolving import numeric, numeric_hosts
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
@@ -297,10 +297,9 @@ class Mute(trio.abc.HostnameResolver):
 def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     async def main():
         trio.socket.set_custom_hostname_resolver(Mute())
-        assert await numeric_hosts(["tcp://nobody.example:1", "ipc:///x"]) == set()
-        assert trio.current_time() - began == 10
         with pytest.raises(BindError, match=r"the name nobody\.example is unknown \(no answer within 10 s\)"):
             await numeric("tcp://nobody.example:1")
+        assert trio.current_time() - began == 10
 
     clock = MockClock(autojump_threshold=0)
     began = clock.current_time()
@@ -364,7 +363,7 @@ class Receiver:
     class faults:
         unauthenticated = None
 
-    def on_inbox(identity, frames, connection=0):
+    def on_inbox(identity, frames):
         sys.stdin.readline()
         time.sleep(6)
         sys.exit()

@@ -34,7 +34,6 @@ from agent_rl.records.swaps import (
     end_swaps,
     forget_swaps,
     record_swap,
-    swapped_roles,
     swaps_in_force,
     with_swaps,
 )
@@ -583,18 +582,6 @@ def test_a_host_that_joined_and_is_not_heard_is_taken_off_when_it_is_drained(tmp
     assert taken == ["supervisor.d"]
 
 
-def test_all_hosts_are_told_of_a_swap_before_it_begins_also_those_that_start_later(tmp_path, monkeypatch):
-    """Their actors would take the new class's messages for those of a stranger to its role."""
-    alone = Alone(tmp_path, monkeypatch)
-    before = []
-    alone.changes.tell = lambda: before.append(set(alone.changes.swapped))
-    alone.during = lambda: before.append("tried or replaced")
-    alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d")
-    assert before == ["tried or replaced", {"first"}, "tried or replaced"]
-    alone.changes.swaps(["second", "first"])
-    assert alone.lines == [b"swapped first\n", b"swapped second\n"]
-
-
 def test_a_host_that_leaves_while_a_role_is_scaled_does_not_come_back_by_it(tmp_path, monkeypatch):
     alone = Alone(tmp_path, monkeypatch)
     alone.during = alone.leaves
@@ -742,10 +729,8 @@ def test_the_next_start_says_what_was_swapped(tmp_path):
     assert forget_swaps(tmp_path, topology) == []
     record_swap(tmp_path, "kv_scheduler", swapped)
     record_swap(tmp_path, "learner", topology)
-    assert swapped_roles(tmp_path) == ["kv_scheduler", "learner"]
     assert forget_swaps(tmp_path, topology) == []
     end_swaps(tmp_path)
-    assert swapped_roles(tmp_path) == ["kv_scheduler", "learner"]
     [line] = forget_swaps(tmp_path, topology)
     assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
     assert '"request_window": 2000' in line

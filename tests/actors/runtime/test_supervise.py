@@ -20,7 +20,7 @@ import trio
 import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.runtime.greetings import Greetings
+from actors.runtime.handshake import Handshake
 from actors.runtime.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.run import run_topology
 from agent_rl.config.addresses import addresses, runtime_directory
@@ -836,13 +836,13 @@ def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys
     stage.path.write_text(text.replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "running" }\n'))
     script = stage.folder / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    heard, greeted = Greetings.heard, trio.Event()
+    heard, greeted = Handshake.heard, trio.Event()
 
     def hears(greetings, peer, theirs):
         greeted.set()
         return heard(greetings, peer, theirs)
 
-    monkeypatch.setattr(Greetings, "heard", hears)
+    monkeypatch.setattr(Handshake, "heard", hears)
 
     async def main():
         with trio.fail_after(60):

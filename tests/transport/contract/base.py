@@ -21,11 +21,10 @@ from transport.node import Node
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from transport.conduct import Permits
-    from transport.dispatch import Handler
     from transport.errors import LinkEvent
+    from transport.inbound import Handler
     from transport.network import Network, Port, Receiver
-    from transport.schema import Buffer
+    from transport.plans import Buffer
 
 PATIENCE = 20.0
 """Seconds after which a wait inside a test has failed."""
@@ -143,9 +142,6 @@ class _FaultyPort:
     def renew(self, peer: str) -> None:
         self._port.renew(peer)
 
-    def source(self) -> str:
-        return self._port.source()
-
     def knows(self, peer: str) -> bool:
         """As the port it stands before."""
         return self._port.knows(peer)
@@ -203,7 +199,6 @@ class World:
         incarnation: int = 0,
         concurrency: int = 1,
         registry: Registry = REGISTRY,
-        permits: Callable[[str], Permits | None] = lambda _: None,
     ) -> Running:
         """Start a node; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
@@ -214,7 +209,6 @@ class World:
             incarnation=incarnation,
             limits=self.limits,
             on_event=events.append,
-            permits=permits,
         )
         running = Running(node, events)
 

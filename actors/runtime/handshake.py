@@ -68,7 +68,7 @@ class Reports:
     """A supervisor is admitted, and has told of these actors."""
 
 
-class Greetings:
+class Handshake:
     """The hosts that other supervisors of the run serve.
 
     ``settings``: those that all hosts must have (`settings_to_agree`). ``wall``: the clock of this host.
@@ -151,7 +151,7 @@ class Greetings:
         if self.is_admitted(supervisor):
             self._reports.admitted(supervisor, incarnations)
 
-    # Greetings
+    # The exchange
 
     async def run(self, node: Node) -> None:
         """Greet the hosts that ``node``, the supervisor of a host, has to do with, until cancelled."""

@@ -2,7 +2,7 @@
 
 ::
 
-    PeerGone, PeerLeft, PeerBack --> Vacancy.look --> a link leads to nobody: logged, shown, counted
+    PeerGone, PeerLeft, PeerBack --> UnreachableLinks.look --> a link leads to nobody: logged, shown, counted
                                                         `--(run.give_up_minutes)--> NobodyLeftError
 """
 
@@ -28,7 +28,7 @@ SHOWN_SECONDS = 5.0
 """A link that leads to nobody for a shorter time is not worth a line: most processes are back by then."""
 
 
-class Vacancy:
+class UnreachableLinks:
     """Watches the links over which an actor needs an answer or an acknowledgement: push links and call links."""
 
     def __init__(
@@ -48,11 +48,11 @@ class Vacancy:
         if not isinstance(event, PeerGone | PeerLeft | PeerBack):
             return
         for name, link in self._links.items():
-            vacant = bool(link.targets) and link.targets.keys() <= self._node.gone
-            if vacant and name not in self._since:
+            unreachable = bool(link.targets) and link.targets.keys() <= self._node.gone
+            if unreachable and name not in self._since:
                 self._since[name] = trio.current_time()
                 self._log.warning("a link leads to nobody", link=name, gone=sorted(link.targets))
-            elif not vacant and self._since.pop(name, None) is not None:
+            elif not unreachable and self._since.pop(name, None) is not None:
                 self._log.warning("a link leads to somebody again", link=name)
         self._changed.set()
         self._changed = trio.Event()
@@ -61,8 +61,8 @@ class Vacancy:
     def text(self) -> str:
         """The peers of which none is there for a while, in words; empty when each link leads to somebody."""
         shown = trio.current_time() - SHOWN_SECONDS
-        vacant = [name for name, since in self._since.items() if since <= shown]
-        missing = {target: None for name in vacant for target in sorted(self._links[name].targets)}
+        unreachable = [name for name, since in self._since.items() if since <= shown]
+        missing = {target: None for name in unreachable for target in sorted(self._links[name].targets)}
         return f"none of {', '.join(missing)} is heard" if missing else ""
 
     async def run(self) -> None:

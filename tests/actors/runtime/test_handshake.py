@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime.greetings import AGAIN_SECONDS, KEY_SECONDS, Greetings, Reports, release
+from actors.runtime.handshake import AGAIN_SECONDS, KEY_SECONDS, Handshake, Reports, release
 from actors.runtime.networks import starting_node
 from agent_rl import messages
 from agent_rl.config.agreement import settings_to_agree
@@ -47,7 +47,7 @@ class Host:
         self.admitted: list[str] = []
         self.clock = clock
         reports = Reports(self.said.append, self.refused.append, lambda sender, _: self.admitted.append(sender))
-        self.greetings = Greetings(
+        self.greetings = Handshake(
             topology, [name], settings_to_agree(topology), reports, wall=lambda: 1e9 + trio.current_time() + self.clock
         )
 
@@ -145,7 +145,7 @@ def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
 
 def test_another_release_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = Host("a", load_topology(path))
-    monkeypatch.setattr("actors.runtime.greetings.release", lambda: "0.0.9 (messages 0)")
+    monkeypatch.setattr("actors.runtime.handshake.release", lambda: "0.0.9 (messages 0)")
     b = Host("b", load_topology(path))
     meet(a, b)
     words = f"has another release of agent_rl: {release()} here and 0.0.9 (messages 0) there; install the same on both"
@@ -206,7 +206,7 @@ def test_frames_that_cannot_be_read_are_another_release_unless_the_host_was_admi
     assert not a.greetings.is_admitted("supervisor.b")
 
 
-async def _greeted(host: Host, other: Greetings) -> None:
+async def _greeted(host: Host, other: Handshake) -> None:
     await trio.lowlevel.checkpoint()
     host.greetings.heard("supervisor.b", other.hello())
 

@@ -1,13 +1,37 @@
-"""The files of Unix sockets: room for a new one, and the removal of one's own."""
+"""Where nodes listen: numeric addresses of hosts, since ZeroMQ binds no names, and the files of Unix sockets."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket as sockets
 import stat
 from pathlib import Path
 
+import trio
+
 from transport.errors import BindError
+
+_RESOLVE_SECONDS = 10.0
+"""The most that the look-up of a host's name may take."""
+
+
+async def numeric(address: str) -> str:
+    """A tcp address with the number of its host. Raises BindError for a name that is unknown."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        try:
+            with trio.fail_after(_RESOLVE_SECONDS):
+                places = await trio.socket.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+        except (OSError, trio.TooSlowError) as error:
+            reason = str(error) or f"no answer within {_RESOLVE_SECONDS:g} s"
+            raise BindError(f"{address}: the name {host} is unknown ({reason}): use an IP address") from error
+        number = str(places[0][4][0])
+        return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
+    return address
+
 
 _UNIX_PATH_MAX = 107
 
