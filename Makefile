@@ -21,7 +21,7 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install train test test-all chromium chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
@@ -43,7 +43,12 @@ train: install
 test: install
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install test-oldest test-vllm
+# The browser tests of the report need Chromium. Without it, and without root to install it, they skip and say so.
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y chromium; } || \
+		echo "no Chromium: the browser tests of the report will skip; install the package chromium" >&2
+
+test-all: install test-oldest test-vllm chromium
 	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
 	$(PYTEST) -n 2 --dist worksteal -m slow
 	$(BIN)/agent-rl bench chaos --scripted --faults 200 --seed 0

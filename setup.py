@@ -10,10 +10,8 @@ setup(
     package_dir={"agent_rl.examples": "examples"},
     package_data={
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
-        "agent_rl.analysis": ["templates/*"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
-        "agent_rl.observe.charts": ["*.css"],
-        "agent_rl.observe.report": ["templates/*"],
+        "agent_rl.observe.report": ["templates/*", "vendor/*"],
         "*": ["py.typed"],
     },
 )

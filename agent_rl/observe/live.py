@@ -17,9 +17,9 @@ from rich.text import Text
 
 from agent_rl.figures import ActorFigures, LearnerFigures
 from agent_rl.messages import ActorStatus
-from agent_rl.observe.charts.scales import clock
 from agent_rl.observe.live_layout import actor_lines, figure_lines
 from agent_rl.observe.replicas import DASH, Replica, number, rows, shown_figures, unusual
+from agent_rl.observe.words import clock
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.observe.charts.scales import clock
 from agent_rl.observe.live import LiveView
 from agent_rl.observe.live_layout import flow
+from agent_rl.observe.words import clock
 
 BAR_WIDTH = 40
 

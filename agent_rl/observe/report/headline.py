@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from agent_rl.groups.measures import wilson_interval
-from agent_rl.observe.charts.scales import NARROW_SPACE, duration, percent, spread
 from agent_rl.observe.report.activity import Activity, load
-from agent_rl.observe.report.curves import successes
+from agent_rl.observe.report.charts import successes
 from agent_rl.observe.report.records import WAYS, HeldOutResult, Records, Success, figure
+from agent_rl.observe.words import NARROW_SPACE, duration, percent, spread
 
 STEPS_COMPARED = 10
 """Without evaluations, the first and last steps are compared; this many steps each."""
