@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_rl.observe.live import LiveView
-from agent_rl.observe.live_layout import flow
-from agent_rl.observe.words import clock
+from agent_rl.observe.words import clock, visible
 
 BAR_WIDTH = 40
 
@@ -41,9 +40,9 @@ class EvaluationView(LiveView):
         table = Table.grid(padding=(0, 1))
         if cell_len(text) + BAR_WIDTH + 2 > width:
             table.add_row(bar)
-            table.add_row(Text("\n").join(map(Text, flow([text], " ", max(width - 2, 1)))))
+            table.add_row(Text(visible(text), overflow="fold"))
         else:
-            table.add_row(bar, text)
+            table.add_row(bar, Text(visible(text)))
         return table
 
     def _left(self, now: float) -> float | None:

@@ -2,7 +2,7 @@
 
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus
-from agent_rl.observe.missing import Missing
+from agent_rl.observe.silence import Missing
 
 GONE = "none of tool_executor.0 is heard"
 
