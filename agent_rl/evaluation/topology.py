@@ -10,8 +10,7 @@ from typing import Any
 
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.standard import DEVICE, completed
-from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import prompt_of
+from agent_rl.evaluation.problems import EvaluationError, prompt_of
 from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable

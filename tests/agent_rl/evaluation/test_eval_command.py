@@ -13,8 +13,7 @@ from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths import Maths
-from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import chosen_problems
+from agent_rl.evaluation.problems import EvaluationError, chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
 from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
