@@ -28,7 +28,7 @@ from pathlib import Path
 
 import trio
 
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES

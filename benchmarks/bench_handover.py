@@ -30,7 +30,7 @@ import structlog
 import transformers
 import trio
 
-from actors.scheduling.turn_log import TurnLog
+from actors.kv_scheduler.turn_log import TurnLog
 from actors.testing import Stage
 from agent_rl import messages
 from agent_rl.config.topology import InitialiseModel

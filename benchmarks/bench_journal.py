@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from actors.filter.compaction import Compaction
-from actors.filter.stored import decode_stored, encode_stored
+from actors.roc_filter.compaction import Compaction
+from actors.roc_filter.stored import decode_stored, encode_stored
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement, Trajectory
 from agent_rl.records.sqlite import SqliteJournal

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.environments.arithmetic.problems import overlap
 from agent_rl.records.opening import read_journal

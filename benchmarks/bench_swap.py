@@ -28,7 +28,7 @@ from typing import Any
 
 import trio
 
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.records.opening import read_journal

@@ -32,7 +32,7 @@ from typing import IO, Any, cast
 import structlog
 import trio
 
-from actors.generation.serving import ServedPolicy
+from actors.rollout_generator.serving import ServedPolicy
 from actors.weights.files import PublishedWeights
 from actors.weights.parts import part_checksums
 from agent_rl import messages

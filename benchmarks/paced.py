@@ -14,7 +14,7 @@ import trio
 from actors.engines.torch import TorchEngine
 from actors.engines.torch.decode import Decoder
 from actors.learner import Learner
-from actors.training.model import TrainedModel
+from actors.learner.model import TrainedModel
 from agent_rl.messages import TrainingGroup
 
 STEP_S, ROW_S, PREFILL_S = 0.04, 2e-4, 2e-4

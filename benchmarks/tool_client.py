@@ -21,8 +21,8 @@ import structlog
 import trio
 
 from actors.base import ActorContext
-from actors.generation.tool_calls import ToolCaller
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.tool_calls import ToolCaller
 from actors.runtime.links import make_links
 from actors.runtime.networks import run_network
 from actors.runtime.process import received

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actors.generation.settings import RolloutGeneratorSettings
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.settings import RolloutGeneratorSettings
 from agent_rl.messages import RolloutRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
-RANK = b"actors.training.follower"
+RANK = b"actors.learner.follower"
 """In the command line of a rank's process."""
 
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actors.generation.settings import RolloutGeneratorSettings
 from actors.learner import Learner
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.settings import RolloutGeneratorSettings
 from actors.tool_executor import ToolExecutor
 from benchmarks.chaos.recording import Record, RecordingSettings
 from benchmarks.chaos.scripted import Scripted, ScriptedLearner

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.filter.stored import encode_stored
+from actors.roc_filter.stored import encode_stored
 from agent_rl.records.sqlite import SqliteJournal
 from benchmarks import bench_quickstart
 from benchmarks.bench_quickstart import FIGURES, held_out_overlap
