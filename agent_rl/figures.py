@@ -3,8 +3,8 @@
 A figure is None where there was nothing to compute it from. Shares are in [0, 1], lengths in response tokens, times in
 seconds. `numbers` and `row` name the figures, for files and for people. No decision reads such a name.
 
-To add a figure of steps: add a field to `StepFigures` or `TrainingFigures`, compute it where the others are computed
-(`agent_rl.groups.statistics` or the learner), and give it a curve in `agent_rl.observe.report.charts.PANELS`.
+A new figure of steps is a field of `StepFigures` or `TrainingFigures`, the code that computes it, and a curve in
+`agent_rl.observe.report.charts.PANELS`.
 """
 
 from __future__ import annotations
@@ -337,10 +337,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorFigures:
-    """The engine's state, its rates over the last seconds, and totals since the process started.
-
-    KV caches are in tokens.
-    """
+    """The engine's state, rates over the last seconds, and totals since its start. KV caches are in tokens."""
 
     tokens_per_s: float
     rollouts_per_s: float

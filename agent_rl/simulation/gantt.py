@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from agent_rl.files.disk import whole
 from agent_rl.observe.report.page import content_policy
-from agent_rl.observe.words import clock, percent, visible
+from agent_rl.observe.words import clock, percent, time_marks, visible
 
 MOST_BINS = 1024
 LEVELS = 12
@@ -112,7 +112,7 @@ def _drawing(gantt: Gantt) -> _Drawing:
     made = _Drawing(WIDTH, height)
     scale = (WIDTH - LEFT - RIGHT) / max(gantt.seconds, 1e-9)
     made.words.append((10, 16, gantt.title, False))
-    for mark in _time_marks(gantt.seconds):
+    for mark in time_marks(gantt.seconds, 12):
         x = LEFT + mark * scale
         made.boxes.append((x, TOP - 8, 1, height - TOP, (225, 225, 225), ""))
         made.words.append((x, TOP - 14, clock(mark), False))
@@ -137,30 +137,19 @@ def html(gantt: Gantt) -> str:
     parts: list[str] = []
     for x, y, width, height, colour, title in drawing.boxes:
         fill = "#{:02x}{:02x}{:02x}".format(*colour)
-        inner = f"<title>{_text(title)}</title>" if title else ""
+        inner = f"<title>{escape(visible(title))}</title>" if title else ""
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         parts.append(f'<rect {place} fill="{fill}">{inner}</rect>')
     for x, y, text, ends in drawing.words:
         anchor = "end" if ends else "start"
-        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(text)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>')
     size = f'viewBox="0 0 {drawing.width} {drawing.height}" width="{drawing.width}" height="{drawing.height}"'
     svg = f'<svg {size} role="img">{"".join(parts)}</svg>'
     head = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
         f'content="{content_policy(STYLE)}">'
     )
-    return f"{head}<title>{_text(gantt.title)}</title><style>{STYLE}</style>{svg}\n"
-
-
-def _text(words: str) -> str:
-    return escape(visible(words))
-
-
-def _time_marks(seconds: float) -> range:
-    """Round times from 0 to ``seconds``, at most about 12."""
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    step = next((step for step in steps if step >= seconds / 12), -(-int(seconds) // (12 * 86400)) * 86400)
-    return range(0, int(seconds) + 1, step)
+    return f"{head}<title>{escape(visible(gantt.title))}</title><style>{STYLE}</style>{svg}\n"
 
 
 def png(gantt: Gantt, path: Path) -> None:
