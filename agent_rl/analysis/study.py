@@ -205,13 +205,15 @@ def study_as_page(name: str, figures: dict[str, Any], drawn: Drawn, model: Path,
         if m["tokens"]
     ]
     words = [
-        {"table": table([kind, "high-entropy tokens", "of", "mean entropy (nats)"], rows)["table"]}
+        table(
+            [kind, "high-entropy tokens", "of", "mean entropy (nats)"],
+            [
+                [w["word"], f"{w['tokens'] * w['high_share']:.0f}", f"{w['tokens']:,}", f"{w['entropy']:.3f}"]
+                for w in figures[kind]
+            ],
+        )
         for kind in ("forking", "reflection")
-        if (rows := [
-            [w["word"], f"{w['tokens'] * w['high_share']:.0f}", f"{w['tokens']:,}", f"{w['entropy']:.3f}"]
-            for w in figures[kind]
-        ])
-    ]  # fmt: skip
+    ]
     shown = [{"marked": [("problem: " + each.problem + "\n", "given", ""), *_marked(each)]} for each in rollouts]
     return study_page(
         f"Run {name}",

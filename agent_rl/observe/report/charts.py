@@ -171,8 +171,7 @@ def learning_curve(records: Records) -> Chart:
             "high": success.high,
             "colour": 2 + WAYS.index(way),
             "words": f"evaluation {result.name}, {way}, after {result.steps} steps: {percent(success.share)} "
-            f"(95\u202f%: {spread(success.low, success.high)}"
-            f"{'' if success.trials is None else f', n = {success.trials:,}'})",
+            f"(95\u202f%: {spread(success.low, success.high)}, n = {success.trials:,})",
         }
         for result in records.evaluations
         for way, success in result.ways.items()

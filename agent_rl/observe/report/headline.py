@@ -128,9 +128,8 @@ def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
 
 def _of(*successes: Success) -> str:
     """Number of trials, and the meaning of the brackets."""
-    trials = sorted({success.trials for success in successes if success.trials is not None})
-    n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
-    return f"; {n}95{NARROW_SPACE}% intervals in brackets"
+    trials = sorted({success.trials for success in successes})
+    return f"; n = {' and '.join(f'{count:,}' for count in trials)}, 95{NARROW_SPACE}% intervals in brackets"
 
 
 def _lost(*successes: Success) -> str:

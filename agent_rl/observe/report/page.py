@@ -170,7 +170,7 @@ def _evaluations(records: Records) -> Block:
                 f"{evaluation.steps:,}",
                 percent(success.share),
                 spread(success.low, success.high),
-                "unknown" if success.trials is None else f"{success.trials:,}",
+                f"{success.trials:,}",
                 compact(evaluation.figures.get(f"response_tokens{of_way}", math.nan)),
                 percent(evaluation.figures.get(f"tool_error_share{of_way}", math.nan)),
             ])  # fmt: skip

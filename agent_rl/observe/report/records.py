@@ -34,12 +34,12 @@ class ReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A share of trials in [0, 1] with its 95 % interval. ``trials`` is None in older runs, which did not write it."""
+    """A share of trials in [0, 1] with its 95 % interval."""
 
     share: float
     low: float
     high: float
-    trials: int | None
+    trials: int
     lost: int = 0
 
 
@@ -69,7 +69,7 @@ class RecipeStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """When a stage ended, on the wall clock (NaN in runs that did not write it), and its figures."""
+    """When a stage ended, on the wall clock, and its figures."""
 
     stage: int
     wall: float
@@ -175,7 +175,7 @@ def _read_settings(directory: Path, records: Records) -> None:
 
 def _read_metrics(directory: Path, records: Records) -> None:
     by_version: dict[float, Row] = {}
-    evaluations: list[tuple[int, Row]] = []
+    evaluations: list[Row] = []
     times = []
     for row in _rows(directory / METRICS, records.notes):
         times.append(figure(row, "seconds"))
@@ -183,7 +183,7 @@ def _read_metrics(directory: Path, records: Records) -> None:
             case "step" if math.isfinite(figure(row, "version")):
                 by_version[figure(row, "version")] = row  # the last row counts, in case a crash has repeated one
             case "evaluation":
-                evaluations.append((len(by_version), row))
+                evaluations.append(row)
             case "stage":
                 stage = figure(row, "stage")
                 if math.isfinite(stage):
@@ -191,10 +191,8 @@ def _read_metrics(directory: Path, records: Records) -> None:
     times.append(60.0 * figure(_summary(directory), "minutes"))  # until the filter stopped, after the last row
     records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
     records.steps = [by_version[version] for version in sorted(by_version)]
-    versions = sorted(by_version)
-    for steps_before, row in evaluations:
-        version = figure(row, "version")
-        steps = sum(at <= version for at in versions) if math.isfinite(version) else steps_before
+    for row in evaluations:
+        steps = sum(at <= figure(row, "version") for at in by_version)
         if (result := _evaluation(row, steps)).ways:
             records.evaluations.append(result)
     _note_missing_figures(records)
@@ -224,11 +222,9 @@ def _success(row: Row, of: str) -> Success | None:
     """Success of some answers; None where the row has no share with an interval."""
     share, low, high = (figure(row, f"success_{of}{end}") for end in ("", "_low", "_high"))
     trials, lost = figure(row, f"problems_{of}"), figure(row, f"lost_{of}")
-    if not all(map(math.isfinite, (share, low, high))):
+    if not all(map(math.isfinite, (share, low, high, trials))):
         return None
-    return Success(
-        share, low, high, int(trials) if math.isfinite(trials) else None, int(lost) if math.isfinite(lost) else 0
-    )
+    return Success(share, low, high, int(trials), int(lost) if math.isfinite(lost) else 0)
 
 
 def _numbers(row: Row) -> dict[str, float]:

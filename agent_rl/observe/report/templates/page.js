@@ -20,8 +20,10 @@ const plots = [];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 const colour = (number, alpha = "") => style(`--c${number}`) + alpha;
 const pixels = (length) => length * devicePixelRatio;
-const font = () => `${pixels(11)}px system-ui, sans-serif`;
+const FONT = "11px system-ui, sans-serif";
+const font = () => FONT.replace("11", pixels(11));
 const HIDDEN = { show: true, width: 0, points: { show: false } };
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((digit) => digit * 10 ** zeros));
 const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
 function clock(seconds) {
@@ -71,7 +73,7 @@ function figure(shown, items, height, options, data, over = () => null) {
 }
 
 const axis = (more) => ({
-  stroke: () => style("--quiet"), font: "11px system-ui, sans-serif", ticks: { show: false },
+  stroke: () => style("--quiet"), font: FONT, ticks: { show: false },
   grid: { stroke: () => style("--grid"), width: 1 }, ...more,
 });
 
@@ -104,13 +106,17 @@ function chart(shown, wide) {
   const options = {
     series, bands,
     scales: {
-      x: { time: false, range: (plot, low, high) => [Math.min(0, low ?? 0) - room, (shown.x_high ?? high ?? 1) + room] },
+      x: {
+        time: false,
+        range: (plot, low, high) => [Math.min(0, low ?? 0) - room, (shown.x_high ?? high ?? 1) + room],
+      },
       y: { range },
     },
     axes: [
-      axis({ label: shown.x_label, labelSize: 16, labelGap: 0, labelFont: "11px system-ui, sans-serif", size: 26,
-             incrs: shown.fractions ? undefined : [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6].map((e) => n * 10 ** e)).sort((a, b) => a - b),
-             grid: { show: false } }),
+      axis({
+        label: shown.x_label, labelSize: 16, labelGap: 0, labelFont: FONT, size: 26, incrs: WHOLE,
+        grid: { show: false },
+      }),
       axis({ size: (plot, labels) => 14 + 6.5 * Math.max(2, ...(labels ?? []).map((each) => each.length)),
              values: (plot, marks) => marks.map((mark) => number(mark) + unit) }),
     ],
@@ -127,7 +133,8 @@ function chart(shown, wide) {
         ctx.fillText(label, x(from) + pixels(4), bbox.top + pixels(11));
       }
       const alone = shown.lines.filter((line) => line.low && shown.x.length === 1);  // a band needs two places
-      const whiskers = alone.map((line) => ({ ...line, x: shown.x[0], low: line.low[0], high: line.high[0], bare: true }));
+      const whiskers = alone.map((line) =>
+        ({ ...line, x: shown.x[0], low: line.low[0], high: line.high[0], bare: true }));
       for (const mark of [...whiskers, ...marks]) {
         const left = x(mark.x) + (mark.bare ? 0 : pixels(side(mark)));
         ctx.fillStyle = colour(mark.colour);
@@ -148,9 +155,10 @@ function chart(shown, wide) {
     Math.hypot(plot.valToPos(mark.x, "x") + side(mark) - plot.cursor.left,
                plot.valToPos(mark.value, "y") - plot.cursor.top) < 9)?.words;
   const kind = (line) => (shown.stacked ? "area" : line.colour === 2 ? "dashed" : "line");
-  const signs = new Map(marks.map((mark) => [mark.label, [mark.label, mark.colour, mark.colour === 2 ? "circle" : "area"]]));
-  const items = [...shown.lines.filter((line) => !line.faint).map((line) => [line.label, line.colour, kind(line)]), ...signs.values()];
-  return figure(shown, items, wide ? 320 : 190, options, data, nearest);
+  const items = shown.lines.filter((line) => !line.faint).map((line) => [line.label, line.colour, kind(line)]);
+  const sign = ({ label, colour }) => [label, [label, colour, colour === 2 ? "circle" : "area"]];
+  const signs = new Map(marks.map(sign));  // one for each label
+  return figure(shown, [...items, ...signs.values()], wide ? 320 : 190, options, data, nearest);
 }
 
 function lanes(shown) {
@@ -172,7 +180,8 @@ function lanes(shown) {
       ctx.fillStyle = style(index % 2 ? "--line" : "--chip");
       box(from, to, 0, pixels(18));
       ctx.fillStyle = style("--quiet");
-      if (ctx.measureText(name).width + pixels(8) < x(to) - x(from)) ctx.fillText(name, x(from) + pixels(5), pixels(13));
+      const fits = ctx.measureText(name).width + pixels(8) < x(to) - x(from);
+      if (fits) ctx.fillText(name, x(from) + pixels(5), pixels(13));
     });
     rows.forEach((row, index) => {
       const bottom = pixels(top + (index + 1) * (lane + gap));
@@ -204,7 +213,10 @@ function lanes(shown) {
     series: [{}, HIDDEN],
     padding: [0, 16, 0, 16],
     scales: { x: { time: false, range: [0, end] }, y: { range: [0, 1] } },
-    axes: [axis({ size: 26, grid: { show: false }, incrs: CLOCK, values: (plot, marks) => marks.map(clock) }), { show: false }],
+    axes: [
+      axis({ size: 26, grid: { show: false }, incrs: CLOCK, values: (plot, marks) => marks.map(clock) }),
+      { show: false },
+    ],
     hooks: { draw: [draw] },
   };
   return figure(shown, shown.legend, height, options, data);
@@ -235,7 +247,8 @@ function part(content) {
   if (typeof content === "string") return el("pre", content);
   return el("div.call", [
     el("p.who", ["calls ", el("b", content.tool)]),
-    content.arguments.map(([name, value]) => value ? [el("p.argument", name), el("pre", value)] : el("p.argument", `${name}: empty`)),
+    content.arguments.map(([name, value]) =>
+      value ? [el("p.argument", name), el("pre", value)] : el("p.argument", `${name}: empty`)),
   ]);
 }
 
@@ -248,7 +261,7 @@ function rollout(shown) {
     el(`section.${turn.class.replace(" ", ".")}`, [el("p.who", turn.who), turn.parts.map(part)]));
   const note = shown.note ? el("p.note", shown.note) : null;
   const summary = el("summary", [shown.badges.map(badge), el("span.sizes", shown.sizes)]);
-  return el("li", [title, el("details", [summary, el("div.transcript", [turns, note])], shown.open ? { open: "" } : {})]);
+  return el("li", [title, el("details", [summary, turns, note], shown.open ? { open: "" } : {})]);
 }
 
 const article = ({ problem, answer, badge: said, rollouts }) => el("article", [
@@ -262,9 +275,11 @@ const BLOCKS = {
   table,
   charts: (charts, block) => el(block.wide ? "div" : "div.charts", charts.map((each) => chart(each, block.wide))),
   lanes,
-  outcomes: (all) => el("ul.outcomes", all.map(([count, words, kind]) => el(`li.${kind}`, [el("b", count), " ", words]))),
+  outcomes: (all) =>
+    el("ul.outcomes", all.map(([count, words, kind]) => el(`li.${kind}`, [el("b", count), " ", words]))),
   article,
-  marked: (texts) => el("pre.marked", texts.map(([text, kind, title]) => el(`span.${kind}`, text, title ? { title } : {}))),
+  marked: (texts) =>
+    el("pre.marked", texts.map(([text, kind, title]) => el(`span.${kind}`, text, title ? { title } : {}))),
 };
 
 const section = ({ id, title, blocks }) => el("section", [
@@ -279,7 +294,8 @@ document.body.append(
     el("p.headline", page.headline),
     el("ul.details", page.details.map((each) => el("li", each))),
     el("nav", page.sections.map(({ id, title }) => el("a", title, { href: `#${id}` })), { "aria-label": "Sections" }),
-    el("dl.tiles", page.tiles.map(([name, value, more]) => el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]))),
+    el("dl.tiles", page.tiles.map(([name, value, more]) =>
+      el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]))),
     page.notes.length ? el("ul.notes", page.notes.map((each) => el("li", each)), { "aria-label": "Notes" }) : null,
   ]),
   el("main", page.sections.map(section), { id: "main" }),
