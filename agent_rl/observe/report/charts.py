@@ -113,12 +113,13 @@ def chart(
     **options: Any,
 ) -> Chart:
     """A chart. ``options``: ``span`` (of the y axis), ``x_high``, ``stacked``, ``marks``, ``boundaries``."""
+    marked = [mark["words"] for mark in options.get("marks", ())]
     return {
         "title": f"{title} ({unit})" if unit else title,
         "lines": lines,
         "x": x,
         "words": words,
-        "alt": f"{title}, by {x_label}. {'; '.join([*_in_words(lines, _say(unit, share=share)), *_marked(options)])}.",
+        "alt": f"{title}, by {x_label}. {'; '.join([*_in_words(lines, _say(unit, share=share)), *marked])}.",
         "note": note,
         "share": share,
         "x_label": x_label,
@@ -134,10 +135,6 @@ def _in_words(lines: Sequence[dict[str, Any]], say: Callable[[float], str]) -> l
         of = "from {} to {}, lowest {}, highest {}".format(*ends) if ends else "no figures"
         found.append(f"{each['label']}: {of}")
     return found
-
-
-def _marked(options: dict[str, Any]) -> list[str]:
-    return [mark["words"] for mark in options.get("marks", ())]
 
 
 def _say(unit: str, *, share: bool) -> Callable[[float], str]:
