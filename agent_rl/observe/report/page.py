@@ -49,7 +49,7 @@ FOOTER = (
 def run_page(records: Records, samples: Samples, transcripts: Transcripts) -> dict[str, Any]:
     """The whole report as one object."""
     active = activity(records.timeline)
-    said = headline(records, active)
+    said = headline(records)
     curve = learning_curve(records)
     sections = [
         section("learning", "Learning", [{"charts": [curve], "wide": True}, _evaluations(records)]),

@@ -77,8 +77,8 @@ class Transcripts:
         trajectory = stored.trajectory
         pieces = self._pieces(trajectory)
         turns = _turns(pieces, trajectory.transcript.calls)
-        size = len(json.dumps(turns))
-        self._left -= size
+        written = json.dumps(turns)
+        self._left -= len(written) + 5 * sum(written.count(sign) for sign in "<>&")  # which the page writes as numbers
         fits = self._left >= 0
         self.left_out += not fits
         return {
@@ -223,10 +223,10 @@ def _call(content: str) -> Block | None:
     if not isinstance(value["arguments"], dict):
         return None
     arguments = [
-        (name, _cut(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)))
+        (_cut(name), _cut(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)))
         for name, part in value["arguments"].items()
     ]
-    return {"tool": value["name"], "arguments": arguments}
+    return {"tool": _cut(value["name"]), "arguments": arguments}
 
 
 def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
