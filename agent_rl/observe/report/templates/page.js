@@ -82,7 +82,8 @@ function chart(shown, wide) {
   const add = (values, more) => { data.push(values); series.push({ ...HIDDEN, ...more }); };
   const heights = shown.x.map(() => 0);
   const bars = shown.lines.map((line) => line.values.map((value, i) => heights[i] += value ?? 0));
-  for (const [index, line] of [...shown.lines.entries()].reverse()) {
+  const entries = [...shown.lines.entries()];
+  for (const [index, line] of shown.stacked ? entries.reverse() : entries) {
     const ink = { stroke: () => colour(line.colour, line.faint ? "55" : "") };
     if (shown.stacked) {  // the tallest first, behind the others
       add(bars[index], { ...ink, fill: ink.stroke, paths: uPlot.paths.bars({ size: [0.92, 40] }) });
@@ -100,7 +101,7 @@ function chart(shown, wide) {
   const unit = shown.share ? "\u202f%" : "";
   const number = (value) => (shown.share ? 100 * value : value).toLocaleString("en", { maximumSignificantDigits: 4 });
   const side = (mark) => (mark.colour === 2 ? -5 : 5);  // those of the same step stand beside each other
-  const room = marks.length ? 0.02 * (shown.x_high ?? 1) : 0;
+  const room = marks.length ? 0.02 * (shown.x_high ?? 1) : shown.stacked ? 0.5 : 0;
   const range = (plot, low, high) =>
     shown.span ?? (low === null ? [0, 1] : uPlot.rangeNum(Math.min(0, low), Math.max(0, high) || 1, 0.05, true));
   const options = {
