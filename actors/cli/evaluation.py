@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,18 +118,14 @@ def evaluate(
             _find_modules_beside(base[0])
         prompt_name = prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2"
         chosen = chosen_problems(data, base, problems, prompt=prompt_name, seed=seed)
-        asked = Asked(
-            model=path,
-            environments=chosen.environments,
-            samples=n,
-            problems=chosen.count,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_response_tokens=max_tokens,
-            max_turns=max_turns,
-            seed=seed,
-        )
+        longest, _ = model_config(path)
+        if longest is not None and longest < max_tokens:
+            print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
+            max_tokens = longest
+        lengths = {"max_response_tokens": max_tokens, "max_turns": max_turns}
+        sampling = {"temperature": temperature, "top_p": top_p, **({} if top_k is None else {"top_k": top_k})}
+        stage = {"problems": chosen.count, "samples": n, **sampling, **lengths}
+        asked = Asked(path, chosen.environments, stage, seed)
         return _evaluate(asked, chosen, name, out or DIRECTORY / name, base, overrides, show_problems=show_problems)
     except (TopologyError, EvaluationError, TaskError, JournalError, DiskError) as error:
         raise Mistake(str(error)) from error
@@ -154,12 +150,13 @@ def _evaluate(
     *,
     show_problems: bool,
 ) -> int:
-    longest, _ = model_config(asked.model)
-    if longest is not None and longest < asked.max_response_tokens:
-        print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
-        asked = replace(asked, max_response_tokens=longest)
     tables = evaluation_topology(asked, directory.absolute(), base)
-    settings = _settings(tables, problems.content, overrides)
+    # All that the results depend on: an evaluation is continued only as what it was begun as.
+    asked_for = {"model": tables["model"]["path"], "seed": asked.seed, **asked.stage}
+    settings = asked_for | {
+        "data": dict(problems.content),
+        "set": [x for x in overrides if not x.startswith("actors.")],
+    }
     file = _prepare(directory, tables, settings).absolute()
     if not _finished(directory):
         topology = sound_topology(file, overrides)
@@ -168,29 +165,13 @@ def _evaluate(
             return code
         if not _finished(directory):
             return INTERRUPTED
-    results = read_results(directory, problems.count, _stage(tables)["samples"], decode_stored)
+    results = read_results(directory, problems.count, asked.stage["samples"], decode_stored)
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
         print_results(name, found, results if show_problems else ())
         print(f"{directory / FILE} holds every problem's answers")
         print(json.dumps(found["overall"]), flush=True)
     return 0
-
-
-def _stage(tables: Mapping[str, Any]) -> dict[str, Any]:
-    stage: dict[str, Any] = tables["stages"][0]
-    return stage
-
-
-def _settings(tables: Mapping[str, Any], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """All that the results depend on; an evaluation is continued only as what it was begun as."""
-    stage = {key: value for key, value in _stage(tables).items() if key not in {"kind", "name", "greedy"}}
-    asked = {
-        "model": tables["model"]["path"],
-        "seed": tables["run"]["seed"],
-        **stage,
-    }
-    return asked | {"data": dict(content), "set": [each for each in overrides if not each.startswith("actors.")]}
 
 
 def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:

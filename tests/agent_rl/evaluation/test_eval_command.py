@@ -39,7 +39,8 @@ def write_problems(folder: Path, count: int = 3) -> Path:
 
 def asked(model: Path, data: Path) -> Asked:
     entry = {"class": "maths", "settings": {"evaluation_files": [str(data)], "prompt": "plain"}}
-    return Asked(model, [entry], 4, 3, 0.6, 64, 2, 0)
+    stage = {"samples": 4, "problems": 3, "temperature": 0.6, "max_response_tokens": 64, "max_turns": 2}
+    return Asked(model, [entry], stage, 0)
 
 
 def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:
