@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the wheel holds the examples, inside the package, under no name of their own.
 
-It also holds the templates of the pages about a run, and the style of their charts.
+It also holds the template of the pages about a run, and the chart library that the pages contain (uPlot, MIT).
 """
 
 from setuptools import find_packages, setup
@@ -10,10 +10,8 @@ setup(
     package_dir={"agent_rl.examples": "examples"},
     package_data={
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
-        "agent_rl.analysis": ["templates/*"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
-        "agent_rl.observe.charts": ["*.css"],
-        "agent_rl.observe.report": ["templates/*"],
+        "agent_rl.observe.report": ["templates/*", "vendor/*"],
         "*": ["py.typed"],
     },
 )

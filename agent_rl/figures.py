@@ -1,7 +1,10 @@
-"""Every figure that is measured, with its unit: of rollouts, steps, evaluations, and of actors while they work.
+"""All figures that are measured: of rollouts, steps and evaluations, and of actors while they work.
 
 A figure is None where there was nothing to compute it from. Shares are in [0, 1], lengths in response tokens, times in
-seconds. `numbers` and `row` give the figures names, for files and for people; no decision reads such a name.
+seconds. `numbers` and `row` name the figures, for files and for people. No decision reads such a name.
+
+A new figure of steps is a field of `StepFigures` or `TrainingFigures`, the code that computes it, and a curve in
+`agent_rl.observe.report.charts.PANELS`.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMeans:
-    """Means over rollouts. Those that were lost are counted, and enter nothing else."""
+    """Means over rollouts. Lost rollouts are counted and enter no mean."""
 
     rollouts: int = 0
     success: float = 0.0
-    """Share that succeeded."""
+    """Share of the rollouts that succeeded."""
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     """Means of the judgements' named parts, each over the rollouts that have it."""
@@ -33,38 +36,38 @@ class RolloutMeans:
     turns: float = 0.0
     tool_calls: float = 0.0
     tool_error_share: float = 0.0
-    """Of all tool calls, those that did not end in success."""
+    """Share of all tool calls that did not end in success."""
     tool_error_share_correct: float = 0.0
-    """The same, of the calls in rollouts that succeeded."""
+    """Share of the calls in successful rollouts that did not end in success."""
     malformed_call_share: float = 0.0
     unknown_tool_share: float = 0.0
     cut_response_share: float = 0.0
-    """Of all tool calls, those whose result was longer than the model is shown."""
+    """Share of all tool calls whose result was cut because it was too long for the model."""
     rollouts_failed: int = 0
-    """Attempts lost to infrastructure."""
+    """Attempts that failed because of the infrastructure."""
     prompts_too_long: int = 0
     truncated_share: float = 0.0
-    """Rollouts that ran out of tokens."""
+    """Share of the rollouts that ran out of tokens."""
     rollout_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What the filter says of a step it closed: of all sampled rollouts of the groups it decided, kept or not."""
+    """The filter's figures of a step: all sampled rollouts of the groups that the step decided, kept or not."""
 
     sampled: RolloutMeans = field(default_factory=RolloutMeans)
     environments: dict[str, RolloutMeans] = field(default_factory=dict)
-    """By environment, where the run has several."""
+    """The same by environment, where the run has several."""
     groups_decided: int = 0
     groups_trained: int = 0
     groups_dropped_stale: int = 0
     staleness_mean: float | None = None
-    """Versions by which the oldest token of a trained group is behind; None where no group was trained."""
+    """Staleness of a trained group's oldest token, in policy versions; None if no group was trained."""
     staleness_max: int | None = None
     group_seconds: float | None = None
-    """Mean over the trained groups, of the longest rollout of each."""
+    """Seconds of a trained group's longest rollout, as the mean over groups."""
     stale_group_seconds: float | None = None
-    """The same, until they were dropped, of the groups dropped as stale that ended since the step before."""
+    """Seconds until a group was dropped as stale, as the mean over those dropped since the last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class AnswerFigures:
     problems: int
     success: float
     low: float
-    """Of the 95 % interval (`agent_rl.groups.measures.mean_interval`)."""
+    """Lower end of the 95 % interval (`agent_rl.groups.measures.mean_interval`)."""
     high: float
     lost: int
     """Rollouts that failed in all their attempts."""
@@ -84,15 +87,15 @@ class AnswerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationFigures:
-    """The result of the evaluation ``name``, by how the answers were drawn; ``greedy`` is None where none were."""
+    """The result of the evaluation ``name``, by how answers were drawn; ``greedy`` is None if no answer was greedy."""
 
     name: str
     sampled: AnswerFigures
     greedy: AnswerFigures | None = None
     environments: dict[str, AnswerFigures] = field(default_factory=dict)
-    """Of the sampled answers, by environment, where the run has several."""
+    """Sampled answers by environment, where the run has several."""
     version_oldest: int | None = None
-    """Versions of the policies that answered, in an evaluation within an rl stage."""
+    """Oldest policy version that answered, in an evaluation within an rl stage."""
     version_newest: int | None = None
 
     def ways(self) -> dict[str, AnswerFigures]:
@@ -121,7 +124,7 @@ class SelectionFigures:
     kept: int
     """Problems that later stages draw from."""
     dropped: dict[str, int]
-    """The other problems, by reason."""
+    """Numbers of the other problems, by reason."""
     success: float
     """Share of the samples that were right; a rollout that never came counts as wrong."""
     lost: int
@@ -142,7 +145,7 @@ class SelectionFigures:
 
 
 def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
-    """(name, ending, value) of what is written of some answers."""
+    """The figures of answers that are written, as (name, ending, value)."""
     yield from (("success", "", answers.success), ("success", "_low", answers.low), ("success", "_high", answers.high))
     yield from (("problems", "", answers.problems), ("lost", "", answers.lost))
     shown = answers.answered
@@ -158,71 +161,72 @@ def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchFigures:
-    """Engine against learner at the same weights, and the policy's move since, on a sample of a step's tokens.
+    """How far engine and learner differ at the same weights, and how far the policy moved since.
 
+    Computed on a sample of a step's tokens.
     Gaps are of natural logarithms of probabilities, in nats; ratios are of the probabilities themselves.
     """
 
     mismatch_gap: float
-    """Mean |log pi_v - log mu|, with pi_v the learner's answer with the weights that sampled the token."""
+    """Mean |log pi_v - log mu|. pi_v is the learner's probability with the weights that sampled the token."""
     mismatch_max: float
     mismatch_ratio: float
     staleness_gap: float
     """Mean |log pi_prox - log pi_v|."""
     staleness_ratio: float
     mismatch_tokens: int
-    """How many tokens these are of."""
+    """Number of tokens in the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishFigures:
-    """Of the newest policies written and served since the step before; None where there was none."""
+    """Times of the newest published policy. None if no policy was published since the last step."""
 
     write_seconds: float | None = None
-    """Writing a policy's weights."""
+    """Seconds to write the newest published policy."""
     update_version: int | None = None
     update_seconds: float | None = None
-    """From the end of the step of ``update_version`` until every engine served it or a newer one."""
+    """Seconds from the end of the step of ``update_version`` until every engine served that version or a newer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFigures:
-    """What the learner says of a step. Means are over trained tokens; None in a step that trained nothing."""
+    """The learner's figures of a step. Means are over trained tokens; None if the step trained nothing."""
 
     skipped: bool = False
-    """Loss or gradient was not finite, and nothing was changed."""
+    """Whether the update was skipped because loss or gradient was not finite."""
     trained_tokens: int = 0
     trained_rollouts: int = 0
     loss: float | None = None
     gradient_norm: float | None = None
-    """Before clipping; mean over the step's updates."""
+    """Gradient norm before clipping, as the mean over the step's updates."""
     learning_rate: float | None = None
     entropy: float | None = None
-    """Nats a token, at the rollouts' temperature."""
+    """Entropy in nats for each token, at the rollouts' temperature."""
     clip_share: float | None = None
-    """Tokens whose gradient the ratio's bounds cut."""
+    """Share of tokens whose gradient the bounds of the ratio cut."""
     ratio_deviation: float | None = None
     correction_mean: float | None = None
     correction_capped_share: float | None = None
-    """Tokens whose correction was cut, to the cap or to 0."""
+    """Share of tokens whose correction was cut to the cap or to 0."""
     policy_gap: float | None = None
     """Mean |log pi_prox - log mu|, in nats."""
     kl: float | None = None
-    """Estimated divergence from the reference policy, in nats a token; None without a KL penalty."""
+    """Estimated KL divergence from the reference policy, in nats for each token; None without a KL penalty."""
     mismatch: MismatchFigures | None = None
     train_seconds: float = 0.0
     idle_seconds: float = 0.0
-    """Of waiting for steps, since the learner's process started."""
+    """Seconds that the learner waited for steps, since its process started."""
     published: PublishFigures = field(default_factory=PublishFigures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedFigures:
-    """A supervised step, and how far its stage is. ``loss`` is the mean cross-entropy of ``tokens`` tokens, in nats."""
+    """A supervised step and the progress of its stage. ``loss``: mean cross-entropy of ``tokens`` tokens, in nats."""
 
     steps: int = 0
     steps_skipped: int = 0
-    """Of them, those whose loss or gradient was not finite."""
+    """Steps that were skipped because loss or gradient was not finite."""
     loss: float | None = None
     gradient_norm: float | None = None
     tokens: int = 0
@@ -242,34 +246,34 @@ class StageFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerFigures:
-    """Where the run stands, and the last step. ``stage`` is ``stages`` when the recipe is done."""
+    """The position of the run and its last step. ``stage`` equals ``stages`` when the recipe is done."""
 
     stages: int
     stage: int | None = None
     step: int | None = None
-    """Steps of the stage that are done, of ``steps``."""
+    """Finished steps of the stage, out of ``steps``."""
     steps: int | None = None
     seconds_per_step: float | None = None
     loss: float | None = None
-    """Of the last supervised step."""
+    """Loss of the last supervised step."""
     success: float | None = None
     entropy: float | None = None
     kl: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
     trained_tokens: int = 0
-    """Since the process started."""
+    """Tokens trained since the process started."""
     train_seconds: float | None = None
-    """Of the last step."""
+    """Training time of the last step."""
     environments: dict[str, RolloutMeans] = field(default_factory=dict)
-    """The last step's rollouts by environment, where the run has several."""
+    """Rollouts of the last step by environment, where the run has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFigures:
-    """Groups of the stage, rollouts now, tokens of the engines' KV caches, completed turns kept or left out.
+    """The scheduler's groups, rollouts and engines. KV caches are in tokens.
 
-    ``engines`` are here. ``rollouts_moved`` counts rollouts that lost their generator, since the scheduler started.
+    ``rollouts_moved`` counts the rollouts that lost their generator since the scheduler started.
     """
 
     groups_opened: int
@@ -285,55 +289,55 @@ class SchedulerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
-    """Training groups and steps by what became of them, since the run began."""
+    """Numbers of training groups and steps by their fate, since the run began."""
 
     groups_trained: int = 0
     groups_dropped: int = 0
     steps_skipped: int = 0
-    """Not finite: nothing was changed."""
+    """Steps whose update was skipped because it was not finite."""
     steps_without_update: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterFigures:
-    """Groups now, and what waits."""
+    """The filter's groups and messages that wait now."""
 
     groups_open: int
     groups_waiting: int
-    """Decided and not yet in a step."""
+    """Groups that are decided and not yet in a step."""
     held_back_by: int
-    """Open groups without which the next step may not be closed."""
+    """Open groups that the next step waits for."""
     trajectories: int
-    """Journalled since the process started."""
+    """Trajectories written to the journal since the process started."""
     queue: int
-    """Messages to be acknowledged with the next commit."""
+    """Messages that the next commit will acknowledge."""
     checks_failed: int
     fates: Fates
     rows: int = 0
-    """Of ``metrics.jsonl``."""
+    """Rows of ``metrics.jsonl``."""
     rollouts_judged: int | None = None
-    """In an evaluate stage: of ``rollouts_to_judge``."""
+    """Judged rollouts of an evaluate stage, out of ``rollouts_to_judge``."""
     rollouts_to_judge: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Forward passes of an engine, added up; `agent-rl calibrate` fits what a pass takes to them."""
+    """Sums over forward passes of an engine. `agent-rl calibrate` fits the time of a pass to them."""
 
     count: int
     seconds: float
     cpu_seconds: float
-    """Of the thread or the processes that compute; 0 when the engine does not say."""
+    """Processor time of the thread or the processes that compute; 0 if the engine does not report it."""
     written: int
-    """Tokens."""
+    """Tokens written by the model."""
     prefilled: int
     context: int
-    """Tokens of the sequences that were computed, in each pass."""
+    """Sum over passes of the lengths of the computed sequences, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorFigures:
-    """The engine now, rates of the last seconds, and totals since the process started. KV cache in tokens."""
+    """The engine's state, rates over the last seconds, and totals since its start. KV caches are in tokens."""
 
     tokens_per_s: float
     rollouts_per_s: float
@@ -351,28 +355,28 @@ class GeneratorFigures:
     calls_malformed: int
     calls_unknown_tool: int
     calls_failed: int
-    """Attempts at calls that the tool service did not answer."""
+    """Attempts of tool calls that the tool service did not answer."""
     responses_cut: int
     calls_waiting: int
     policy_version: int
     engine_steps: int = 0
-    """Forward passes; 0 when the engine does not say. The next two are `EngineFigures`' totals."""
+    """Forward passes; 0 if the engine does not report them."""
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     passes: dict[str, Passes] = field(default_factory=dict)
-    """By size, see `actors.engines.passes`; empty when the engine does not say."""
+    """Forward passes by size (see `actors.engines.passes`); empty if the engine does not report them."""
     engine_cpu_seconds: float = 0.0
-    """Processor seconds of all passes, in the thread or the processes that compute; 0 when the engine does not say."""
+    """Processor time of all passes; 0 if the engine does not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorFigures:
-    """Rates of the last seconds, what is alive now, and totals since the process started."""
+    """The executor's rates over the last seconds, its live children, and totals since the process started."""
 
     calls_per_s: float
     checks_per_s: float
     children_busy: float
-    """Children running code, on the mean of the last seconds."""
+    """Mean number of children that run code, over the last seconds."""
     queue: int
     calls: int
     checks: int
@@ -380,16 +384,16 @@ class ExecutorFigures:
     checks_failed: int
     checks_timed_out: int
     sessions: int | None = None
-    """Of tools that keep some; and how many were ended to make room, and made again."""
+    """Live sessions of tools that keep sessions. Below: sessions that were ended to make room, and made again."""
     sessions_evicted: int | None = None
     sessions_rebuilt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorFigures:
-    """An actor's live figures: those of the role that it plays, and ``extra`` ones of a class of your own.
+    """The live figures of an actor: those of its role, and ``extra`` ones of a user's class.
 
-    Extra figures are shown in the timeline and to Prometheus under their names; nothing is decided by them.
+    The timeline and Prometheus show extra figures under their names. No decision uses them.
     """
 
     learner: LearnerFigures | None = None
@@ -398,16 +402,16 @@ class ActorFigures:
     generator: GeneratorFigures | None = None
     executor: ExecutorFigures | None = None
     rejected_frames: int | None = None
-    """Frames that the actor's node could not read; None where there were none."""
+    """Frames that the actor's node could not read; None if there were none."""
     extra: dict[str, float] = field(default_factory=dict)
 
 
 OBJECTS = frozenset({"parts", "environments", "passes"})
-"""Figures by name, in the figures."""
+"""Fields that hold figures by name."""
 
 
 def numbers(figures: Any) -> dict[str, float]:
-    """The figures that are numbers, by name, those of nested ones too; what is None or not finite is left out."""
+    """The figures that are numbers, by name, nested ones too. Figures that are None or not finite are left out."""
     found: dict[str, float] = {}
     for name, value in _items(figures):
         if isinstance(value, int | float) and math.isfinite(value):
@@ -416,7 +420,7 @@ def numbers(figures: Any) -> dict[str, float]:
 
 
 def row(figures: Any) -> dict[str, Any]:
-    """All figures by name, as a row of JSON: `OBJECTS` are objects in it, where there are any."""
+    """All figures by name, as a row of JSON. `OBJECTS` become objects in the row."""
     return {name: value for name, value in _items(figures) if value is not None}
 
 
@@ -445,7 +449,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """What `to_json` wrote. Raises ValueError when the text holds no value of this kind."""
+    """The value that `to_json` wrote. Raises ValueError when the text holds no value of this kind."""
     return from_object(kind, json.loads(text))
 
 

@@ -23,8 +23,9 @@ from typing import Any, Literal
 import trio
 
 from agent_rl.config.examples import EXAMPLES
+from agent_rl.observe.report.charts import Chart, chart, line
+from agent_rl.observe.report.page import html, section, study_page
 from benchmarks.command import Overrides
-from benchmarks.panels import Panel, draw
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
 
@@ -40,6 +41,8 @@ QUANTITIES = {"error_share": "tool_error_share_correct", "success": "success", "
 """Figures by the name of a step's own: shares of all sampled rollouts, kept or not."""
 LATE = 0.2
 """The last share of the steps is what a run is said to have reached."""
+WINDOW = 9
+"""Steps of a running mean."""
 
 Curves = dict[str, list[float]]
 
@@ -58,7 +61,7 @@ class Options:
     problems: int = 500
     """Held-out problems at the end of each run."""
     out: Path = Path("runs/roc")
-    """Where the runs and roc.svg go."""
+    """Where the runs and roc.html go."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -122,6 +125,33 @@ def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     return by_mode
 
 
+def _chart(title: str, conditions: Mapping[str, Sequence[Sequence[float]]], *, share: bool) -> Chart:
+    """Thin curves of single runs and a thick one of their mean, for each condition."""
+    last = max((len(run) for runs in conditions.values() for run in runs), default=0)
+    thin, thick = [], []
+    for colour, (name, runs) in enumerate(conditions.items(), 1):
+        smoothed = [[*smooth(run), *[math.nan] * (last - len(run))] for run in runs]
+        thin += [line(name, run, colour, faint=True) for run in smoothed]
+        thick.append(line(name, [_mean(at) for at in zip(*smoothed, strict=True)], colour))
+    steps = range(1, last + 1)
+    words = [
+        f"step {step}: " + ", ".join(f"{each['label']} {each['values'][step - 1]:.3g}" for each in thick)
+        for step in steps
+    ]
+    return chart(title, [*thin, *thick], list(steps), words, share=share)
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """A centred running mean over `WINDOW` steps, of what was measured in them."""
+    half = WINDOW // 2
+    return [_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
 def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
     """Draw, and print the table and the figures."""
     titles = {
@@ -129,12 +159,15 @@ def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: P
         "success": "success of sampled rollouts",
         "response_tokens": "response tokens",
     }
-    panels = [
-        Panel(title, {NAMES[mode]: [seed[mode][name] for seed in runs] for mode in modes}, name != "response_tokens")
+    charts = [
+        _chart(
+            title, {NAMES[mode]: [seed[mode][name] for seed in runs] for mode in modes}, share=name != "response_tokens"
+        )
         for name, title in titles.items()
     ]
     count = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
-    figure.write_text(draw(panels, f"RL steps; thin: each of {count}, thick: their mean; running means over 9 steps"))
+    note = f"Thin: each of {count}. Thick: their mean. Both are running means over {WINDOW} steps."
+    figure.write_text(html(study_page("bench roc", note, [section("curves", "Curves", [{"charts": charts}])])))
     rows: list[list[object]] = []
     figures: dict[str, float] = {"seeds": float(len(runs))}
     for mode in modes:
@@ -157,5 +190,5 @@ def main(options: Options) -> int:
     """Measure, draw, and print what was measured."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [one_seed(options, seed) for seed in seeds]
-    report(runs, options.modes, options.out / "roc.svg")
+    report(runs, options.modes, options.out / "roc.html")
     return 0

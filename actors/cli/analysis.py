@@ -1,12 +1,11 @@
-"""``agent-rl analyze``: the entropy of tokens at the start, the middle and the end of a run's training."""
+"""``agent-rl analyze``: the entropy of tokens in rollouts of a run."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -15,23 +14,19 @@ from actors.cli.output import Mistake, showing, table_console
 from actors.cli.parameters import Positive, PositiveNumber, RunDirectory
 from actors.cli.records import decode_stored
 
-if TYPE_CHECKING:
-    from agent_rl.analysis.moments import Moment, Sources
-    from agent_rl.analysis.results import Result
-
 
 def analyze(
     directory: RunDirectory,
     /,
     *,
-    rollouts: Annotated[Positive, Parameter(help="rollouts of each moment, drawn at random")] = 64,
+    step: Annotated[Positive | None, Parameter(help="the RL step of the rollouts; left out: the last one")] = None,
+    rollouts: Annotated[Positive, Parameter(help="rollouts, drawn at random")] = 64,
     share: Annotated[
         float, Parameter(help="of a rollout's tokens that count as high-entropy", validator=Number(gt=0, lt=1))
     ] = 0.2,
     window: Annotated[Positive, Parameter(help="tokens after a tool response in which reflection is looked for")] = 64,
     model: Annotated[
-        Path | None,
-        Parameter(metavar="DIR", help="compute all entropies with this model; left out: the checkpoints of the run"),
+        Path | None, Parameter(metavar="DIR", help="the model to use; left out: the nearest checkpoint of the run")
     ] = None,
     temperature: Annotated[PositiveNumber | None, Parameter(help="of the distribution; left out: the run's")] = None,
     device: Annotated[str, Parameter(help="where the model is computed, as in cuda")] = "cpu",
@@ -41,103 +36,91 @@ def analyze(
         Path | None, Parameter(metavar="DIR", help="where analysis.html and analysis.json go; left out: into RUN")
     ] = None,
 ) -> None:
-    """Compute the entropy of each token at start, middle and end: forking tokens, reflection tokens, words, a page."""
-    from agent_rl.analysis.moments import AnalysisError, read_sources
-    from agent_rl.analysis.page import analysis_page
-    from agent_rl.analysis.results import FILE, PAGE, write_results
+    """Compute the entropy of each token of some rollouts: forking tokens, reflection tokens, words, a page."""
+    from agent_rl.analysis.study import AnalysisError, draw, fitting_model, study, study_as_page, temperature_of
     from agent_rl.files.disk import DiskError, whole
+    from agent_rl.files.reading_json import json_value
     from agent_rl.learning.finite import TrainingStoppedError
     from agent_rl.models.model_files import Unreadable
-    from agent_rl.records.checkpoint_files import CheckpointError
+    from agent_rl.observe.report.page import html
+    from agent_rl.records.checkpoint_files import STATE_FILE, CheckpointError, verify
     from agent_rl.records.journal import JournalError
 
     if not directory.is_dir():
         raise Mistake(f"there is no run directory {directory}")
     if model is not None and not (model / "config.json").is_file():
         raise Mistake(f"--model {model}: there is no {model / 'config.json'}; name a Hugging Face directory")
-    folder = out or directory
+    name, folder = directory.resolve().name, out or directory
     try:
-        sources = read_sources(directory, decode_stored, rollouts=rollouts, seed=seed)
-        at = temperature or sources.temperature
-        results = [
-            _result(moment, sources, model, at, share, window, device, microbatch_tokens) for moment in sources.moments
-        ]
-        settings = {"share": share, "window": window, "temperature": at, "seed": seed, "rollouts": rollouts}
-        name = directory.resolve().name
-        html = analysis_page(name, results, sources.notes, share=share, window=window)
-        with whole(folder / PAGE) as partial:
-            partial.write_text(html, encoding="utf-8")
-        write_results(folder / FILE, settings, results, sources.notes)
+        drawn = draw(directory, decode_stored, rollouts=rollouts, step=step, seed=seed)
+        path, version = (model, None) if model is not None else fitting_model(directory, drawn)
+        if (path / STATE_FILE).is_file():
+            verify(path, training=False)
+        settings: dict[str, Any] = {
+            "share": share,
+            "window": window,
+            "temperature": temperature or temperature_of(directory),
+        }
+        print(f"{len(drawn.rollouts)} rollouts through {path}", file=sys.stderr, flush=True)
+        scored = _score(drawn.rollouts, path, device=device, microbatch_tokens=microbatch_tokens, **settings)
+        figures = study(scored)
+        made = {"steps": drawn.steps, "versions": drawn.versions, "model": str(path), "model_version": version}
+        found = json_value({**settings, "seed": seed, **made, **figures, "notes": drawn.notes})
+        page = html(study_as_page(name, figures, drawn, path, scored))
+        for file, text in (("analysis.json", json.dumps(found, allow_nan=False)), ("analysis.html", page)):
+            with whole(folder / file) as partial:
+                partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     except (AnalysisError, JournalError, CheckpointError, TrainingStoppedError, Unreadable, DiskError) as error:
         raise Mistake(str(error)) from error
-    with showing(folder / FILE):
-        _print(name, results, sources.notes, folder / PAGE)
+    with showing(folder / "analysis.json"):
+        _print(name, figures, drawn.notes)
+        print(f"page: {folder / 'analysis.html'}")
+        print(json.dumps({key: value for key, value in found.items() if key not in {"forking", "reflection"}}))
 
 
-def _result(
-    moment: Moment,
-    sources: Sources,
-    named: Path | None,
-    temperature: float,
-    share: float,
-    window: int,
-    device: str,
-    microbatch_tokens: int,
-) -> Result:
-    from agent_rl.analysis.moments import fitting_model
-    from agent_rl.analysis.results import decoder, result, score
+def _score(
+    rollouts: Any, model: Path, *, share: float, window: int, temperature: float, device: str, microbatch_tokens: int
+) -> list[Any]:
+    """The rollouts with the entropies that the model gives to their tokens."""
+    from tokenizers import Tokenizer
+
+    from agent_rl.analysis.study import AnalysisError, Scored
+    from agent_rl.analysis.tokens import highest, read_tokens, texts
     from agent_rl.learning.entropies import entropies
     from agent_rl.models.model_files import ModelFiles
-    from agent_rl.records.checkpoint_files import STATE_FILE, verify
 
-    if named is None:
-        fitting = fitting_model(moment, sources)
-        path, version = fitting.path, fitting.version
-    else:
-        path, version = named, None
-    if (path / STATE_FILE).is_file():
-        verify(path, training=False)
-    dtype = ModelFiles.read(path).dtype
-    decode = decoder(path)
-    print(f"{moment.name}: {len(moment.rollouts)} rollouts through {path}", file=sys.stderr, flush=True)
+    try:
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    except Exception as error:
+        raise AnalysisError(f"{model / 'tokenizer.json'} cannot be read as a tokenizer: {error}") from error
     passed = entropies(
-        path,
-        [each.trajectory for each in moment.rollouts],
+        model,
+        [trajectory for trajectory, _ in rollouts],
         temperature=temperature,
-        dtype=dtype,
+        dtype=ModelFiles.read(model).dtype,
         device=device,
         microbatch_tokens=microbatch_tokens,
     )
-    scored = [
-        score(drawn, each.entropy.astype(float), each.logprob.astype(float), decode, share=share, window=window)
-        for drawn, each in zip(moment.rollouts, passed, strict=True)
-    ]
-    return result(moment, path, version, scored)
+    scored = []
+    for (trajectory, problem), each in zip(rollouts, passed, strict=True):
+        pieces = texts(trajectory.tokens.tolist(), lambda some: str(tokenizer.decode(some, skip_special_tokens=False)))
+        turns = {call.turn for call in trajectory.transcript.calls}
+        tokens = read_tokens(pieces, trajectory.loss_mask > 0, turns, window)
+        entropy, gap = each.entropy.astype(float), each.logprob.astype(float) - trajectory.logprobs
+        scored.append(Scored(tokens, entropy, gap, highest(entropy, share), problem))
+    return scored
 
 
-def _print(name: str, results: Sequence[Result], notes: Sequence[str], page: Path) -> None:
+def _print(name: str, figures: dict[str, Any], notes: list[str]) -> None:
     from rich.table import Table
 
-    from agent_rl.analysis.tokens import KINDS
-    from agent_rl.files.reading_json import json_value
-
-    table = Table("", title=f"entropy of tokens in {name}, in nats", title_justify="left")
-    for result in results:
-        table.add_column(result.moment.name, justify="right")
-    table.add_row("RL step", *(f"{each.moment.step:,}" for each in results))
-    table.add_row("rollouts", *(f"{each.study.rollouts:,}" for each in results))
-    table.add_row("model", *(each.model.name for each in results))
-    table.add_row("gap to the sampling", *(f"{each.study.gap:.4f}" for each in results))
-    for kind in ("all", *KINDS[1:]):
-        means = [each.study.all if kind == "all" else each.study.kinds[kind] for each in results]
-        shown = (f"{mean.entropy:.3f} ({100 * mean.high_share:.0f} % high)" if mean.tokens else "-" for mean in means)
-        table.add_row(kind.replace("_", " "), *shown)
-    for words in ("forking", "reflection"):
-        lists = (", ".join(repr(word.word)[1:-1] for word in getattr(each.study, words)[:8]) for each in results)
-        table.add_row(words, *lists)
+    table = Table("tokens", "number", "nats", "high", title=f"entropy of tokens in {name}", title_justify="left")
+    for kind, mean in [("all", figures), *figures["kinds"].items()]:
+        table.add_row(
+            kind.replace("_", " "), f"{mean['tokens']:,}", f"{mean['entropy']:.3f}", f"{mean['high_share']:.1%}"
+        )
     table_console().print(table)
+    for kind in ("forking", "reflection"):
+        print(f"{kind}: {', '.join(repr(word['word'])[1:-1] for word in figures[kind][:12]) or '-'}")
     for note in notes:
         print(f"note: {note}")
-    print(f"page: {page}")
-    figures = {each.moment.name: each.figures() for each in results}
-    print(json.dumps(json_value({"page": str(page), "moments": figures}), allow_nan=False), flush=True)

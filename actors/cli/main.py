@@ -59,11 +59,11 @@ COMMANDS = {
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
         Command("calibrate", "simulate:calibrate", "Fit the models that simulate uses to a run."),
-        Command("analyze", "analysis:analyze", "Study the entropy of tokens at the start, middle and end of a run."),
+        Command("analyze", "analysis:analyze", "Study the entropy of tokens in rollouts of a run."),
     ),
     "Models and data": (
-        Command("eval", "evaluation.command:evaluate", "Evaluate a model on problems, or compare two results."),
-        Command("data", "data.command:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
+        Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
+        Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),

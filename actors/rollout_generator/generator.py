@@ -59,7 +59,7 @@ from agent_rl.messages import (
     WeightsPart,
     WeightsWanted,
 )
-from agent_rl.observe.rates import Rate
+from agent_rl.observe.metrics import Rate
 from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError

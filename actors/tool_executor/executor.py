@@ -47,8 +47,7 @@ from agent_rl.messages import (
     ToolResult,
     TurnObserved,
 )
-from agent_rl.observe.metrics import Histogram, counter, gauge
-from agent_rl.observe.rates import Rate
+from agent_rl.observe.metrics import Histogram, Rate, counter, gauge
 
 HOW = ("timeout", "memory_limit", "output_limit", "crashed", "unavailable", "fault")
 """What judging is counted under, beside ``judged``."""

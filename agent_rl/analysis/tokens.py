@@ -1,4 +1,4 @@
-"""Which tokens of a rollout are forking tokens, and which are reflection tokens. Pure; arrays have one entry a token.
+"""Forking tokens and reflection tokens of a rollout. Pure; arrays have one entry a token.
 
 The paper (section Analysis of Agentic Reasoning Behaviors) looks at the 20 % of a rollout's tokens with the highest
 entropy, and finds two kinds. Forking tokens begin doubt or exploration. Reflection tokens follow a tool response: the
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,12 +20,12 @@ from agent_rl.rollout.parsing import CLOSING, OPENING
 
 Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
-Kinds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
-KINDS = ("given", "text", "after_tool", "call", "comment")
-"""A token's kind, as an index: given by tools or environment; reasoning and answer; the first tokens after a tool
-response; a tool call; a comment in the code of a tool call."""
-GIVEN, TEXT, AFTER_TOOL, CALL, COMMENT = range(len(KINDS))
+GIVEN, TEXT, AFTER_TOOL, CALL, COMMENT = "given", "text", "after_tool", "call", "comment"
+"""A token's kind: given by tools or environment; reasoning and answer; the first tokens after a tool response; a tool
+call; a comment in the code of a tool call."""
+KINDS = (TEXT, AFTER_TOOL, CALL, COMMENT)
+"""The kinds of tokens that the model wrote."""
 
 _CALL = re.compile(f"{re.escape(OPENING)}.*?(?:{re.escape(CLOSING)}|\\Z)", re.DOTALL)
 _COMMENT = re.compile(r'(?:(?<=\\n)|(?<=[\s"]))#(?:[^"\\\n]|\\[^n])*')
@@ -36,8 +35,7 @@ LONGEST = 8
 """Tokens that together may make one character."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A token of a response: its text, the word that it stands in (else its text), and its kind.
 
     ``since`` counts the tokens of the turn before it where the turn follows a tool response; else it is -1.
@@ -45,7 +43,7 @@ class Token:
 
     text: str
     word: str
-    kind: int
+    kind: str
     since: int = -1
 
 
@@ -69,25 +67,18 @@ def texts(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list
     return found
 
 
-def runs(mask: Flags) -> list[tuple[int, int, bool]]:
-    """The runs of equal flags as (start, end, flag)."""
-    if not len(mask):
-        return []
-    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
-    return [(start, end, bool(mask[start])) for start, end in pairwise(edges)]
-
-
 def read_tokens(pieces: Sequence[str], mask: Flags, turns_with_calls: set[int], window: int) -> list[Token]:
     """The tokens of a rollout's response, from the texts that they add.
 
     ``mask`` says which tokens the model wrote. ``turns_with_calls`` are the turns, from 1, whose calls a tool answered.
     The first ``window`` tokens of the turn after such a turn are of the kind ``after_tool`` unless they are in a call.
     """
-    found = []
+    found: list[Token] = []
     turn = 0
-    for start, end, written in runs(mask):
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)] if len(mask) else []
+    for start, end in pairwise(edges):
         part = pieces[start:end]
-        if not written:
+        if not mask[start]:
             found += [Token(piece, "", GIVEN) for piece in part]
             continue
         text = "".join(part)
@@ -98,7 +89,7 @@ def read_tokens(pieces: Sequence[str], mask: Flags, turns_with_calls: set[int], 
         for index, piece in enumerate(part):
             # the first character that is no blank says where the token stands
             place = min(at + len(piece) - len(piece.lstrip()), max(at, at + len(piece) - 1), len(text) - 1)
-            kind = int(kinds[place]) if text else TEXT
+            kind = kinds.get(place, TEXT)
             if kind == TEXT and after_tool and index < window:
                 kind = AFTER_TOOL
             word = words.get(place) or piece.strip() or repr(piece)[1:-1]
@@ -107,27 +98,26 @@ def read_tokens(pieces: Sequence[str], mask: Flags, turns_with_calls: set[int], 
     return found
 
 
-def _kinds_of_characters(text: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    kinds = np.full(len(text), TEXT, dtype=np.uint8)
+def _kinds_of_characters(text: str) -> dict[int, str]:
+    kinds: dict[int, str] = {}
     for call in _CALL.finditer(text):
-        kinds[call.start() : call.end()] = CALL
+        kinds |= dict.fromkeys(range(call.start(), call.end()), CALL)
         for comment in _COMMENT.finditer(text, call.start() + len(OPENING), call.end()):
-            kinds[comment.start() : comment.end()] = COMMENT
+            kinds |= dict.fromkeys(range(comment.start(), comment.end()), COMMENT)
     return kinds
 
 
 def _words_of_characters(text: str) -> dict[int, str]:
-    return {
-        place: match.group().lower() for match in _WORD.finditer(text) for place in range(match.start(), match.end())
-    }
+    return {at: match.group().lower() for match in _WORD.finditer(text) for at in range(match.start(), match.end())}
 
 
 def highest(entropy: Floats, share: float) -> Flags:
     """Flags the share of the tokens with the highest entropy, at least one token; of equal ones, the earlier.
 
-    The number is rounded up. An empty array gives an empty one.
+    The number is rounded up. NaN is never flagged.
     """
+    known = np.flatnonzero(np.isfinite(entropy))
+    count = max(1, int(np.ceil(share * len(known) - 1e-9)))
     flags = np.zeros(len(entropy), dtype=np.bool_)
-    count = int(np.ceil(share * len(entropy) - 1e-9))
-    flags[np.argsort(-entropy, kind="stable")[: max(1, count)]] = True
+    flags[known[np.argsort(-entropy[known], kind="stable")[:count]]] = True
     return flags

@@ -21,8 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agent_rl.data.filters import Tally
-from agent_rl.data.review import Review, renamed
+from agent_rl.data.filters import Review, Tally, renamed
 from agent_rl.data.rows import DataError, Row, json_line
 from agent_rl.environments.maths.answers.text import boxes_in
 from agent_rl.environments.task_files import FORMATS, read_rows
@@ -79,7 +78,7 @@ def fetch(request: Request, folder: Path, report: Callable[[str], object] = lamb
             with whole(_record_of(out)) as partial_record:
                 record = source | {"rows": rows, "sha256": digest.hexdigest()}
                 partial_record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        for note in review.lines():
+        for note in review.found.lines():
             report(note)
         report(f"{out}: {rows:,} problems, sha256 {digest.hexdigest()}")
     return tally.figures()

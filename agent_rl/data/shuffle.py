@@ -28,8 +28,7 @@ from typing import IO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.data.conversations import Message, conversation, row_fault
-from agent_rl.data.layouts import NoConversation
+from agent_rl.data.conversations import Message, NoConversation, conversation, row_fault
 from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve

@@ -14,10 +14,13 @@ from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.environments.task_files import resolve
-from agent_rl.evaluation.errors import EvaluationError
 
 FILES = "maths"
 """The environment that asks the problems of files."""
+
+
+class EvaluationError(Exception):
+    """The evaluation is not possible; the message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

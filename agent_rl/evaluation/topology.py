@@ -10,8 +10,7 @@ from typing import Any
 
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.standard import DEVICE, completed
-from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import prompt_of
+from agent_rl.evaluation.problems import EvaluationError, prompt_of
 from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable
@@ -25,18 +24,12 @@ STAGE = "evaluation"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the model is asked, and how."""
+    """What the model is asked, and how: ``stage`` has the settings of the evaluate stage."""
 
     model: Path
     environments: Sequence[Mapping[str, Any]]
-    samples: int
-    problems: int
-    temperature: float
-    max_response_tokens: int
-    max_turns: int
+    stage: Mapping[str, Any]
     seed: int
-    top_p: float = 1.0
-    top_k: int | None = None
 
 
 def find_model(named: str | Path, report: Callable[[str], object] = lambda _: None) -> tuple[Path, str, str | None]:
@@ -131,20 +124,7 @@ def evaluation_topology(asked: Asked, directory: Path, files: Files | None) -> d
     if file is not None and isinstance(template, str) and template not in OURS:
         model["chat_template"] = str(file.absolute().parent / template)
     topology: dict[str, Any] = {
-        "stages": [
-            {
-                "kind": "evaluate",
-                "name": STAGE,
-                "problems": asked.problems,
-                "samples": asked.samples,
-                "greedy": False,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                **({} if asked.top_k is None else {"top_k": asked.top_k}),
-                "max_response_tokens": asked.max_response_tokens,
-                "max_turns": asked.max_turns,
-            }
-        ],
+        "stages": [{"kind": "evaluate", "name": STAGE, "greedy": False, **asked.stage}],
         "run": {"name": "evaluation", "seed": asked.seed, "directory": str(directory)},
         "model": model,
         "environments": [dict(entry) for entry in asked.environments],

@@ -1,6 +1,7 @@
 """Shows people the state of a run: a table on a terminal, plain lines elsewhere.
 
 ``LiveView`` holds the newest statuses and renders them. It uses neither clock nor screen. ``Display`` shows it.
+Texts of actors appear as texts: never as markup, and with hidden characters made visible.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeGuard, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from agent_rl.figures import ActorFigures, LearnerFigures
 from agent_rl.messages import ActorStatus
-from agent_rl.observe.charts.scales import clock
-from agent_rl.observe.live_layout import actor_lines, figure_lines
-from agent_rl.observe.replicas import DASH, Replica, number, rows, shown_figures, unusual
+from agent_rl.observe.replicas import DASH, ActorRow, Replica, number, rows, shown_figures, unusual
+from agent_rl.observe.words import clock, visible
 
 T = TypeVar("T")
 
+WIDE, MEDIUM = 120, 100
+"""From these widths on, the table has a column for the age of the status, and a column for restarts."""
 LATE_SECONDS = 3.0
 """Actors report twice a second. An actor without a report for this long is shown as late."""
 
@@ -111,9 +114,9 @@ class LiveView:
 
     def render(self, now: float, width: int) -> RenderableType:
         """The live table, at most ``width`` wide: the run above, some lines for each actor or role below."""
-        title = f"{self.name}, {clock(now - self.started)}"
-        lines = actor_lines(rows(self._replicas(now)), width)
-        return Text("\n").join([*figure_lines(title, self.figures(), width), Text(), *lines])
+        figures = [Text.assemble((f"{label} ", "dim"), (visible(value), "bold")) for label, value in self.figures()]
+        title = Text(f"{self.name}, {clock(now - self.started)}", style="bold")
+        return Group(title, Columns(figures, padding=(0, 2)), Text(), _table(rows(self._replicas(now)), width))
 
     def _replicas(self, now: float) -> Iterator[Replica]:
         for actor, line in self._actors.items():
@@ -162,6 +165,30 @@ class LiveView:
         return f"{number + 1}/{count}{name}"
 
 
+def _table(actors: Sequence[ActorRow], width: int) -> Table:
+    """A row for each actor. Narrow terminals have fewer columns; what is unusual in these stands beside the state."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("actor", overflow="fold", max_width=max(8, width // 3))
+    table.add_column("state", overflow="fold", max_width=max(8, min(22, width // 4)))
+    for name, least in (("heard", WIDE), ("restarts", MEDIUM)):
+        if width >= least:
+            table.add_column(name, no_wrap=True)
+    table.add_column("figures", overflow="fold", ratio=1)
+    for actor in actors:
+        beside = []
+        if width < MEDIUM and actor.restarts:
+            beside.append(f"{actor.restarts} restart{'' if actor.restarts == 1 else 's'}")
+        if width < WIDE and actor.late:
+            beside.append(f"heard {actor.heard}")
+        state = f"{actor.state} ({', '.join(beside)})" if beside else actor.state
+        cells = [actor.name, state, *([actor.heard] if width >= WIDE else [])]
+        cells += [str(actor.restarts)] if width >= MEDIUM else []
+        prose = "\n".join(filter(None, [actor.explanation, ", ".join(actor.figures)]))
+        style = "" if actor.state.startswith("running") else "bold"
+        table.add_row(*(Text(visible(cell), style) for cell in cells), Text(visible(prose)))
+    return table
+
+
 class SteadyConsole(Console):
     """A console that raises when its reader has gone. rich's own console would end the process."""
 
@@ -205,6 +232,7 @@ class Display:
 
     def notice(self, text: str) -> None:
         """Show a text once, above the table."""
+        text = visible(text)
         if self._table is not None:
             self._try(lambda _: self._console.print(text, markup=False, highlight=False))
         else:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 PREFIX = "agent_rl_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of durations, in seconds."""
+
+WINDOW_SECONDS = 5.0
+"""Live rates are over the last few seconds."""
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -56,6 +60,25 @@ class Histogram:
     def metric(self, name: str, help_text: str, **labels: str) -> Metric:
         """The present counts as a metric."""
         return Metric(name, "histogram", help_text, (*map(float, self._counts), self._sum), labels, self._bounds)
+
+
+class Rate:
+    """Totals in, rates per second over the last few seconds out."""
+
+    def __init__(self, now: Callable[[], float], window: float = WINDOW_SECONDS) -> None:
+        self._now = now
+        self._window = window
+        self._seen: deque[tuple[float, Mapping[str, float]]] = deque([(now(), {})])
+
+    def __call__(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Rates by the names of the totals."""
+        now = self._now()
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._window:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        self._seen.append((now, dict(totals)))
+        elapsed = max(1e-9, now - since)
+        return {name: (value - before.get(name, 0.0)) / elapsed for name, value in totals.items()}
 
 
 class MetricsBoard:

@@ -18,10 +18,9 @@ from dataclasses import dataclass, fields
 from functools import cache
 from itertools import groupby
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agent_rl.figures import ActorFigures
-from agent_rl.observe.live_layout import ActorRow
 
 DASH = "-"
 FEW = 8
@@ -80,6 +79,20 @@ class Replica:
         """The replica's number within its role."""
         number = self.name.rpartition(".")[2]
         return int(number) if number.isdecimal() else 0
+
+
+class ActorRow(NamedTuple):
+    """The cells of a line of the table. ``explanation`` is prose about the state."""
+
+    name: str
+    state: str
+    explanation: str
+    heard: str
+    restarts: int
+    figures: Sequence[str]
+    """The most important ones first."""
+    late: bool = False
+    """Whether the last status is older than it should be."""
 
 
 def rows(replicas: Iterable[Replica]) -> list[ActorRow]:

@@ -352,6 +352,28 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
 
 
+class Missing:
+    """The texts of ``ActorStatus.missing``, each with the actors that say it. A text is a notice once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def heard(self, status: ActorStatus) -> list[Notice]:
+        """Take in a status."""
+        before = self._said.pop(status.actor, "")
+        known = set(self._said.values())
+        if status.missing:
+            self._said[status.actor] = status.missing
+        if status.missing == before:
+            return []
+        notices = []
+        if before and before not in known:
+            notices.append(Notice(f"{status.actor} goes on", status.actor))
+        if status.missing and status.missing not in known:
+            notices.append(Notice(f"{status.actor} waits: {status.missing}", status.actor))
+        return notices
+
+
 def final_words(silent: Sequence[str], standing: str) -> list[str]:
     """The lines of the exit message about silent actors, and about a run that did not move."""
     return [f"at the end: {text}" for text in (*silent, *([standing] if standing else []))]

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from agent_rl.files.disk import whole
-from agent_rl.observe.charts.markup import tag
-from agent_rl.observe.charts.pages import content_policy
-from agent_rl.observe.charts.scales import clock, percent, time_ticks
+from agent_rl.observe.report.page import content_policy
+from agent_rl.observe.words import clock, percent, time_marks, visible
 
 MOST_BINS = 1024
 LEVELS = 12
@@ -112,7 +112,7 @@ def _drawing(gantt: Gantt) -> _Drawing:
     made = _Drawing(WIDTH, height)
     scale = (WIDTH - LEFT - RIGHT) / max(gantt.seconds, 1e-9)
     made.words.append((10, 16, gantt.title, False))
-    for mark in time_ticks(gantt.seconds, 12):
+    for mark in time_marks(gantt.seconds, 12):
         x = LEFT + mark * scale
         made.boxes.append((x, TOP - 8, 1, height - TOP, (225, 225, 225), ""))
         made.words.append((x, TOP - 14, clock(mark), False))
@@ -137,17 +137,19 @@ def html(gantt: Gantt) -> str:
     parts: list[str] = []
     for x, y, width, height, colour, title in drawing.boxes:
         fill = "#{:02x}{:02x}{:02x}".format(*colour)
-        inner = tag("title", title) if title else None
-        parts.append(tag("rect", inner, x=x, y=y, width=width, height=height, fill=fill))
+        inner = f"<title>{escape(visible(title))}</title>" if title else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        parts.append(f'<rect {place} fill="{fill}">{inner}</rect>')
     for x, y, text, ends in drawing.words:
-        parts.append(tag("text", text, x=x, y=y, text_anchor="end" if ends else "start"))
-    view = f"0 0 {drawing.width} {drawing.height}"
-    svg = tag("svg", *parts, viewBox=view, width=drawing.width, height=drawing.height, role="img")
+        anchor = "end" if ends else "start"
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(visible(text))}</text>')
+    size = f'viewBox="0 0 {drawing.width} {drawing.height}" width="{drawing.width}" height="{drawing.height}"'
+    svg = f'<svg {size} role="img">{"".join(parts)}</svg>'
     head = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
         f'content="{content_policy(STYLE)}">'
     )
-    return f"{head}{tag('title', gantt.title)}<style>{STYLE}</style>{svg}\n"
+    return f"{head}<title>{escape(visible(gantt.title))}</title><style>{STYLE}</style>{svg}\n"
 
 
 def png(gantt: Gantt, path: Path) -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from agent_rl.observe.report.page import page
-from agent_rl.observe.report.records import ReportError, read_records
-from agent_rl.observe.report.samples import Decode, read_samples
+from agent_rl.observe.report.page import html, run_page
+from agent_rl.observe.report.records import Records, ReportError, read_records
+from agent_rl.observe.report.samples import Transcripts, tokens_to_text
+from agent_rl.observe.report.stored import Decode, read_stored
 
-__all__ = ["FILE", "Decode", "ReportError", "write_report"]
+__all__ = ["FILE", "Decode", "ReportError", "read_page", "write_report"]
 
 FILE = "report.html"
+
+
+def read_page(directory: Path, decode: Decode) -> tuple[Records, dict[str, Any]]:
+    """The records of a run, and its report as one object. Raises ReportError when there is no run."""
+    records = read_records(directory)
+    samples = read_stored(directory, records, decode)
+    to_text = tokens_to_text(directory, records)
+    if to_text is None and (samples.comparison or samples.first):
+        records.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
+    return records, run_page(records, samples, Transcripts(to_text))
 
 
 def write_report(directory: Path, decode: Decode) -> Path:
@@ -20,10 +32,9 @@ def write_report(directory: Path, decode: Decode) -> Path:
     when the journal cannot be read; in the second case the report is written with the rest.
     """
     path = directory / FILE
-    records = read_records(directory)
-    made = page(records, read_samples(directory, records, decode))
+    records, page = read_page(directory, decode)
     partial = path.with_suffix(".partial")
-    partial.write_text(made, encoding="utf-8")
+    partial.write_text(html(page), encoding="utf-8")
     partial.replace(path)
     if records.journal_fault:
         raise ReportError(f"{records.journal_fault}. {path} shows what the other files of the run hold")

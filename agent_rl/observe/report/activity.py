@@ -7,10 +7,12 @@ whatever their clock says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from agent_rl.observe.report.records import Row, figure
+from agent_rl.observe.report.records import Records, Row, figure
+from agent_rl.observe.words import clock, percent
 
 GAP_SECONDS = 5.0
 """A longer time between two rows means that the run was not running."""
@@ -18,6 +20,12 @@ ROLES = ("learner", "rollout_generator", "tool_executor", "roc_filter", "kv_sche
 """The roles in the order of display. The place gives the colour."""
 MOST_LANES = 12
 """With more actors than this, lanes show roles, as means of their replicas."""
+PLACES = 230
+"""The most places of the timeline."""
+LANES_NOTE = (
+    "Filled: at work in its role. Pale: idle, in the colour of the role it waits for. The rest is neither. Below, "
+    "processor time of all actors with their children."
+)
 
 
 @dataclass(slots=True)
@@ -202,3 +210,77 @@ def _mean(shares: Sequence[tuple[TimeUse, float]]) -> TimeUse:
             for name, value in of.items():
                 into[name] = into.get(name, 0.0) + value * weight / whole
     return mean
+
+
+def lanes(records: Records, active: Activity) -> dict[str, Any] | None:
+    """The timeline as an object of the page's JSON: a lane for each actor, stages above, processor time below."""
+    if not active.spans:
+        return None
+    spans, shares, stages = binned(active.spans, PLACES), totals(active.spans), _stage_spans(records, active)
+    names = active.lanes()
+    cores = [sum(share.cpu for share in span.actors.values()) for span in spans]
+    mean, of = load(active.spans), f" of {active.cores}" if active.cores else ""
+    awaited = {role for share in shares.values() for role in share.waiting}
+    busy = [role for role in ROLES if any(name.startswith(role) for name in names)]
+    gaps = f" Dashed lines: the run was started again, {len(active.gaps)} times." if active.gaps else ""
+    return {
+        "title": "Timeline (minutes)",
+        "legend": [
+            *((f"{role} busy", role_number(role), "area") for role in busy),
+            *((f"waiting for {role}", role_number(role), "pale") for role in _in_order(awaited)),
+        ],
+        "spans": [(span.start, span.end) for span in spans],
+        "lanes": [_lane(name, shares[name], [span.actors.get(name) or TimeUse() for span in spans]) for name in names],
+        "cores": {
+            "words": f"{mean:.2f}{of} cores on average" if math.isfinite(mean) else "not recorded",
+            "full": active.cores or max([*cores, 1e-9]),
+            "values": cores,
+        },
+        "stages": stages,
+        "gaps": active.gaps,
+        "words": [_words(span, names, stages) for span in spans],
+        "note": LANES_NOTE + gaps,
+        "alt": f"Timeline of {clock(active.seconds)} minutes. "
+        + "; ".join(f"{name} {_use(share, 'waiting for nobody')}" for name, share in shares.items()),
+    }
+
+
+def _lane(name: str, share: TimeUse, uses: Sequence[TimeUse]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "words": f"busy {percent(share.busy)}, waiting {percent(share.waiting_in_all)}",
+        "colour": role_number(name),
+        "busy": [each.busy for each in uses],
+        "waits": [
+            (role_number(role), [each.waiting.get(role, 0.0) for each in uses]) for role in _in_order(share.waiting)
+        ],
+    }
+
+
+def _in_order(roles: Iterable[str]) -> list[str]:
+    return sorted(roles, key=lambda role: (role_number(role), role))
+
+
+def _use(share: TimeUse, nobody: str = "") -> str:
+    waits = [f"waiting for {role} {percent(part)}" for role, part in sorted(share.waiting.items())]
+    return ", ".join([f"busy {percent(share.busy)}", *(waits or filter(None, [nobody]))])
+
+
+def _words(span: Span, names: Sequence[str], stages: Sequence[tuple[str, float, float]]) -> str:
+    middle = (span.start + span.end) / 2
+    within = next((f", stage {name}" for name, start, end in stages if start <= middle < end), "")
+    cores = sum(share.cpu for share in span.actors.values())
+    lines = [f"{name}: {_use(span.actors[name]) if name in span.actors else 'not heard'}" for name in names]
+    return "\n".join([f"{clock(span.start)} to {clock(span.end)}{within}, {cores:.2f} cores", *lines])
+
+
+def _stage_spans(records: Records, active: Activity) -> list[tuple[str, float, float]]:
+    """The stages with their beginning and end in running time."""
+    spans: list[tuple[str, float, float]] = []
+    for end in records.ends:
+        at = active.place(end.wall)
+        if at is not None and 0 <= end.stage < len(records.stages):
+            spans.append((records.stages[end.stage].name, spans[-1][2] if spans else 0.0, at))
+    if spans and not records.finished and records.stage is not None and records.stage < len(records.stages):
+        spans.append((records.stages[records.stage].name, spans[-1][2], active.seconds))
+    return spans

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 from agent_rl.groups.measures import wilson_interval
-from agent_rl.observe.charts.scales import NARROW_SPACE, duration, percent, spread
-from agent_rl.observe.report.activity import Activity, load
-from agent_rl.observe.report.curves import successes
+from agent_rl.observe.report.charts import successes
 from agent_rl.observe.report.records import WAYS, HeldOutResult, Records, Success, figure
+from agent_rl.observe.words import NARROW_SPACE, duration, percent, spread
 
 STEPS_COMPARED = 10
 """Without evaluations, the first and last steps are compared; this many steps each."""
@@ -25,7 +24,7 @@ class Headline:
     finished: bool
 
 
-def headline(records: Records, activity: Activity) -> Headline:
+def headline(records: Records) -> Headline:
     """The run in a few sentences."""
     in_time = f" in {duration(records.seconds)}" if math.isfinite(records.seconds) else ""
     evaluated = records.evaluations
@@ -52,8 +51,8 @@ def headline(records: Records, activity: Activity) -> Headline:
         sentence, details = "Nothing was measured yet.", []
     if records.stopped:
         details.insert(0, f"The run was stopped: {records.stopped}")
-    details += _work(records)
-    details += _load(activity)
+    if skipped := sum(figure(row, "skipped_updates") > 0 for row in records.steps):
+        details.append(f"{skipped} steps held an update that was skipped as not finite.")
     return Headline(sentence, tuple(details), state(records), records.finished)
 
 
@@ -77,19 +76,21 @@ def _evaluated_twice(first: HeldOutResult, last: HeldOutResult, in_time: str) ->
     ways = [way for way in WAYS if way in first.ways and way in last.ways]
     if not ways:
         return _evaluated_once(last, in_time)
-    before, after = first.ways[ways[0]], last.ways[ways[0]]
-    verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
-    change = f"from {percent(before.share)} to {percent(after.share)}"
-    sentence = f"Success on held-out problems {verb} {change} ({ways[0]}){in_time}."
+    change, _ = _change(first.ways[ways[0]], last.ways[ways[0]])
     details = []
     for way in ways:
         before, after = first.ways[way], last.ways[way]
         both = f'{interval(before)} in "{first.name}", {interval(after)} in "{last.name}"'
-        line = f"{way.capitalize()}: {both}{_of(before, after)}."
-        if not (after.low > before.high or after.high < before.low):
-            line += " The intervals overlap: this run does not show a difference."
-        details.append(line + _lost(before, after))
-    return sentence, details
+        doubt = _change(before, after)[1]
+        details.append(f"{way.capitalize()}: {both}{_of(before, after)}.{doubt}{_lost(before, after)}")
+    return f"Success on held-out problems {change} ({ways[0]}){in_time}.", details
+
+
+def _change(before: Success, after: Success) -> tuple[str, str]:
+    """The change in words, and a sentence where the intervals overlap."""
+    verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
+    doubt = " The intervals overlap: this run does not show a difference." if verb == "went" else ""
+    return f"{verb} from {percent(before.share)} to {percent(after.share)}", doubt
 
 
 def _evaluated_once(evaluation: HeldOutResult, in_time: str) -> tuple[str, list[str]]:
@@ -111,50 +112,22 @@ def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
     ends = [successes(records, place) for place in (range(compared), range(count - compared, count))]
     if not all(trials for _, trials in ends):
         return f"{count} RL steps{in_time}; how many rollouts were right is not recorded.", []
-    (right, trials), (right_late, trials_late) = ends
+    first, last = (Success(right / n, *wilson_interval(round(right), n), n) for right, n in ends)
     if count == 1:
-        return f"One RL step{in_time}: {percent(right / trials)} of {trials:,} rollouts were right.", []
-    change = f"from {percent(right / trials)} to {percent(right_late / trials_late)}"
-    low, high = wilson_interval(round(right), trials)
-    late_low, late_high = wilson_interval(round(right_late), trials_late)
-    verb = "rose" if late_low > high else "fell" if late_high < low else "went"
+        return f"One RL step{in_time}: {percent(first.share)} of {first.trials:,} rollouts were right.", []
+    change, doubt = _change(first, last)
     steps = "step" if compared == 1 else f"{compared} steps"
-    first, last = spread(low, high), spread(late_low, late_high)
-    detail = f"First {steps}: 95{NARROW_SPACE}% {first}, n = {trials:,} rollouts; last: {last}, n = {trials_late:,}."
-    if verb == "went":
-        detail += " The intervals overlap: this run does not show a difference."
-    return f"Success on training problems {verb} {change}{in_time}.", [detail]
+    early = f"First {steps}: 95{NARROW_SPACE}% {spread(first.low, first.high)}, n = {first.trials:,} rollouts"
+    late = f"last: {spread(last.low, last.high)}, n = {last.trials:,}."
+    return f"Success on training problems {change}{in_time}.", [f"{early}; {late}{doubt}"]
 
 
 def _of(*successes: Success) -> str:
     """Number of trials, and the meaning of the brackets."""
-    trials = sorted({success.trials for success in successes if success.trials is not None})
-    n = f"n = {' and '.join(f'{count:,}' for count in trials)}, " if trials else ""
-    return f"; {n}95{NARROW_SPACE}% intervals in brackets"
+    trials = sorted({success.trials for success in successes})
+    return f"; n = {' and '.join(f'{count:,}' for count in trials)}, 95{NARROW_SPACE}% intervals in brackets"
 
 
 def _lost(*successes: Success) -> str:
     lost = sum(success.lost for success in successes)
     return f" {lost} rollouts failed for reasons of infrastructure and count as wrong." if lost else ""
-
-
-def _work(records: Records) -> list[str]:
-    if not records.steps:
-        return []
-    rollouts = [figure(row, "rollouts") for row in records.steps]
-    known = sum(int(count) for count in rollouts if math.isfinite(count))
-    skipped = sum(figure(row, "skipped_updates") > 0 for row in records.steps)
-    work = f"{len(records.steps):,} RL steps on {known:,} rollouts"
-    if records.audit is not None:
-        work += f" of {records.audit.opened:,} groups"
-    return [work + (f"; {skipped} steps held an update that was skipped as not finite." if skipped else ".")]
-
-
-def _load(activity: Activity) -> list[str]:
-    cores = load(activity.spans)
-    if not math.isfinite(cores):
-        return ["The machine's load was not recorded."]
-    if activity.cores is None or cores > activity.cores * 1.05:
-        return [f"The actors used {cores:.2f} processor cores on average."]
-    share = percent(cores / activity.cores)
-    return [f"The actors used {cores:.2f} of {activity.cores} processor cores on average ({share})."]

@@ -1,211 +1,245 @@
-"""The page: one HTML string without external resources.
+"""The page of a run: one HTML file without external resources, made of one JSON object and one template.
 
 ::
 
-    read_records, read_samples --> Records, Samples --> page --> templates/report.html
-    (the run directory)            (pure from here on)
+    run directory --> Records, Samples --> run_page (the JSON object) --> html --> templates/page.{html,css,js}, vendor/
 
-Templates show what this module computes. Jinja escapes every value, and `visible` shows hidden characters. A content
-security policy names the hashes of this package's style and script, so that nothing else can act.
+The object has a title, a headline, and sections of blocks. A block is {"text"}, {"heading"}, {"table"}, {"charts"},
+{"lanes"}, {"outcomes"}, {"article"} or {"marked"}; ``page.js`` draws each kind, the charts with uPlot. All words and
+figures are computed here. The script only ever sets texts, never markup. A content security policy names the hashes of
+this package's style and script, so that nothing else can act.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
-from collections.abc import Sequence
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
 
-from jinja2 import Environment
-from markupsafe import Markup
+import numpy as np
 
-from agent_rl.observe.charts.lines import NARROW, SMALL, WIDE, Canvas, Plot, line_chart
-from agent_rl.observe.charts.lines import style as chart_style
-from agent_rl.observe.charts.markup import join
-from agent_rl.observe.charts.pages import content_policy, source, templates
-from agent_rl.observe.charts.scales import clock, percent, spread
-from agent_rl.observe.report.activity import ROLES, Activity, activity, load, role_number, supervised_losses, totals
-from agent_rl.observe.report.curves import (
+from agent_rl.observe.report.activity import Activity, TimeUse, activity, lanes, load, supervised_losses, totals
+from agent_rl.observe.report.charts import (
     PLACES,
-    fate_plot,
+    fate_chart,
     fate_totals,
     learning_curve,
     panels,
     successes,
-    supervised_plot,
+    supervised_chart,
 )
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.lanes import WIDTHS, StageSpan, lane_chart
 from agent_rl.observe.report.records import Records
-from agent_rl.observe.report.samples import OUTCOMES, Samples
-from agent_rl.rollout.parsing import cut_middle
+from agent_rl.observe.report.samples import Block, Transcripts
+from agent_rl.observe.report.stored import Samples
+from agent_rl.observe.words import clock, compact, percent, spread, visible
 
-LONGEST_PIECE = 6000
-TRANSCRIPT_BYTES = 1_200_000
-"""Limit of all transcripts: a page of more than a few megabytes is of no use on a phone."""
-OUTCOME_COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
-"""Colours of outcomes that speak for or against the training."""
-
-
-class Room:
-    """The bytes left for transcripts."""
-
-    def __init__(self) -> None:
-        self._left = TRANSCRIPT_BYTES
-        self.left_out = 0
-
-    def takes(self, transcript: str) -> bool:
-        """Whether there is room for one more. Counts the transcripts that are left out."""
-        self._left -= len(transcript.encode())
-        self.left_out += self._left < 0
-        return self._left >= 0
+FOOTER = (
+    "Made by agent-rl report from the run directory: metrics.jsonl, timeline.jsonl, journal.sqlite, topology.json. "
+    "This file is whole: it loads nothing and sends nothing. To read a chart's figures, point at the chart, or choose "
+    "it and use the arrow keys."
+)
 
 
-class Figure(NamedTuple):
-    """A chart with its texts. ``legend`` is (label, colour, line, sign, area or waiting)."""
-
-    title: str
-    legend: Sequence[tuple[str, int, str]]
-    drawing: Markup
-    words: str
-    """The text below the chart while no place is pointed at."""
-    note: str
-
-
-def page_style() -> str:
-    """The style sheet of the report, which other pages about a run share."""
-    return chart_style() + source(__package__, "report.css")
-
-
-def page(records: Records, samples: Samples) -> str:
-    """The whole report."""
+def run_page(records: Records, samples: Samples, transcripts: Transcripts) -> dict[str, Any]:
+    """The whole report as one object."""
     active = activity(records.timeline)
-    style, script = page_style(), source(__package__, "report.js")
+    said = headline(records)
+    curve = learning_curve(records)
+    sections = [
+        section("learning", "Learning", [{"charts": [curve], "wide": True}, _evaluations(records)]),
+        section("curves", "Curves", [{"charts": _panels(records)}]),
+        section("who", "Who worked, who waited for whom", [{"lanes": lanes(records, active)}, _shares(active)]),
+        section("groups", "Groups by fate", list(_fates(records))),
+        section("trajectories", "Trajectories", list(transcripts.blocks(samples))),
+        section("made", "What it was made with", [_settings(records)]),
+    ]
+    if not curve["lines"] and not curve["marks"]:
+        sections[0]["blocks"] = sections[0]["blocks"][1:]
+    return {
+        "title": f"Run {records.name}",
+        "badge": (said.state, "done" if said.finished else "loss"),
+        "headline": said.sentence,
+        "details": said.details,
+        "tiles": list(_tiles(records, active)),
+        "notes": [*records.notes, *_own_notes(records, transcripts)],
+        "sections": [each for each in sections if each["blocks"]],
+        "footer": FOOTER,
+    }
+
+
+def study_page(
+    title: str,
+    headline: str,
+    sections: Sequence[dict[str, Any]],
+    *,
+    details: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """A page of another kind than a report, as one object."""
+    return {
+        "title": title,
+        "headline": headline,
+        "details": details,
+        "tiles": (),
+        "notes": notes,
+        "sections": [each for each in sections if each["blocks"]],
+        "footer": "This file is whole: it loads nothing and sends nothing.",
+    }
+
+
+def html(page: Mapping[str, Any]) -> str:
+    """The file. Every string of the object is made visible; the JSON cannot end its element, nor begin another."""
+    style = f"{_source('vendor', 'uPlot.min.css')}\n{_source('templates', 'page.css')}"
+    script = f"{_source('vendor', 'uPlot.iife.min.js')}\n{_source('templates', 'page.js')}"
+    data = json.dumps(_shown(page), allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":  # also "<!--", which would begin a comment within a script
+        data = data.replace(sign, f"\\u{ord(sign):04x}")
+    parts = {
+        "policy": content_policy(style, script),
+        "title": escape(visible(f"{page['title']}: {page['headline']}")),
+        "style": style,
+        "script": script,
+        "data": data,
+    }
+    template = _source("templates", "page.html")
+    pieces = [piece.partition("}}") for piece in template.split("{{")]
+    return pieces[0][0] + "".join(parts[name.strip()] + rest for name, _, rest in pieces[1:])
+
+
+def content_policy(style: str, script: str = "") -> str:
+    """A content security policy that names the hashes of the page's style and script, and permits nothing else."""
+    scripts = f"script-src '{_hash(script)}'; require-trusted-types-for 'script'; " if script else ""
     return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            records=records,
-            samples=samples,
-            headline=headline(records, active),
-            notes=[*records.notes, *samples.notes],
-            pooled=-(-len(records.steps) // PLACES),
-            tiles=_tiles(records, active),
-            curve=_curve(records),
-            panels=_panels(records),
-            timeline=_timeline(records, active),
-            shares=[(name, totals(active.spans)[name]) for name in active.lanes()],
-            fates=fate_totals(records.fates),
-            fate_curves=_figure(plot, "area", (WIDE, NARROW)) if (plot := fate_plot(records)) else None,
-            colours_of_roles=range(1, len(ROLES) + 2),
-            room=Room(),
-            style=style,
-            script=script,
-            policy=content_policy(style, script),
-        )
+        f"default-src 'none'; style-src '{_hash(style)}'; {scripts}img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
-@cache
-def _environment() -> Environment:
-    environment = templates(__package__)
-    environment.filters |= {
-        "cut": _cut,
-        "json": lambda value: json.dumps(value, ensure_ascii=False),
-        "milliseconds": lambda seconds: f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s",
-    }
-    environment.globals |= {"colours": OUTCOME_COLOURS, "nan": math.nan, "outcomes": OUTCOMES, "spread": spread}
-    return environment
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _cut(words: str, longest: int = LONGEST_PIECE) -> str:
-    return cut_middle(words, longest)
+def _source(folder: str, name: str) -> str:
+    return files(__package__).joinpath(folder, name).read_text(encoding="utf-8")
 
 
-# The content of the templates
+def _shown(value: Any) -> Any:
+    """As JSON has it: strings made visible, six digits of a number, and None for one that is not finite."""
+    match value:
+        case str():
+            return visible(value)
+        case float() | np.floating():
+            return float(f"{value:.6g}") if math.isfinite(value) else None
+        case Mapping():
+            return {key: _shown(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_shown(each) for each in value]
+    return value
 
 
-def _tiles(records: Records, active: Activity) -> list[tuple[str, str, str]]:
-    tiles = []
+# The content of sections
+
+
+def section(name: str, title: str, blocks: Sequence[Block]) -> dict[str, Any]:
+    """A section. Blocks without content are left out."""
+    return {"id": name, "title": title, "blocks": [block for block in blocks if all(block.values())]}
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[Any]], *, optional: Sequence[int] = (), summary: str = ""
+) -> Block:
+    """A table. A cell is a text, a list of texts, or (text, colour). Narrow screens leave ``optional`` columns out.
+
+    With a ``summary``, the table is closed until a reader opens it. Without rows, it is left out.
+    """
+    return {"table": {"head": head, "rows": rows, "optional": optional, "summary": summary} if rows else None}
+
+
+def _evaluations(records: Records) -> Block:
+    rows = []
+    for evaluation in records.evaluations:
+        for way, success, words in evaluation.rows():
+            of_way = f"_{evaluation.name}_{way}"
+            rows.append([
+                f"{evaluation.name}, {words}",
+                f"{evaluation.steps:,}",
+                percent(success.share),
+                spread(success.low, success.high),
+                f"{success.trials:,}",
+                compact(evaluation.figures.get(f"response_tokens{of_way}", math.nan)),
+                percent(evaluation.figures.get(f"tool_error_share{of_way}", math.nan)),
+            ])  # fmt: skip
+    head = ["evaluation", "after RL steps", "success", "95\u202f% interval", "n", "mean tokens", "tool errors"]
+    return table(head, rows, optional=[1, 5, 6])
+
+
+def _panels(records: Records) -> list[Block]:
+    losses = (
+        supervised_chart(supervised_losses(records.timeline, index), stage.name)
+        for index, stage in enumerate(records.stages)
+        if stage.kind == "sft"
+    )
+    return [*panels(records), *filter(None, losses)]
+
+
+def _shares(active: Activity) -> Block:
+    shares: dict[str, TimeUse] = totals(active.spans)
+    rows = [
+        [
+            name,
+            percent(shares[name].busy),
+            f"{shares[name].cpu:.2f}",
+            [f"{percent(part)} {what}" for what, part in shares[name].reasons()] or "nobody",
+        ]
+        for name in active.lanes()
+    ]
+    return table(["actor", "busy", "cores", "waited for"], rows, optional=[2])
+
+
+def _fates(records: Records) -> Iterator[Block]:
+    fates = fate_totals(records.fates)
+    total = sum(count for *_, count in fates)
+    yield {"charts": list(filter(None, [fate_chart(records)])), "wide": True}
+    rows = [[(words, colour), f"{count:,}", percent(count / total)] for _, words, colour, count in fates]
+    yield table(["fate", "groups", "share"], rows)
+
+
+def _settings(records: Records) -> Block:
+    rows = [[key, json.dumps(value, ensure_ascii=False)] for key, value in records.settings.items()]
+    return table(["key", "value"], rows, summary="What of the topology may not change")
+
+
+def _tiles(records: Records, active: Activity) -> Iterator[tuple[str, str, str]]:
     for last in records.evaluations[-1:]:
         for way, success in last.ways.items():
             interval = f'95\u202f%: {spread(success.low, success.high)}, in "{last.name}"'
-            tiles.append((f"Held-out, {way}", percent(success.share), interval))
+            yield f"Held-out, {way}", percent(success.share), interval
     if math.isfinite(records.seconds):
         unit = "minutes" if records.seconds < 3600 else "hours"
-        tiles.append(("Running time", clock(records.seconds), f"{unit}, over all its starts"))
+        yield "Running time", clock(records.seconds), f"{unit}, over all its starts"
     if records.steps:
-        rollouts = sum(successes(records, range(len(records.steps)))[1:])
-        tiles.append(("RL steps", f"{len(records.steps):,}", f"on {rollouts:,} rollouts"))
+        rollouts = successes(records, range(len(records.steps)))[1]
+        yield "RL steps", f"{len(records.steps):,}", f"on {rollouts:,} rollouts"
     if records.audit is not None and records.audit.opened:
         share = percent(records.audit.trained / records.audit.opened)
-        tiles.append(("Groups trained", f"{records.audit.trained:,}", f"{share} of {records.audit.opened:,} opened"))
+        yield "Groups trained", f"{records.audit.trained:,}", f"{share} of {records.audit.opened:,} opened"
     cores = load(active.spans)
     if math.isfinite(cores):
         of = f"of {active.cores}, on average" if active.cores else "on average"
-        tiles.append(("Processor cores used", f"{cores:.2f}", of))
-    return tiles
+        yield "Processor cores used", f"{cores:.2f}", of
 
 
-def _curve(records: Records) -> Figure | None:
-    plot = learning_curve(records)
-    signs = sorted({(mark.label, mark.colour) for mark in plot.marks}, key=lambda each: each[1])
-    figure = _figure(plot, sizes=(WIDE, NARROW), more=[(label, colour, "sign") for label, colour in signs])
-    return figure if plot.lines or plot.marks else None
-
-
-def _panels(records: Records) -> list[Figure]:
-    """The smaller charts."""
-    plots = panels(records)
-    for index, stage in enumerate(records.stages):
-        losses = supervised_losses(records.timeline, index) if stage.kind == "sft" else ()
-        if (plot := supervised_plot(losses, stage.name)) is not None:
-            plots.append(plot)
-    return [_figure(plot) for plot in plots]
-
-
-def _figure(
-    plot: Plot,
-    kind: str = "line",
-    sizes: Sequence[Canvas] = (SMALL,),
-    more: Sequence[tuple[str, int, str]] = (),
-) -> Figure:
-    title = plot.name + (f" ({plot.unit})" if plot.unit else "")
-    legend = [*((line.label, line.colour, kind) for line in plot.lines), *more]
-    drawings = join(*(line_chart(plot, size) for size in sizes))
-    return Figure(title, legend, drawings, plot.titles[-1] if plot.titles else "", plot.note)
-
-
-def _timeline(records: Records, active: Activity) -> Figure | None:
-    if not active.spans:
-        return None
-    shares = totals(active.spans)
-    awaited = sorted({role for share in shares.values() for role in share.waiting}, key=lambda x: (role_number(x), x))
-    busy = [role for role in ROLES if any(name.startswith(role) for name in shares)]
-    gaps = f" Dashed lines: the run was started again, {len(active.gaps)} times." if active.gaps else ""
-    return Figure(
-        title="Timeline (minutes)",
-        legend=[
-            *((f"{role} busy", role_number(role), "area") for role in busy),
-            *((f"waiting for {role}", role_number(role), "waiting") for role in awaited),
-        ],
-        drawing=join(*(lane_chart(active, _stage_spans(records, active), size) for size in WIDTHS)),
-        words="Point at the timeline to read what happened when.",
-        note="Filled: at work in its role. Striped: idle, in the colour of the role it waits for. The rest is neither. "
-        f"Below, processor time of all actors with their children.{gaps}",
-    )
-
-
-def _stage_spans(records: Records, active: Activity) -> list[StageSpan]:
-    spans = []
-    start = 0.0
-    for end in records.ends:
-        at = active.place(end.wall)
-        if at is None or not 0 <= end.stage < len(records.stages):
-            continue
-        spans.append(StageSpan(records.stages[end.stage].name, start, at))
-        start = at
-    if spans and not records.finished and records.stage is not None and records.stage < len(records.stages):
-        spans.append(StageSpan(records.stages[records.stage].name, start, active.seconds))
-    return spans
+def _own_notes(records: Records, transcripts: Transcripts) -> Iterator[str]:
+    if transcripts.left_out:
+        yield f"{transcripts.left_out} transcripts are left out: the report would grow too large."
+    pooled = -(-len(records.steps) // PLACES)
+    if pooled > 1:
+        yield (
+            f"Each point of the curves stands for {pooled} steps: their mean, and in pale their lowest and highest. "
+            "The learning curve pools their rollouts."
+        )

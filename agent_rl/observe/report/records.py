@@ -1,21 +1,23 @@
-"""Reads a run directory for the report. Faulty content becomes a note and never breaks the report."""
+"""Reads the files of a run for the report, except the journal (see `stored`).
+
+Faulty content becomes a note and never breaks the report.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_rl.files.disk import older
 from agent_rl.files.reading_json import read_json
-from agent_rl.records.audit import Audit, audit_journal
+from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
-from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.opening import JOURNAL
 from agent_rl.records.run_directory import read_end
 from agent_rl.records.timeline import FILE as TIMELINE
 
@@ -32,12 +34,12 @@ class ReportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A share of trials in [0, 1] with its 95 % interval. ``trials`` is None in older runs, which did not write it."""
+    """A share of trials in [0, 1] with its 95 % interval."""
 
     share: float
     low: float
     high: float
-    trials: int | None
+    trials: int
     lost: int = 0
 
 
@@ -66,17 +68,8 @@ class RecipeStage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """Number of training groups of a step with this fate. ``step``: the version, None if no step decided them."""
-
-    step: int | None
-    fate: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class StageEnd:
-    """When a stage ended, on the wall clock (NaN in runs that did not write it), and its figures."""
+    """When a stage ended, on the wall clock, and its figures."""
 
     stage: int
     wall: float
@@ -99,7 +92,8 @@ class Records:
     evaluations: list[HeldOutResult] = field(default_factory=list)
     ends: list[StageEnd] = field(default_factory=list)
     timeline: list[Row] = field(default_factory=list)
-    fates: list[Fate] = field(default_factory=list)
+    fates: list[tuple[int | None, str, int]] = field(default_factory=list)
+    """Numbers of training groups, as (version of the step that decided them or None, fate, number)."""
     kept_rewards: dict[int, float] = field(default_factory=dict)
     audit: Audit | None = None
     notes: list[str] = field(default_factory=list)
@@ -113,7 +107,7 @@ class Records:
 
 
 def read_records(directory: Path) -> Records:
-    """Read a run directory. Raises ReportError when it is not one."""
+    """Read the files of a run directory, but not its journal. Raises ReportError when it is not one."""
     if not directory.is_dir():
         raise ReportError(f"there is no run directory {directory}")
     if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
@@ -124,21 +118,10 @@ def read_records(directory: Path) -> Records:
     _read_metrics(directory, records)
     records.timeline = [
         row
-        for row in (*_older_rows(directory / TIMELINE, records.notes), *_rows(directory / TIMELINE, records.notes))
+        for path in (*filter(Path.exists, [older(directory / TIMELINE)]), directory / TIMELINE)
+        for row in _rows(path, records.notes)
         if isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
     ]
-    if not (directory / JOURNAL).is_file():
-        records.notes.append(f"There is no {JOURNAL}: what became of the groups, and trajectories, cannot be shown.")
-        return records
-    try:
-        journal = read_journal(directory)
-        try:
-            _read_journal(journal, records)
-        finally:
-            journal.close()
-    except JournalError as error:
-        records.journal_fault = str(error)
-        records.notes.append(f"The journal cannot be read: {error}")
     return records
 
 
@@ -148,12 +131,6 @@ def figure(row: Row, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < LARGEST else math.nan
-
-
-def _older_rows(path: Path, notes: list[str]) -> list[Row]:
-    """The rows of the previous file, if the file grew so long that there is one."""
-    before = older(path)
-    return _rows(before, notes) if before.exists() else []
 
 
 def _rows(path: Path, notes: list[str]) -> list[Row]:
@@ -198,7 +175,7 @@ def _read_settings(directory: Path, records: Records) -> None:
 
 def _read_metrics(directory: Path, records: Records) -> None:
     by_version: dict[float, Row] = {}
-    evaluations: list[tuple[int, Row]] = []
+    evaluations: list[Row] = []
     times = []
     for row in _rows(directory / METRICS, records.notes):
         times.append(figure(row, "seconds"))
@@ -206,7 +183,7 @@ def _read_metrics(directory: Path, records: Records) -> None:
             case "step" if math.isfinite(figure(row, "version")):
                 by_version[figure(row, "version")] = row  # the last row counts, in case a crash has repeated one
             case "evaluation":
-                evaluations.append((len(by_version), row))
+                evaluations.append(row)
             case "stage":
                 stage = figure(row, "stage")
                 if math.isfinite(stage):
@@ -214,10 +191,8 @@ def _read_metrics(directory: Path, records: Records) -> None:
     times.append(60.0 * figure(_summary(directory), "minutes"))  # until the filter stopped, after the last row
     records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
     records.steps = [by_version[version] for version in sorted(by_version)]
-    versions = sorted(by_version)
-    for steps_before, row in evaluations:
-        version = figure(row, "version")
-        steps = sum(at <= version for at in versions) if math.isfinite(version) else steps_before
+    for row in evaluations:
+        steps = sum(at <= figure(row, "version") for at in by_version)
         if (result := _evaluation(row, steps)).ways:
             records.evaluations.append(result)
     _note_missing_figures(records)
@@ -247,11 +222,9 @@ def _success(row: Row, of: str) -> Success | None:
     """Success of some answers; None where the row has no share with an interval."""
     share, low, high = (figure(row, f"success_{of}{end}") for end in ("", "_low", "_high"))
     trials, lost = figure(row, f"problems_{of}"), figure(row, f"lost_{of}")
-    if not all(map(math.isfinite, (share, low, high))):
+    if not all(map(math.isfinite, (share, low, high, trials))):
         return None
-    return Success(
-        share, low, high, int(trials) if math.isfinite(trials) else None, int(lost) if math.isfinite(lost) else 0
-    )
+    return Success(share, low, high, int(trials), int(lost) if math.isfinite(lost) else 0)
 
 
 def _numbers(row: Row) -> dict[str, float]:
@@ -267,31 +240,3 @@ def _note_missing_figures(records: Records) -> None:
         named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
         steps = len(records.steps)
         records.notes.append(f"Not finite numbers, of {steps} steps: {named}. The curves leave them out.")
-
-
-def _read_journal(journal: Journal, records: Records) -> None:
-    stage = journal.fact("stage")
-    records.stage = int(stage) if stage is not None and stage.isdigit() else None
-    records.audit = audit_journal(journal)
-    records.fates = [
-        Fate(step, _fate(state, reason, right=right), n) for step, state, reason, right, n in journal.fates()
-    ]
-    records.kept_rewards = journal.kept_rewards()
-    if left := records.audit.left:
-        records.notes.append(f"The trajectories of {left} groups have left the journal, as run.keep_trajectories says.")
-    written = len(records.steps)
-    if records.audit.steps != written:
-        records.notes.append(
-            f"The journal holds {records.audit.steps} trained steps, {METRICS} {written}: the curves show the latter."
-        )
-    if not records.audit.balanced:
-        faults: Sequence[str] = records.audit.faults[:5] or ["groups opened are not groups accounted for"]
-        records.notes.append(f"The journal does not balance: {'; '.join(faults)}. Run agent-rl audit.")
-
-
-def _fate(state: str, reason: str, *, right: bool) -> str:
-    if state == "dropped" and reason == "equal_rewards":
-        return "all_right" if right else "all_wrong"
-    if state == "dropped":
-        return reason or "dropped"
-    return state if state == "trained" else "open"

@@ -1,164 +1,232 @@
-"""Trajectories for people to read, chosen by fixed rules, and split into the model's text and the text it was given.
-
-The rules: held-out problems in the order of asking, a few for each outcome (wrong before and right after, ...), with
-the counts of all outcomes; and the groups of the first and last RL step that the journal kept.
-"""
+"""Sample trajectories for the page's JSON: who wrote what, tool calls and their results, verdict, kept or not."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent_rl.messages import GroupOpened, Problem, ToolCallRecord, Trajectory
-from agent_rl.observe.report.records import WAYS, Records
-from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
-from agent_rl.rollout.parsing import CLOSING, OPENING
+from agent_rl.messages import Problem, ToolCallRecord, Trajectory
+from agent_rl.observe.report.records import Records
+from agent_rl.observe.report.stored import OUTCOMES, SampleGroup, Samples, StoredRollout
+from agent_rl.observe.words import count_of
+from agent_rl.rollout.parsing import CLOSING, OPENING, cut_middle
 
-Decode = Callable[[bytes], Any]
-"""Decodes a message as the journal stores it. Raises ValueError for an invalid one."""
+Block = dict[str, Any]
+"""A part of the page; see `page`."""
 TokensToText = Callable[[Sequence[int]], str]
 
-PAIRS_PER_OUTCOME = 2
-SAMPLES_PER_GROUP = 32
 LONG = 1500
-"""Characters of a transcript."""
+"""Characters of a transcript. A longer one is closed until it is opened."""
+LONGEST_PIECE = 6000
+TRANSCRIPT_CHARACTERS = 1_200_000
+"""Limit of all transcripts: a page of more than a few megabytes is of no use on a phone."""
+COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
+"""Colours of outcomes that speak for or against the training."""
+NOTE = (
+    "Blue: text of the model, and the version of its policy. Grey, indented: results of tools. The frame that the chat "
+    "format puts around tool responses is left out, and long texts are cut where they say so."
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive tokens of one origin: ``model`` or ``tool``. The versions are those of the sampling policies."""
+class Transcripts:
+    """Makes the blocks of trajectories, within a limit of characters in all. Counts what is left out."""
 
-    origin: str
-    text: str
-    oldest: int
-    newest: int
+    def __init__(self, to_text: TokensToText | None) -> None:
+        self._to_text = to_text
+        self._left = TRANSCRIPT_CHARACTERS
+        self.left_out = 0
 
+    def blocks(self, samples: Samples) -> Iterator[Block]:
+        """All of the samples."""
+        if samples.comparison or samples.first or samples.last:
+            yield {"text": NOTE}
+        if compared := samples.comparison:
+            words = OUTCOMES[len(compared.names)]
+            names = '" and "'.join(compared.names)
+            yield {"heading": f'Held-out problems in "{names}"'}
+            yield {"outcomes": [(f"{n:,}", words[of], COLOURS.get(of, "same")) for of, n in compared.counts.items()]}
+            yield {
+                "text": "Below, the first ones of each kind in the order they were asked: "
+                f"{sum(compared.counts.values()):,} problems, {compared.way}."
+            }
+            for problem, outcome, rollouts in compared.pairs:
+                named = [f'In evaluation "{name}"' for name in compared.names]
+                sides = [self.rollout(each, name, opened=True) for name, each in zip(named, rollouts, strict=True)]
+                yield _article(problem, words[outcome], COLOURS.get(outcome, "same"), sides)
+        for when, groups in (("first", samples.first), ("last", samples.last)):
+            if groups:
+                where = f"{groups[0].stage}, step {groups[0].step} of the run"
+                yield {"heading": f"Groups of the {when} RL step ({where})"}
+                yield from (self._group(group) for group in groups)
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One trajectory with its result. ``kept`` is None where nothing was selected (evaluations)."""
+    def _group(self, group: SampleGroup) -> Block:
+        right = sum((each.reward or 0.0) > 0 for each in group.rollouts)
+        said = f"{right} of {len(group.rollouts)} right, {group.fate.replace('_', ' ')}"
+        return _article(group.problem, said, "same", [self.rollout(each) for each in group.rollouts])
 
-    reward: float | None
-    status: str
-    kept: bool | None
-    tokens: int
-    turns: int
-    calls: tuple[ToolCallRecord, ...]
-    pieces: tuple[Piece, ...]
+    def rollout(self, stored: StoredRollout | None, title: str = "", *, opened: bool = False) -> Block:
+        """A rollout with its badges, sizes and turns."""
+        if stored is None:
+            return {"title": title, "note": "No trajectory is stored."}
+        trajectory = stored.trajectory
+        pieces = self._pieces(trajectory)
+        turns = _turns(pieces, trajectory.transcript.calls)
+        written = json.dumps(turns)
+        self._left -= len(written) + 5 * sum(written.count(sign) for sign in "<>&")  # which the page writes as numbers
+        fits = self._left >= 0
+        self.left_out += not fits
+        return {
+            "title": title,
+            "badges": list(_badges(stored)),
+            "sizes": _sizes(trajectory),
+            "open": opened and fits and sum(len(text) for _, text, _ in pieces) <= LONG,
+            "turns": turns if fits else [],
+            "note": _unread(pieces, trajectory.transcript.calls)
+            if fits
+            else "Left out: the report would grow too large.",
+        }
 
-    @property
-    def right(self) -> bool:
-        """Whether it was judged right."""
-        return (self.reward or 0.0) > 0
-
-    @property
-    def short(self) -> bool:
-        """Whether the rollout is short. The transcript of a longer one is closed until it is opened."""
-        return sum(len(piece.text) for piece in self.pieces) <= LONG
-
-    @property
-    def unread(self) -> list[ToolCallRecord]:
-        """Calls of the last turn, whose results the model did not read."""
-        turns = sum(piece.origin == "model" for piece in self.pieces)
-        ended = self.pieces and self.pieces[-1].origin == "model"
-        return [record for record in self.calls if record.turn == turns] if ended else []
-
-    def parts(self) -> Iterator[tuple[Piece, Sequence[Any]]]:
-        """Every piece with its parts: text and `WrittenCall`s of the model, else (response, record of its call)."""
-        turn = 0
-        records: list[ToolCallRecord] = []
-        for piece in self.pieces:
-            if piece.origin == "model":
-                turn += 1
-                records = [record for record in self.calls if record.turn == turn]
-                yield piece, calls_in(piece.text)
-            else:
-                texts = responses(piece.text)
-                yield piece, list(zip_longest(texts, records[: len(texts)]))
-                records = []
-
-
-OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
-    1: {(True,): "right", (False,): "wrong"},
-    2: {
-        (False, True): "wrong before, right after",
-        (True, True): "right both times",
-        (False, False): "wrong both times",
-        (True, False): "right before, wrong after",
-    },
-}
-"""The outcomes of a held-out problem, by whether it was right in each evaluation."""
+    def _pieces(self, trajectory: Trajectory) -> list[tuple[str, str, str]]:
+        if self._to_text is not None:
+            return split(trajectory, self._to_text)
+        return [("model", trajectory.transcript.text, _policies(trajectory.policies[:, 1]))]
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemPair:
-    """A held-out problem with the rollout of each evaluation; None where no trajectory is stored."""
-
-    problem: Problem
-    outcome: tuple[bool, ...]
-    rollouts: tuple[Rollout | None, ...]
+def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) -> Block:
+    texts = {"problem": cut_middle(problem.text, LONGEST_PIECE), "answer": cut_middle(problem.answer, 200)}
+    return {"article": {**texts, "badge": (said, colour), "rollouts": rollouts}}
 
 
-@dataclass(frozen=True, slots=True)
-class BeforeAndAfter:
-    """One or two evaluations of the same held-out problems; ``counts`` by outcome."""
-
-    names: tuple[str, ...]
-    way: str
-    counts: dict[tuple[bool, ...], int]
-    pairs: tuple[ProblemPair, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleGroup:
-    """A training group with its rollouts."""
-
-    stage: str
-    step: int
-    problem: Problem
-    fate: str
-    rollouts: tuple[Rollout, ...]
+def _badges(stored: StoredRollout) -> Iterator[tuple[str, str]]:
+    """Each badge's words and colour."""
+    if stored.reward is None:
+        yield "not judged", "same"
+    else:
+        yield ("\u2713 right", "gain") if stored.reward > 0 else ("\u2717 wrong", "loss")
+    if stored.kept is not None:
+        yield ("kept", "kept") if stored.kept else ("not kept", "same")
+    if stored.trajectory.status != "finished":
+        yield stored.trajectory.status.replace("_", " "), "loss"
 
 
-@dataclass(slots=True)
-class Samples:
-    """The trajectories to show."""
-
-    comparison: BeforeAndAfter | None = None
-    first: list[SampleGroup] = field(default_factory=list)
-    last: list[SampleGroup] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+def _sizes(trajectory: Trajectory) -> str:
+    calls = trajectory.transcript.calls
+    failed = sum(call.outcome != "success" for call in calls)
+    sizes = [count_of(trajectory.turns, "turn"), count_of(len(trajectory.tokens), "token")]
+    sizes += [count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else []
+    return " \u00b7 ".join(sizes)
 
 
-def read_samples(directory: Path, records: Records, decode: Decode) -> Samples:
-    """The samples of a run directory. Unreadable content is noted."""
-    samples = Samples()
-    if not (directory / JOURNAL).is_file():
-        return samples
-    to_text = tokens_to_text(directory, records)
-    if to_text is None:
-        samples.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
+def _turns(pieces: Sequence[tuple[str, str, str]], calls: Sequence[ToolCallRecord]) -> list[Block]:
+    """The pieces with who wrote them; the text of tools with how their calls ended."""
+    turn, turns = 0, []
+    records: list[ToolCallRecord] = []
+    for origin, text, policies in pieces:
+        if origin == "model":
+            turn += 1
+            records = [record for record in calls if record.turn == turn]
+            turns.append({"class": "model", "who": f"model \u00b7 {policies}", "parts": calls_in(text)})
+            continue
+        found = responses(text)
+        for response, record in zip_longest(found, records[: len(found)]):
+            who, failed = "tool", ""
+            if record is not None:
+                who = f"tool \u00b7 {record.outcome.replace('_', ' ')} \u00b7 {_milliseconds(record.run_seconds)}"
+                failed = "" if record.outcome == "success" else " failed"
+            turns.append({"class": f"tool{failed}", "who": who, "parts": [_cut(response)]})
+        records = []
+    return turns
+
+
+def _unread(pieces: Sequence[tuple[str, str, str]], calls: Sequence[ToolCallRecord]) -> str:
+    """About calls of the last turn, whose results the model did not read."""
+    turns = sum(origin == "model" for origin, _, _ in pieces)
+    ended = bool(pieces) and pieces[-1][0] == "model"
+    outcomes = [record.outcome.replace("_", " ") for record in calls if record.turn == turns] if ended else []
+    return (
+        f"Its calls ended ({', '.join(outcomes)}), but the model did not read what they returned." if outcomes else ""
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _policies(versions: Any) -> str:
+    oldest, newest = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
+    return f"policy {newest}" if oldest == newest else f"policies {oldest} to {newest}"
+
+
+def split(trajectory: Trajectory, to_text: TokensToText) -> list[tuple[str, str, str]]:
+    """The response as runs of tokens of one origin: (model or tool, text, versions of the policies in words)."""
+    mask = np.asarray(trajectory.loss_mask) > 0
+    if not len(mask):
+        return []
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
+    return [
+        (
+            "model" if mask[start] else "tool",
+            to_text(trajectory.tokens[start:end].tolist()),
+            _policies(trajectory.policies[start:end, 1]),
+        )
+        for start, end in pairwise(edges)
+    ]
+
+
+_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+
+
+def responses(text: str) -> list[str]:
+    """The tool responses in a text between two turns; the whole text when it is not framed as expected."""
+    return _RESPONSE.findall(text) or [text.strip()]
+
+
+def calls_in(written: str) -> list[str | Block]:
+    """The model's text as text and calls (tool, arguments by name). Incomplete calls stay text, unchanged."""
+    parts: list[str | Block] = []
+    done = 0
+    start = written.find(OPENING)
+    while start >= 0:
+        end = written.find(CLOSING, start)
+        call = _call(written[start + len(OPENING) : end]) if end >= 0 else None
+        if call is None:
+            start = written.find(OPENING, start + 1)
+            continue
+        parts += [written[done:start], call]
+        done = end + len(CLOSING)
+        start = written.find(OPENING, done)
+    parts.append(written[done:])
+    return [_cut(each.strip("\n")) if isinstance(each, str) else each for each in parts if not _blank(each)]
+
+
+def _blank(part: str | Block) -> bool:
+    return isinstance(part, str) and not part.strip()
+
+
+def _cut(words: str) -> str:
+    return cut_middle(words, LONGEST_PIECE)
+
+
+def _call(content: str) -> Block | None:
     try:
-        journal = read_journal(directory)
-        try:
-            samples.comparison = _compare(journal, records, decode, to_text)
-            samples.first, samples.last = _ends(journal, records, decode, to_text)
-        finally:
-            journal.close()
-    except (JournalError, ValueError) as error:
-        if isinstance(error, JournalError):
-            records.journal_fault = records.journal_fault or str(error)
-        samples.notes.append(f"Trajectories cannot be read from the journal: {error}")
-    return samples
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or value.keys() != {"name", "arguments"} or not isinstance(value["name"], str):
+        return None
+    if not isinstance(value["arguments"], dict):
+        return None
+    arguments = [
+        (_cut(name), _cut(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)))
+        for name, part in value["arguments"].items()
+    ]
+    return {"tool": _cut(value["name"]), "arguments": arguments}
 
 
 def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
@@ -178,168 +246,3 @@ def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:
                 continue
             return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
     return None
-
-
-# Before and after
-
-
-def _compare(journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None) -> BeforeAndAfter | None:
-    """The first and the last complete evaluation, greedy if both have it. A single one is shown alone."""
-    done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
-    ends = sorted({done[0], done[-1]}) if done else []
-    for way in reversed(WAYS):
-        sides = [_asked(journal, stage, way, decode) for stage in ends]
-        common = [asked for asked in sides[0] if all(asked in side for side in sides)] if sides else []
-        if not common:
-            continue
-        verdicts = [journal.judged(stage) for stage in ends]
-        counts = dict.fromkeys(OUTCOMES[len(ends)], 0)
-        pairs: list[ProblemPair] = []
-        for asked in common:
-            groups = [side[asked] for side in sides]
-            outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
-            counts[outcome] += 1
-            if counts[outcome] <= PAIRS_PER_OUTCOME:
-                rollouts = tuple(_only_rollout(journal, group.group, decode, to_text) for group in groups)
-                pairs.append(ProblemPair(groups[0].problem, outcome, rollouts))
-        order = list(counts)
-        pairs.sort(key=lambda pair: order.index(pair.outcome))
-        names = tuple(records.stages[stage].name for stage in ends)
-        return BeforeAndAfter(names, way, counts, tuple(pairs))
-    return None
-
-
-def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple[str, int], GroupOpened]:
-    """The evaluation's groups by problem, in the order of asking. A problem may occur several times."""
-    found: dict[tuple[str, int], GroupOpened] = {}
-    times: Counter[str] = Counter()
-    for row in journal.groups(stage=stage, states=("evaluated",)):
-        if row.purpose == f"evaluate_{way}":
-            group: GroupOpened = decode(row.opened)
-            found[group.problem.id, times[group.problem.id]] = group
-            times[group.problem.id] += 1
-    return found
-
-
-def _only_rollout(journal: Journal, group: str, decode: Decode, to_text: TokensToText | None) -> Rollout | None:
-    stored = journal.trajectories(group)
-    if not stored:
-        return None
-    return rollout_of(decode(stored[-1].payload), stored[-1].reward, to_text)
-
-
-# The first and the last RL step
-
-
-def _ends(
-    journal: Journal, records: Records, decode: Decode, to_text: TokensToText | None
-) -> tuple[list[SampleGroup], list[SampleGroup]]:
-    rows = [row for name in journal.samples() if (row := journal.group(name)) is not None and row.step is not None]
-    steps = [row.step for row in rows if row.step is not None]
-    trained = [step.version for step in journal.steps() if step.trained]
-    ends: dict[int, list[SampleGroup]] = {}
-    for row in sorted(rows, key=lambda row: row.step or 0):
-        if row.step in {min(steps), max(steps)}:
-            group = _sample_group(journal, row, trained.index(row.step) + 1, records, decode, to_text)
-            ends.setdefault(row.step, []).extend([group] if group is not None else [])
-    first, *later = ends.values() or [[]]
-    return first, later[-1] if later else []
-
-
-def _sample_group(
-    journal: Journal, row: GroupRow, step: int, records: Records, decode: Decode, to_text: TokensToText | None
-) -> SampleGroup | None:
-    stored = journal.trajectories(row.id)
-    if not stored:
-        return None
-    opened: GroupOpened = decode(row.opened)
-    rollouts = tuple(
-        rollout_of(decode(s.payload), s.reward, to_text, kept=(s.sample, s.attempt) in row.kept if row.kept else None)
-        for s in stored[:SAMPLES_PER_GROUP]
-    )
-    stage = records.stages[row.stage].name if row.stage < len(records.stages) else ""
-    return SampleGroup(stage, step, opened.problem, row.reason or row.state, rollouts)
-
-
-# Trajectories
-
-
-def rollout_of(
-    trajectory: Trajectory, reward: float | None, to_text: TokensToText | None, *, kept: bool | None = None
-) -> Rollout:
-    """A trajectory as text. Without a tokenizer, only the model's text."""
-    versions = trajectory.policies[:, 1]
-    if to_text is None:
-        ends = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
-        pieces: tuple[Piece, ...] = (Piece("model", trajectory.transcript.text, *ends),)
-    else:
-        pieces = split(trajectory, to_text)
-    return Rollout(
-        reward, trajectory.status, kept, len(trajectory.tokens), trajectory.turns, trajectory.transcript.calls, pieces
-    )
-
-
-def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
-    """Split the response by the loss mask into runs of tokens: written by the model, or given to it."""
-    mask = np.asarray(trajectory.loss_mask) > 0
-    if not len(mask):
-        return ()
-    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
-    pieces = []
-    for start, end in pairwise(edges):
-        versions = trajectory.policies[start:end, 1]
-        origin = "model" if mask[start] else "tool"
-        words = to_text(trajectory.tokens[start:end].tolist())
-        pieces.append(Piece(origin, words, int(versions.min()), int(versions.max())))
-    return tuple(pieces)
-
-
-_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
-
-
-def responses(text: str) -> list[str]:
-    """The tool responses in a text between two turns; the whole text when it is not framed as expected."""
-    return _RESPONSE.findall(text) or [text.strip()]
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """A tool call the model wrote, with its arguments by name."""
-
-    tool: str
-    arguments: dict[str, str]
-
-
-def calls_in(written: str) -> list[str | WrittenCall]:
-    """Split the model's text into calls and text. Incomplete calls stay text, unchanged."""
-    parts: list[str | WrittenCall] = []
-    done = 0
-    start = written.find(OPENING)
-    while start >= 0:
-        end = written.find(CLOSING, start)
-        call = _call(written[start + len(OPENING) : end]) if end >= 0 else None
-        if call is None:
-            start = written.find(OPENING, start + 1)
-            continue
-        parts += [written[done:start], call]
-        done = end + len(CLOSING)
-        start = written.find(OPENING, done)
-    parts.append(written[done:])
-    return [part for part in parts if isinstance(part, WrittenCall) or part.strip()]
-
-
-def _call(content: str) -> WrittenCall | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.keys() != {"name", "arguments"} or not isinstance(value["name"], str):
-        return None
-    arguments = value["arguments"]
-    if not isinstance(arguments, dict):
-        return None
-    by_name = {
-        name: part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
-        for name, part in arguments.items()
-    }
-    return WrittenCall(value["name"], by_name)

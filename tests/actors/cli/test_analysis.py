@@ -15,8 +15,8 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import ToolCallRecord
 from agent_rl.records.checkpoint_files import file_checksum
-from tests.agent_rl.observe.test_report_drawing import HOSTILE
-from tests.agent_rl.records.report_runs import RL, Page, SyntheticRun, byte_tokenizer
+from tests.agent_rl.observe.test_report import HOSTILE
+from tests.agent_rl.records.report_runs import RL, SyntheticRun, byte_tokenizer
 
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "# add\\nprint(1)"}}</tool_call>'
 WRITTEN = " ".join(text for text in HOSTILE if text.isprintable())
@@ -72,29 +72,22 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_study_of_a_run_under_way(tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = synthetic(tmp_path, weights)
     found = analyzed(capsys, run.directory, "--rollouts", 2)
-    assert list(found["moments"]) == ["start", "middle", "end"]
     written = json.loads((run.directory / "analysis.json").read_text())
-    assert written["settings"] == {"share": 0.2, "window": 64, "temperature": 1.0, "seed": 0, "rollouts": 2}
+    assert (written["share"], written["window"], written["temperature"], written["seed"]) == (0.2, 64, 1.0, 0)
     tokens = sum(len(piece.encode()) for piece in PIECES[::2])
-    for name, figures in found["moments"].items():
-        assert figures["rollouts"] == 2
-        assert figures["model_version"] == 6
-        assert figures["tokens"] == 2 * tokens == sum(kind["tokens"] for kind in figures["kinds"].values())
-        assert figures["kinds"]["comment"]["tokens"] == 2 * len("# add")
-        assert figures["kinds"]["after_tool"]["tokens"] == 2 * len(PIECES[2])
-        assert figures["high_share"] == pytest.approx(-(-tokens // 5) / tokens)
-        assert figures["gap"] > 1  # the journal's log-probabilities are 0
-        assert {word["word"] for word in written["moments"][name]["words"]["reflection"]}
+    assert (found["rollouts"], found["model_version"], found["steps"]) == (2, 6, [3, 3])
+    assert found["tokens"] == 2 * tokens == sum(kind["tokens"] for kind in found["kinds"].values())
+    assert found["kinds"]["comment"]["tokens"] == 2 * len("# add")
+    assert found["kinds"]["after_tool"]["tokens"] == 2 * len(PIECES[2])
+    assert found["high_share"] == pytest.approx(-(-tokens // 5) / tokens)
+    assert found["gap"] > 1  # the journal's log-probabilities are 0
+    assert {word["word"] for word in written["reflection"]}
     page = (run.directory / "analysis.html").read_text()
-    parsed = Page(page)  # nested well
-    assert "<script" not in page
-    assert "script-src" not in page
-    assert "<img" not in page
-    shown = parsed.texts("pre", "rollout")
-    assert len(shown) == 3 * 2
-    assert all("But wait. <answer>\\boxed{2}</answer>" in text for text in shown)
-    assert parsed.texts("span", "reflection")
-    assert parsed.texts("span", "forking")
+    shown = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    marked = [block["marked"] for section in shown["sections"] for block in section["blocks"] if "marked" in block]
+    assert len(marked) == 2
+    assert all("But wait. <answer>\\boxed{2}</answer>" in "".join(text for text, *_ in each) for each in marked)
+    assert {kind for each in marked for _, kind, _ in each} == {"given", "plain", "forking", "reflection"}
 
 
 def test_the_same_arguments_write_the_same_files(
@@ -106,7 +99,7 @@ def test_the_same_arguments_write_the_same_files(
         analyzed(capsys, run.directory, "--out", tmp_path / place, "--model", weights, "--temperature", 0.5)
         files.append([(tmp_path / place / name).read_bytes() for name in ("analysis.json", "analysis.html")])
     assert files[0] == files[1]
-    assert json.loads(files[0][0])["moments"]["end"]["model_version"] is None
+    assert json.loads(files[0][0])["model_version"] is None
 
 
 def test_what_cannot_be_used_is_one_clear_error(
@@ -117,7 +110,7 @@ def test_what_cannot_be_used_is_one_clear_error(
     run = synthetic(tmp_path, weights)
     assert "name a Hugging Face directory" in refused(capsys, run.directory, "--model", tmp_path)
     shutil.rmtree(run.directory / "checkpoints")
-    assert "no checkpoint is left for the rollouts of start" in refused(capsys, run.directory)
+    assert "no checkpoint is left for the rollouts" in refused(capsys, run.directory)
     other = tmp_path / "other"
     shutil.copytree(weights, other)
     (other / "tokenizer.json").write_text("{")
@@ -141,5 +134,5 @@ def test_a_distant_model_is_noted(tmp_path: Path, weights: Path, capsys: pytest.
     checkpoint(run, weights, 40)
     assert main(["analyze", str(run.directory)]) == 0
     out = capsys.readouterr().out
-    assert "start was sampled by versions 7 to 7, and the nearest model is version 40" in " ".join(out.split())
+    assert "the rollouts were sampled by versions 7 to 7, and the nearest model is version 40" in " ".join(out.split())
     assert "run.keep_checkpoints" in out

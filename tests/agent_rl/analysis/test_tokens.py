@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_rl.analysis.figures import DISTANCES, ENTROPIES, scored, study
+from agent_rl.analysis.study import Scored, study
 from agent_rl.analysis.tokens import AFTER_TOOL, CALL, COMMENT, GIVEN, TEXT, Token, highest, read_tokens, texts
 from agent_rl.learning.tiny import character_tokenizer
 from tests.agent_rl.records.report_runs import byte_tokenizer
@@ -90,6 +90,7 @@ def test_the_highest_share_is_rounded_up_and_earlier_tokens_win() -> None:
     entropy = np.array([1.0, 3.0, 2.0, 3.0, 0.0])
     assert highest(entropy, 0.2).tolist() == [False, True, False, False, False]
     assert highest(entropy, 0.21).tolist() == [False, True, False, True, False]
+    assert highest(np.array([math.nan, 1.0]), 0.2).tolist() == [False, True]
     assert highest(np.zeros(0), 0.2).tolist() == []
     assert highest(np.zeros(3), 0.01).tolist() == [True, False, False]
 
@@ -117,40 +118,28 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
     ]
     entropy = np.array([0.1, 2.0, 0.1, 0.1, 0.0, 0.3, math.nan, 3.0, 0.5, 0.2, 0.4])
     gap = np.where(np.isnan(entropy), np.nan, [0.5, -0.5] * 5 + [0.5])
-    found = study([scored(tokens, entropy, gap, 0.2)])
-    assert (found.rollouts, found.all.tokens, found.all.high) == (1, 10, 2)
-    assert found.all.entropy == pytest.approx(6.7 / 10)
-    assert {name: (mean.tokens, mean.high) for name, mean in found.kinds.items()} == {
-        "text": (6, 1),
-        "after_tool": (2, 1),
-        "call": (1, 0),
-        "comment": (1, 0),
+    found = study([Scored(tokens, entropy, gap, highest(entropy, 0.2))])
+    assert (found["rollouts"], found["tokens"], found["high_share"]) == (1, 10, 0.2)
+    assert found["entropy"] == pytest.approx(6.7 / 10)
+    assert {name: (mean["tokens"], mean["high_share"]) for name, mean in found["kinds"].items()} == {
+        "text": (6, pytest.approx(1 / 6)),
+        "after_tool": (2, 0.5),
+        "call": (1, 0.0),
+        "comment": (1, 0.0),
     }
-    assert found.kinds["after_tool"].entropy == pytest.approx(1.75)
-    assert found.kinds["text"].high_share == pytest.approx(1 / 6)
-    assert [mean.tokens for mean in found.since] == [2, 2] + [0] * (len(DISTANCES) - 2)
-    assert found.since[1].entropy == pytest.approx(0.3)
-    assert [found.histogram[index] for index in (0, 1, 2, 8, 12)] == [5, 2, 1, 1, 1]
-    assert sum(found.histogram) == 10
-    assert found.threshold == 2.0
-    assert found.gap == pytest.approx(0.5)
-    (forking,) = found.forking
-    assert (forking.word, forking.tokens, forking.high, forking.entropy) == ("maybe", 1, 1, 2.0)
-    assert forking.excess == pytest.approx(1 - 0.2)
-    assert [word.word for word in found.reflection] == ["hmm"]
-    assert found.lowest[0].word == "so"
-    assert found.lowest[0].excess == pytest.approx(-0.2 * 6)
-
-
-def test_the_last_groups_have_no_end() -> None:
-    tokens = [Token("a", "a", AFTER_TOOL, 10**6)]
-    found = study([scored(tokens, np.array([99.0]), np.zeros(1), 0.2)])
-    assert found.histogram[len(ENTROPIES) - 1] == 1
-    assert found.since[len(DISTANCES) - 1].tokens == 1
+    assert found["kinds"]["after_tool"]["entropy"] == pytest.approx(1.75)
+    assert [mean["tokens"] for mean in found["since"].values()] == [2, 2] + [0] * 8
+    assert found["since"]["4 to 8"]["entropy"] == pytest.approx(0.3)
+    assert found["threshold"] == 2.0
+    assert found["gap"] == pytest.approx(0.5)
+    (forking,) = found["forking"]
+    assert (forking["word"], forking["tokens"], forking["high_share"], forking["entropy"]) == ("maybe", 1, 1.0, 2.0)
+    assert forking["excess"] == pytest.approx(1 - 0.2)
+    assert [word["word"] for word in found["reflection"]] == ["hmm"]
 
 
 def test_nothing_has_figures_that_are_not_known() -> None:
     found = study([])
-    assert math.isnan(found.all.entropy)
-    assert math.isnan(found.gap)
-    assert found.forking == []
+    assert math.isnan(found["entropy"])
+    assert math.isnan(found["gap"])
+    assert found["forking"] == []

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_rl.data.conversations import conversation, try_conversations
-from agent_rl.data.layouts import NoConversation
+from agent_rl.data.conversations import NoConversation, conversation, try_conversations
 from agent_rl.environments.base import TaskError
 from agent_rl.learning.batching import TOO_MANY, fitting
 from agent_rl.learning.tiny import build_tokenizer

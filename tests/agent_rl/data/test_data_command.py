@@ -106,11 +106,11 @@ def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, c
     notes = [line for line in said if line.startswith("note: ")]
     assert len(notes) == 4
     assert (
-        f"note: 2 rows have no answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
+        f"note: 2 rows without an answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
         in notes
     )
-    assert f"note: 1 row has the id of an earlier row: {data}:3" in notes
-    assert f"note: 1 row has a prompt that leaves no room for a response: {data}:6" in notes
+    assert f"note: 1 row with the id of an earlier row: {data}:3" in notes
+    assert f"note: 1 row with a prompt that leaves no room for a response: {data}:6" in notes
     assert len(out.read_text().splitlines()) == 7
     counts = run(capsys, *arguments[1:], "--drop", "--out", str(tmp_path / "kept.jsonl"))
     assert counts == {"read": 7, "kept": 2, **{f"dropped_{name}": count for name, count in found.items()}}
@@ -120,7 +120,7 @@ def test_no_more_than_a_few_rows_are_named(tmp_path: Path, capsys: Any) -> None:
     data = write_rows(tmp_path / "in.jsonl", [{"problem": f"{i}?"} for i in range(2000)])
     assert main(["data", "convert", data, "--out", str(tmp_path / "out.jsonl")]) == 0
     (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: 2,000 rows have no answer")
+    assert note.startswith("note: 2,000 rows without an answer")
     assert note.endswith(f"{data}:5, ...")
 
 

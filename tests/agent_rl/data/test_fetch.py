@@ -320,7 +320,7 @@ def test_rows_without_an_answer_are_left_out_counted_and_named(hub: Hub, tmp_pat
     said: list[str] = []
     counted = fetch(Request("org/sums", config="socratic"), tmp_path, said.append)
     assert counted == {"read": 3, "kept": 2, "dropped_without_answer": 1}
-    assert any(line.startswith("note: 1 row has no answer") and line.endswith("all.jsonl:2") for line in said)
+    assert any(line.startswith("note: 1 row without an answer") and line.endswith("all.jsonl:2") for line in said)
     assert record(tmp_path / "train.jsonl")["rows"] == 2
 
 

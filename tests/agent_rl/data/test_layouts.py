@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.cli.main import main
-from agent_rl.data.conversations import conversation, tool_turn_without_call, try_conversations
-from agent_rl.data.layouts import LAYOUTS, NoConversation, bracket_calls, call_text
+from agent_rl.data.conversations import (
+    LAYOUTS,
+    NoConversation,
+    bracket_calls,
+    call_text,
+    conversation,
+    tool_turn_without_call,
+    try_conversations,
+)
 from agent_rl.environments.base import TaskError
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 
@@ -192,8 +199,8 @@ def test_tool_turns_without_a_call_are_refused_counted_and_named(tmp_path: Path,
     assert counts["dropped_tool_turn_without_a_call"] == 7
     assert counts["dropped_unknown_layout"] == 1
     first = ", ".join(f"{file}:{line}" for line in (2, 3, 6, 7, 8))
-    assert f"note: left out 7 (tool turn without a call): {first}, ..." in lines
-    assert f"note: left out 1 (unknown layout): {file}:11" in lines
+    assert f"note: 7 rows left out (tool turn without a call): {first}, ..." in lines
+    assert f"note: 1 row left out (unknown layout): {file}:11" in lines
     assert len(out.read_text().splitlines()) == 3
 
 

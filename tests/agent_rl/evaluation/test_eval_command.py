@@ -13,8 +13,7 @@ from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths import Maths
-from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import chosen_problems
+from agent_rl.evaluation.problems import EvaluationError, chosen_problems
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
 from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
@@ -40,7 +39,8 @@ def write_problems(folder: Path, count: int = 3) -> Path:
 
 def asked(model: Path, data: Path) -> Asked:
     entry = {"class": "maths", "settings": {"evaluation_files": [str(data)], "prompt": "plain"}}
-    return Asked(model, [entry], 4, 3, 0.6, 64, 2, 0)
+    stage = {"samples": 4, "problems": 3, "temperature": 0.6, "max_response_tokens": 64, "max_turns": 2}
+    return Asked(model, [entry], stage, 0)
 
 
 def test_the_embedded_topology_is_sound(tmp_path: Path, model: Path) -> None:

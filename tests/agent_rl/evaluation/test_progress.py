@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from actors.cli.evaluation.progress import EvaluationView
+from actors.cli.evaluation import EvaluationView
 from tests.builders import status
 
 

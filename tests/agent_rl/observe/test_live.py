@@ -9,7 +9,6 @@ from rich.console import Console
 
 from agent_rl.figures import RolloutMeans
 from agent_rl.observe.live import Display, LiveView, SteadyConsole, summary_table
-from agent_rl.observe.live_layout import flow
 from agent_rl.observe.logs import open_log
 from tests.builders import status
 
@@ -160,46 +159,20 @@ def lines_at(width):
     return out.getvalue().splitlines()
 
 
-ITEMS = {
-    *(
-        "queue 3",
-        "queue 0",
-        "open groups 0",
-        "trained 0",
-        "rollouts in flight 64",
-        "rejected frames 2",
-        "running 33",
-        "waiting 12",
-        "tokens/s 12,346",
-        "rollouts/s 3.27",
-    ),
-    *("isolation strong", "queue 17", "calls/s 1,234", "children 32", "sessions 12", "evicted 1", "s/step 20.40", "-"),
-}
-PROSE = f"rollout_generator.0 waits for it: 12 tool results {FAULT}".split()
-
-
-def test_at_every_width_the_table_fits_and_nothing_in_it_is_cut():
+def test_at_every_width_the_table_fits_and_nothing_in_it_is_lost():
+    said = f"64 running 33 tokens/s 12,346 isolation strong 20.40 rollout_generator.0 waits for it: {FAULT}".split()
     for width in range(60, 161):
         lines = lines_at(width)
         assert max(map(cell_len, lines)) <= width
-        assert len(lines) <= 32
+        assert len(lines) <= 40
         (place,) = [index for index, line in enumerate(lines) if line.startswith("actor  ")]
         for label, value in busy().figures():
             assert sum(f"{label} {value}" in line for line in lines[:place]) == 1, (width, label, value)
-        column, shown = lines[place].index("figures"), set()
-        for line in lines[place + 1 :]:
-            items = [item for item in line[column:].strip().rstrip(",").split(", ") if item]
-            shown |= set(items)
-            for item in items:
-                whole = all(any(word in known for known in PROSE) for word in item.split())
-                assert item in ITEMS or whole, (width, item)
-        assert {"queue 3", "running 33", "isolation strong", "s/step 20.40"} <= shown
-        assert (ITEMS - {"-"} <= shown) or width < 120
-        text = " ".join(" ".join(lines).split())
+        text = "".join("".join(lines).split())
+        assert all(part.strip(",") in text or len(part) > 30 for part in said), width
         assert all(actor in text for actor in (*ACTORS, "tool_executor.0"))
-        assert "silent for 7 s" in text
         assert "restart" in text
-        assert "6 s" in text  # since the restarted one was heard
+        assert "heard" in text  # a column, or beside the state of the restarted actor
 
 
 @pytest.mark.parametrize(
@@ -224,11 +197,10 @@ def test_a_terminal_too_narrow_for_anything_is_drawn_on_all_the_same(width):
     assert busy().render(601.0, width)
 
 
-def test_parts_are_broken_only_where_one_is_wider_than_its_line():
-    assert flow(["a 1", "bb 22", "c 3"], ", ", 10) == ["a 1,", "bb 22, c 3"]
-    assert flow(["one two three"], " ", 7) == ["one two", "three"]
-    assert flow(["abcdefgh"], " ", 3) == ["abc", "def", "gh"]
-    assert flow([], ", ", 9) == []
+def test_what_an_actor_says_is_neither_markup_nor_control_of_the_terminal():
+    shown = view()
+    shown.observe(status("learner.0", detail="\x1b[2J[red]\u202e"), 101.0)
+    assert "\u241b[2J[red]\u27e8U+202E\u27e9" in drawn(shown, 101.0)
 
 
 def test_actors_of_other_hosts_appear_when_heard():

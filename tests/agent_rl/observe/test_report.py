@@ -5,38 +5,60 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import random
 import re
+from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.cli.main import main
 from actors.roc_filter.stored import decode_stored
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
+from agent_rl.groups import instructions as group_instructions
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import ToolCallRecord
-from agent_rl.observe.report import ReportError, write_report
-from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
+from agent_rl.observe.report import ReportError, read_page, write_report
+from agent_rl.observe.report.activity import activity, binned, load, totals
+from agent_rl.observe.report.charts import FATES
+from agent_rl.observe.report.page import html
+from agent_rl.observe.report.samples import calls_in, responses, split
+from agent_rl.observe.words import clock, compact, duration, percent, spread, visible
 from agent_rl.records.audit import audit
 from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
-from tests.agent_rl.observe.test_report_drawing import HOSTILE
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import (
     AFTER,
     BEFORE,
     RL,
     SFT,
-    Page,
     SyntheticRun,
-    html,
     metrics,
     report,
+    strings,
     trajectory,
 )
 from tests.end_to_end.topologies import write_micro
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "<!--",
+    "]]>",
+    "&lt;b&gt;",
+    "&#60;b>",
+    "a\x00b\x1b[31m",
+    "\u202egnp.exe",
+    "\ud800",
+    "</pre></details></body></html>",
+)
+CSS = files("agent_rl.observe.report").joinpath("templates", "page.css")
 
 
 def whole(folder: Path) -> Path:
@@ -50,7 +72,7 @@ def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     directory = whole(tmp_path)
     page = report(directory)
     journal = SqliteJournal(directory / "journal.sqlite")
-    shown = {row[0]: row[1:] for row in page.rows()}
+    shown = page.rows()
     for name, figures in zip(("before", "after"), journal.evaluations().values(), strict=True):
         for way in ("sampled", "greedy"):
             _, success, interval, trials, *_ = shown[f"{name}, {way}"]
@@ -62,7 +84,7 @@ def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     assert shown["trained"][0] == str(balance.trained) == "3"
     dropped = {words: row[0] for words, row in shown.items() if words.startswith("dropped")}
     assert dropped == {"dropped: every rollout right": "2", "dropped: every rollout wrong": "1"}
-    titles = "\n".join(page.texts("title")).replace("\u202f", " ")
+    titles = "\n".join(page.words())
     for index, step in enumerate(journal.steps()):
         low, high = wilson_interval(round(8 * step.figures.sampled.success), 8)
         share = f"{100 * step.figures.sampled.success:.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f} %, n = 8)"
@@ -78,7 +100,7 @@ def test_the_divergence_from_the_reference_is_a_curve_where_there_is_one(tmp_pat
         run.step([[1.0, 0.0]], kl=kl)
     page = report(run.close())
     assert "Divergence from the reference policy" in page.everything()
-    assert "step 2: of the policy 0.125 nats" in page.texts("title")
+    assert "step 2: of the policy 0.125 nats" in page.words()
     assert "Divergence" not in report(whole(tmp_path / "without")).everything()
 
 
@@ -89,8 +111,12 @@ def test_the_headline_says_what_was_reached_in_how_long_and_how_sure_it_is(tmp_p
     said = page.everything()
     assert 'Sampled: 25.0 % (4.6 to 69.9 %) in "before", 75.0 % (30.1 to 95.4 %) in "after"; n = 4' in said
     assert "The intervals overlap: this run does not show a difference." in said
-    assert "3 RL steps on 24 rollouts of 6 groups." in said
-    assert re.search(r"The actors used 0\.59 of \d+ processor cores on average", said)
+    assert page.page["tiles"][3:5] == [
+        ("RL steps", "3", "on 24 rollouts"), ("Groups trained", "3", "50.0\u202f% of 6 opened"),
+    ]  # fmt: skip
+    name, cores, of = page.page["tiles"][5]
+    assert (name, cores) == ("Processor cores used", "0.59")
+    assert re.fullmatch(r"of \d+, on average", of)
     assert "Finished: all 4 stages." in said
     assert page.notes() == ""
 
@@ -108,35 +134,42 @@ def test_a_difference_beyond_the_intervals_is_called_one(tmp_path: Path) -> None
 
 def test_who_worked_and_who_waited_for_whom(tmp_path: Path) -> None:
     page = report(whole(tmp_path))
-    rows = {row[0]: row[1:] for row in page.rows()}
-    assert rows["learner.0"] == ["75.0 %", "0.38", "25.0 % roc_filter: step"]
+    rows = page.rows()
+    assert rows["learner.0"] == ["75.0 %", "0.38", ["25.0\u202f% roc_filter: step"]]
     assert rows["roc_filter.0"] == ["50.0 %", "0.25", "nobody"]
-    titles = [title.replace("\u202f", " ") for title in page.texts("title")]
-    assert any("learner.0: busy 75.0 %, waiting for roc_filter 25.0 %" in title for title in titles)
+    assert any("learner.0: busy 75.0 %, waiting for roc_filter 25.0 %" in words for words in page.words())
+    (timeline,) = page.of("lanes")
+    learner, roc_filter = timeline["lanes"]
+    assert learner["busy"] == [0.75] * 8
+    assert learner["waits"] == [(4, [0.25] * 8)]  # roc_filter's colour
+    assert roc_filter["busy"] == [0.0, *[0.5] * 7]  # not heard in the first second
 
 
 def test_before_and_after_are_shown_on_the_same_problems_with_the_numbers_of_all(tmp_path: Path) -> None:
     page = report(whole(tmp_path))
-    (outcomes,) = page.texts("ul", "outcomes")
-    assert outcomes == "2 wrong before, right after1 right both times1 wrong both times0 right before, wrong after"
-    articles = page.texts("article")
-    first = next(article for article in articles if article.startswith("What is 0?"))
-    assert "wrong before, right after" in first
-    assert first.index('In evaluation "before"') < first.index("\u2717 wrong") < first.index('In evaluation "after"')
-    assert first.index('In evaluation "after"') < first.index("\u2713 right")
-    assert sum(article.startswith("What is") for article in articles) == 4 + 2 + 2
+    ((first, *others),) = page.of("outcomes")
+    assert first == ("2", "wrong before, right after", "gain")
+    assert [(count, words) for count, words, _ in others] == [
+        ("1", "right both times"), ("1", "wrong both times"), ("0", "right before, wrong after"),
+    ]  # fmt: skip
+    articles = page.of("article")
+    assert articles[0]["problem"] == "What is 0?"
+    assert articles[0]["badge"][0] == "wrong before, right after"
+    sides = [(each["title"], each["badges"][0][0]) for each in articles[0]["rollouts"]]
+    assert sides == [('In evaluation "before"', "\u2717 wrong"), ('In evaluation "after"', "\u2713 right")]
+    assert len(articles) == 4 + 2 + 2
 
 
 def test_the_groups_of_the_first_and_last_step_say_what_was_kept(tmp_path: Path) -> None:
     page = report(whole(tmp_path))
-    assert [heading for heading in page.texts("h3") if heading.startswith("Groups of the")] == [
+    assert page.of("heading")[1:] == [
         "Groups of the first RL step (rl, step 1 of the run)",
         "Groups of the last RL step (rl, step 3 of the run)",
     ]
-    articles = page.texts("article")[4:]
-    assert ["1 of 4 right, trained" in articles[0], "0 of 4 right, equal rewards" in articles[1]] == [True, True]
-    assert articles[0].count("kept") == 4
-    assert "kept" not in articles[1]
+    trained, dropped = page.of("article")[4:6]
+    assert [trained["badge"][0], dropped["badge"][0]] == ["1 of 4 right, trained", "0 of 4 right, equal rewards"]
+    assert [("kept", "kept") in each["badges"] for each in trained["rollouts"]] == [True] * 4
+    assert "kept" not in list(strings(dropped))
 
 
 def test_samples_outlive_compaction(tmp_path: Path) -> None:
@@ -144,7 +177,7 @@ def test_samples_outlive_compaction(tmp_path: Path) -> None:
     run.journal.keep_from(run.version)
     forget(run.journal)
     page = report(run.close())
-    headings = page.texts("h3")
+    headings = page.of("heading")
     assert "The trajectories of 2 groups have left the journal" in page.notes()
     assert "Groups of the first RL step (rl, step 1 of the run)" in headings
     assert "Groups of the last RL step (rl, step 3 of the run)" in headings
@@ -159,9 +192,9 @@ def test_held_out_success_of_each_environment_is_in_the_table(tmp_path: Path) ->
     figures = EvaluationFigures(name="late", sampled=of["maths"], environments=of)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "evaluation", "stage": "late", "version": 9, **figures.row()}) + "\n")
-    rows = report(directory).texts("tr")
-    for name, shown in (("maths", "50.0\u202f%25.0 to 100.0\u202f%6"), ("orders", "25.0\u202f%12.5 to 100.0\u202f%2")):
-        assert any(row.startswith(f"late, sampled, {name}") and shown in row for row in rows), rows
+    rows = report(directory).rows()
+    assert rows["late, sampled, maths"][1:4] == ["50.0 %", "25.0 to 100.0 %", "6"]
+    assert rows["late, sampled, orders"][1:4] == ["25.0 %", "12.5 to 100.0 %", "2"]
 
 
 def test_one_evaluation_alone_is_shown_by_itself(tmp_path: Path) -> None:
@@ -171,8 +204,8 @@ def test_one_evaluation_alone_is_shown_by_itself(tmp_path: Path) -> None:
     page = report(run.close())
     assert page.headline() == "Success on held-out problems is 25.0 % (sampled) in 1 s."
     assert "nothing to compare it with" in page.everything()
-    assert page.texts("ul", "outcomes") == ["1 right3 wrong"]
-    assert len(page.texts("article")) == 3
+    assert page.of("outcomes") == [[("1", "right", "gain"), ("3", "wrong", "loss")]]
+    assert len(page.of("article")) == 3
 
 
 # What a model wrote ---------------------------------------------------------------------------------------------------
@@ -186,13 +219,14 @@ def test_what_a_model_wrote_and_what_tools_returned_are_told_apart(tmp_path: Pat
     run = SyntheticRun(tmp_path)
     run.enter(BEFORE)
     run.evaluate(BEFORE, [1.0], [f"Let me see. {called}", told, "<answer>2</answer>"])
-    page = report(run.close())
-    first, last = page.texts("section", "model")
-    assert first == "model \u00b7 policy 7Let me see. calls pythoncodeprint(1)\nprint(2)n3<|end|>"
-    assert last == "model \u00b7 policy 7<answer>2</answer>"
-    assert page.texts("section", "tool") == ["tool1\n2", "tooloh"]
+    (article,) = report(run.close()).of("article")[:1]
+    call, *told_by, last = article["rollouts"][0]["turns"]
+    arguments = [("code", "print(1)\nprint(2)"), ("n", "3")]
+    assert call["parts"] == ["Let me see. ", {"tool": "python", "arguments": arguments}, "<|end|>"]
+    assert [call["who"], last["who"], last["parts"]] == ["model \u00b7 policy 7"] * 2 + [["<answer>2</answer>"]]
+    assert [(each["class"], each["parts"]) for each in told_by] == [("tool", ["1\n2"]), ("tool", ["oh"])]
     pieces = split(made, lambda tokens: f"{len(tokens)}")
-    assert [piece.origin for piece in pieces] == ["model", "tool", "model"]
+    assert [origin for origin, _, _ in pieces] == ["model", "tool", "model"]
 
 
 def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
@@ -204,7 +238,7 @@ def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
         "a",
     ):
         assert calls_in(words) == [words]
-    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", WrittenCall("f", {}), "b"]
+    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", {"tool": "f", "arguments": []}, "b"]
     assert calls_in("") == []
 
 
@@ -229,25 +263,43 @@ def test_nothing_a_model_or_a_file_says_becomes_part_of_the_page(tmp_path: Path,
         file.write("\n" + json.dumps({"kind": "evaluation", "stage": said, f"success_{said}_greedy": 1.0}) + "\n")
     actors = {said: {"busy": 0.5, "cpu": 0.1, "waiting_for": f"{said}: {said}", "waited": 0.5}}
     (directory / "timeline.jsonl").write_text(json.dumps({"wall": 1.0, "seconds": 1.0, "actors": actors}) + "\n")
-    honest, hostile = report(whole(tmp_path / "honest")), report(directory)
-    assert {name for name, _, _ in hostile.elements} <= {name for name, _, _ in honest.elements}
-    assert len(hostile.texts("script")) == 1
-    for _, attributes, _ in hostile.elements:
-        assert not any(name.startswith("on") or name in {"src", "style"} for name in attributes)
-        assert not (attributes.get("href") or "#").replace("data:,", "#").strip("#").startswith(("http", "javascript"))
+    made = html(read_page(directory, decode_stored)[1])
+    parts = Parts(made)
+    assert parts.elements == Parts(html(read_page(whole(tmp_path / "honest"), decode_stored)[1])).elements
+    assert visible(said) in list(strings(json.loads(parts.texts["script"][0])))
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", made)
+
+
+class Parts(HTMLParser):
+    """The elements of a page, and the texts within them, as a browser parses them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, list[str]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.policy = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, sorted(name for name, _ in attrs)))
+        self._open = tag
+        if dict(attrs).get("http-equiv") == "Content-Security-Policy":
+            self.policy = dict(attrs)["content"] or ""
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.setdefault(self._open, []).append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
 
 
 def test_only_the_style_and_script_of_the_report_itself_may_act(tmp_path: Path) -> None:
-    page = report(whole(tmp_path))
-    (policy,) = [
-        attributes["content"] or ""
-        for name, attributes, _ in page.elements
-        if name == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
-    ]
-    allowed = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    parts = Parts(html(read_page(whole(tmp_path), decode_stored)[1]))
+    allowed = dict(part.strip().split(" ", 1) for part in parts.policy.split(";"))
     assert allowed["default-src"] == "'none'"
-    for element in ("style", "script"):
-        (source,) = page.texts(element)
+    for element, source in (("style", parts.texts["style"][0]), ("script", parts.texts["script"][1])):
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         assert allowed[f"{element}-src"] == f"'sha256-{digest}'"
 
@@ -258,12 +310,11 @@ def test_long_texts_are_closed_and_cut_and_the_page_stays_small(tmp_path: Path) 
     long = "<" * 10_000
     run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
     run.step([[0, 1] * 8, [1, 0] * 8, [0, 0]], [long, long, long])
-    made = html(run.close())
-    assert len(made.encode()) < 3_000_000
-    page = Page(made)
+    page = report(run.close())
+    assert len(html(page.page)) < 3_000_000
     assert "more characters cut" in page.everything()
     assert "transcripts are left out: the report would grow too large" in page.notes()
-    assert not any("open" in attributes for name, attributes, _ in page.elements if name == "details")
+    assert not any(rollout["open"] for article in page.of("article") for rollout in article["rollouts"])
 
 
 # Runs that are not as one would wish ----------------------------------------------------------------------------------
@@ -291,10 +342,7 @@ def test_a_run_of_supervised_training_alone(tmp_path: Path) -> None:
     page = report(run.close())
     assert page.headline() == "Supervised training in 0 s, to a loss of 0.25 on its last batch."
     assert "this says nothing about success" in page.everything()
-    assert [heading for heading in page.texts("h3") if "Supervised loss" in heading] == [
-        "Supervised loss, stage sft (nats)"
-    ]
-    assert "step 8: 2" in page.texts("title")
+    assert "step 8: 2" in page.charts()["Supervised loss, stage sft (nats)"]["words"]
 
 
 def test_a_run_that_has_done_nothing_yet(tmp_path: Path) -> None:
@@ -335,17 +383,17 @@ def test_thousands_of_steps_are_pooled_and_the_page_stays_small(tmp_path: Path) 
     (row,) = [row for row in metrics(directory) if row["kind"] == "step"]
     rows = [{**row, "version": n + 1, "rollouts": 10.0, "success": rng.random(), "entropy": n} for n in range(5000)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    made = html(directory)
-    assert len(made.encode()) < 1_500_000
-    page = Page(made)
+    page = report(directory)
+    assert len(html(page.page)) < 1_500_000
     assert "Each point of the curves stands for 32 steps" in page.notes()
     assert "The journal holds 1 trained steps, metrics.jsonl 5000" in page.notes()
     pooled = sum(each["success"] * 10 for each in rows[:32])
     low, high = wilson_interval(round(pooled), 320)
     share = f"{pooled / 3.2:.1f} % (95 %: {100 * low:.1f} to {100 * high:.1f} %, n = 320)"
-    titles = [title.replace("\u202f", " ") for title in page.texts("title")]
-    assert f"steps 1 to 32: {share}" in titles
-    assert "steps 1 to 32: of the policy 15.5 nats" in titles
+    assert f"steps 1 to 32: {share}" in page.words()
+    assert "steps 1 to 32: of the policy 15.5 nats" in page.words()
+    (entropy,) = page.charts()["Entropy (nats)"]["lines"]
+    assert [entropy[part][0] for part in ("low", "values", "high")] == [0.0, 15.5, 31.0]
 
 
 def test_figures_that_are_no_numbers_leave_gaps_and_are_named(tmp_path: Path) -> None:
@@ -356,7 +404,7 @@ def test_figures_that_are_no_numbers_leave_gaps_and_are_named(tmp_path: Path) ->
     run.step([[0, 1, 1, 1]], gradient_norm=1e300)
     page = report(run.close())
     assert "Not finite numbers, of 3 steps: gradient_norm in 2, policy_gap in 1. The curves leave" in page.notes()
-    assert "step 2: before clipping \u2013" in page.texts("title")
+    assert "step 2: before clipping \u2013" in page.words()
 
 
 def test_half_written_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -376,7 +424,7 @@ def test_a_step_written_twice_counts_once(tmp_path: Path) -> None:
     text = (directory / "metrics.jsonl").read_text()
     last = [line for line in text.splitlines() if '"kind": "step"' in line][-1]
     (directory / "metrics.jsonl").write_text(text + last + "\n")
-    assert "3 RL steps on 24 rollouts" in report(directory).everything()
+    assert ("RL steps", "3", "on 24 rollouts") in report(directory).page["tiles"]
 
 
 def test_a_run_without_its_journal_shows_what_is_left(tmp_path: Path) -> None:
@@ -395,7 +443,6 @@ def test_a_broken_journal_is_said_to_be(tmp_path: Path) -> None:
     (directory / "journal.sqlite").write_bytes(b"no database at all " * 100)
     page = report(directory)
     assert "The journal cannot be read" in page.notes()
-    assert "Trajectories cannot be read from the journal" in page.notes()
 
 
 def test_a_journal_that_does_not_balance_is_said_to(tmp_path: Path) -> None:
@@ -414,7 +461,8 @@ def test_without_a_tokenizer_the_models_own_text_is_shown(tmp_path: Path) -> Non
     (directory / "model" / "tokenizer.json").write_text("{}")
     page = report(directory)
     assert "The run's tokenizer was not found" in page.notes()
-    assert page.texts("section", "model") == ["model \u00b7 policy 7I say\nso"]
+    (turn,) = page.of("article")[0]["rollouts"][0]["turns"]
+    assert (turn["who"], turn["parts"]) == ("model \u00b7 policy 7", ["I say\nso"])
 
 
 def test_stages_of_an_rl_run_are_marked(tmp_path: Path) -> None:
@@ -426,7 +474,7 @@ def test_stages_of_an_rl_run_are_marked(tmp_path: Path) -> None:
     rows = metrics(directory)
     rows[-1]["stage"] = "longer"
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "longer" in report(directory).texts("text", "quiet")
+    assert report(directory).charts()["Success"]["boundaries"] == [(0.5, "rl"), (1.5, "longer")]
 
 
 def test_the_timeline_names_stages_and_starts(tmp_path: Path) -> None:
@@ -439,8 +487,10 @@ def test_the_timeline_names_stages_and_starts(tmp_path: Path) -> None:
     later = [row | {"wall": row["wall"] + 1000.0} for row in rows]
     (directory / "timeline.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + later))
     page = report(directory)
-    assert "stage sft: 0:00 to 0:02" in page.texts("title")
-    assert "Dashed lines: the run was started again, 1 times." in page.everything()
+    (timeline,) = page.of("lanes")
+    assert timeline["stages"][0] == ("sft", 0.0, 2.0)
+    assert "1:01 to" not in timeline["words"][-1]  # the time between the starts is left out
+    assert "Dashed lines: the run was started again, 1 times." in timeline["note"]
 
 
 # The file and the command ---------------------------------------------------------------------------------------------
@@ -511,8 +561,141 @@ def test_a_report_that_fails_does_not_fail_the_run_and_is_said_to(
     def broken(*_: object) -> str:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("agent_rl.observe.report.page", broken)
+    monkeypatch.setattr("agent_rl.observe.report.html", broken)
     assert main(["run", str(topology_of_a_run)]) == 0
     captured = capsys.readouterr()
     assert "no report was written (ZeroDivisionError: a mistake of ours); agent-rl report" in captured.err
     assert json.loads(captured.out.splitlines()[-1])["steps"] == 3
+
+
+# Words, colours and time ----------------------------------------------------------------------------------------------
+
+
+@given(st.one_of(st.text(), st.sampled_from(HOSTILE)))
+def test_shown_text_holds_nothing_that_reorders_or_controls(words: str) -> None:
+    shown = visible(words)
+    shown.encode()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+    assert visible(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (percent(0.1234), "12.3\u202f%"),
+        (percent(0.0041), "0.41\u202f%"),
+        (percent(0.0), "0.0\u202f%"),
+        (percent(math.nan), "\u2013"),
+        (spread(0.1, 0.2), "10.0 to 20.0\u202f%"),
+        (compact(1234.5), "1,234"),
+        (compact(0.01234), "0.0123"),
+        (compact(2_500_000), "2.5\u202fM"),
+        (compact(1.8e-6), "1.8e-06"),
+        (compact(math.inf), "\u2013"),
+        (duration(42), "42\u202fs"),
+        (duration(385), "6.4 minutes"),
+        (duration(7200), "2.0 hours"),
+        (duration(86400 * 3), "3.0 days"),
+        (clock(65), "1:05"),
+        (clock(3661), "1:01:01"),
+    ],
+)
+def test_figures_in_words(said: str, words: str) -> None:
+    assert said == words
+
+
+def test_text_can_be_read_and_curves_be_told_from_the_page_in_both_colour_schemes() -> None:
+    schemes = re.findall(r":root \{(.*?)\}", CSS.read_text(), flags=re.DOTALL)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", scheme)) for scheme in schemes[:2])
+    assert light.keys() == dark.keys()
+    for colours in (light, dark):
+        grounds = ("page", "card", "warn-ground", "chip", "model-ground", "tool-ground")
+        pairs = [(ink, ground, 4.5) for ink in ("ink", "quiet") for ground in grounds]
+        pairs += [("good", "good-ground", 4.5), ("bad", "bad-ground", 4.5), ("accent", "page", 4.5)]
+        pairs += [("accent", "model-ground", 4.5), ("bad", "tool-ground", 4.5)]
+        pairs += [(f"c{index}", "card", 3.0) for index in range(1, 8)]
+        for ink, ground, least in pairs:
+            assert contrast(colours[ink], colours[ground]) >= least, (ink, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+    bright, dim = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_every_reason_to_drop_a_group_has_words_of_its_own() -> None:
+    reasons = {getattr(group_instructions, name) for name in dir(group_instructions) if name.isupper()}
+    reasons = {reason for reason in reasons if isinstance(reason, str)}
+    assert len(reasons) >= 4
+    assert reasons - FATES.keys() == {group_instructions.EQUAL_REWARDS}  # it is told apart: all right, or all wrong
+
+
+def row(
+    wall: float, busy: float = 0.5, waiting_for: str = "", waited: float = 0.0, **more: object
+) -> dict[str, object]:
+    said = {"busy": busy, "cpu": busy, "waiting_for": waiting_for, "waited": waited}
+    return {"wall": wall, "seconds": 1.0, "actors": {"learner.0": said}, **more}
+
+
+def test_the_time_between_two_starts_of_a_run_is_left_out() -> None:
+    active = activity([row(11.0), row(12.0), row(500.0), row(501.0, cores=2)])
+    assert active.seconds == 4.0
+    assert active.gaps == (2.0,)
+    assert active.cores == 2
+    assert active.place(11.5) == 1.5
+    assert active.place(499.5) == 2.5
+    assert active.place(300.0) == 2.0  # between the starts
+    assert active.place(9999.0) == 4.0
+    assert active.place(math.nan) is None
+
+
+def test_shares_of_an_actors_time_by_whom_it_waited_for() -> None:
+    active = activity(
+        [row(1.0, 0.75, "roc_filter: step 12, 3 of its groups", 1.0), row(2.0, 0.25, "learner: a policy", 0.5)]
+    )
+    share = totals(active.spans)["learner.0"]
+    assert share.busy == 0.5
+    assert share.waiting == {"roc_filter": 0.125, "learner": 0.25}  # never more than what is left of busy
+    assert share.words == {"roc_filter: step of its groups": 0.125, "learner: a policy": 0.25}
+    assert load(active.spans) == 0.5
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.0, 1.0)), min_size=1, max_size=60), st.integers(1, 20))
+def test_fewer_spans_hold_the_same_busy_time(rows: list[tuple[float, float]], count: int) -> None:
+    wall, timeline = 0.0, []
+    for seconds, busy in rows:
+        wall += seconds
+        timeline.append(row(wall, busy) | {"seconds": seconds})
+    active = activity(timeline)
+    few = binned(active.spans, count)
+    assert len(few) <= max(count, 1)
+    assert few[-1].end == pytest.approx(active.seconds)
+
+    def busy_seconds(spans: object) -> float:
+        return sum((span.end - span.start) * span.actors["learner.0"].busy for span in spans)  # type: ignore[attr-defined]
+
+    assert busy_seconds(few) == pytest.approx(busy_seconds(active.spans))
+
+
+def test_many_replicas_are_one_lane_a_role() -> None:
+    actors = {f"rollout_generator.{index}": {"busy": index % 2, "cpu": 1.0} for index in range(20)}
+    active = activity([{"wall": 1.0, "seconds": 1.0, "actors": actors}])
+    share = totals(active.spans)["rollout_generator"]
+    assert active.lanes() == ["rollout_generator"]
+    assert share.busy == pytest.approx(0.5)
+    assert share.cpu == 20.0
+
+
+def test_rows_that_make_no_sense_are_no_figures() -> None:
+    strange = {"learner.0": {"busy": "much", "cpu": None, "waited": math.nan}, "roc_filter.0": 3}
+    active = activity([{"wall": 1.0, "seconds": 1.0, "actors": strange}])
+    assert active.lanes() == ["learner.0"]
+    assert totals(active.spans)["learner.0"].busy == 0.0
+    assert math.isnan(load([]))

@@ -16,8 +16,9 @@ import pytest
 
 from actors.roc_filter.stored import decode_stored
 from agent_rl.observe.report import write_report
-from tests.agent_rl.observe.test_report_drawing import HOSTILE
-from tests.agent_rl.records.report_runs import BEFORE, RL, SyntheticRun
+from agent_rl.observe.words import visible
+from tests.agent_rl.observe.test_report import HOSTILE
+from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, SyntheticRun
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 60.0
@@ -37,7 +38,7 @@ class Browser:
         assert CHROMIUM is not None
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
         options += "--disable-component-update --disable-sync --remote-debugging-pipe"
         # Chromium reads from descriptor 3 and writes to 4.
         command = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
@@ -79,7 +80,7 @@ class Browser:
             self.events.append(answer)
 
     def evaluate(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -123,12 +124,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["".join(each).encode(errors="replace").decode() for each in HOSTILE]
     call = f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': 'x' * 500}})}</tool_call>"
     pieces = [call + " ".join(words), f"<tool_response>{'y' * 500}{''.join(words)}</tool_response>", "z" * 500]
-    run = SyntheticRun(tmp_path_factory.mktemp("run")).whole().timeline(300)
-    run.enter(BEFORE)
+    run = SyntheticRun(tmp_path_factory.mktemp("run")).timeline(300)
+    run.enter(SFT)
+    run.version = 1
+    run.enter(BEFORE, loss=0.25)
     run.evaluate(BEFORE, [0, 1, 0, 1, 1], pieces)
     run.enter(RL)
     for _ in range(200):
         run.step([[0, 1, 0, 1], [1, 1, 1, 1]], pieces)
+    run.enter(AFTER)
+    run.evaluate(AFTER, [1, 1, 0, 1, 1], pieces)
     directory = run.close()
     settings = json.loads((directory / "topology.json").read_text())
     (directory / "topology.json").write_text(json.dumps({**settings, "a" * 300: "b" * 300}))
@@ -138,9 +143,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOO_WIDE = """
 [...document.querySelectorAll("body *")].filter((element) => {
   const box = element.getBoundingClientRect();
-  return box.width > 0 && !element.closest("svg") && !element.matches(".skip")
+  return box.width > 0 && !element.closest(".uplot") && !element.matches(".skip")
     && (box.right > document.documentElement.clientWidth + 1 || box.left < -1);
 }).map((element) => element.outerHTML.slice(0, 120))
+"""
+
+
+DRAWN = """
+[...document.querySelectorAll("canvas")].filter((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return canvas.clientWidth > 200 && pixels.some((value) => value > 0);
+}).length
 """
 
 
@@ -153,11 +166,8 @@ def test_nothing_is_wider_than_the_screen_and_nothing_is_complained_of(
     browser.evaluate('document.querySelectorAll("details").forEach((each) => { each.open = true; })')
     assert browser.evaluate(TOO_WIDE) == []
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    shown = browser.evaluate(
-        '[...document.querySelectorAll("svg.drawing")].filter((each) => each.clientWidth > 0).length'
-    )
-    assert shown >= 8
-    assert browser.complaints() == []
+    assert browser.evaluate(DRAWN) >= 10
+    assert json.dumps(browser.complaints()) == "[]"
     ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(",")))
     assert (brightness > 384) == (scheme == "light")
@@ -166,36 +176,50 @@ def test_nothing_is_wider_than_the_screen_and_nothing_is_complained_of(
 def test_a_chart_says_its_figures_where_it_is_pointed_at_and_by_arrow_keys(browser: Browser, page: Path) -> None:
     browser.show(page, 1280)
     first = "document.querySelector('#learning figure')"
+    said = f"{first}.querySelector('output').textContent"
     browser.evaluate(f"{first}.scrollIntoView()")
-    place = browser.evaluate(
-        f"(() => {{ const box = {first}.querySelector('.hits rect:nth-child(5)').getBoundingClientRect();"
-        "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
-    )
-    before = browser.evaluate(f"{first}.querySelector('output').textContent")
-    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
-    said = browser.evaluate(f"{first}.querySelector('output').textContent")
-    assert said.startswith("steps 9 to ")
-    assert said != before
-    browser.evaluate(f"{first}.querySelector('svg.drawing').focus()")
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
-    assert browser.evaluate(f"{first}.querySelector('output').textContent") not in {said, before}
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="End")
-    assert browser.evaluate(f"{first}.querySelector('output').textContent") == before
-    sign = browser.evaluate(
-        f"(() => {{ const box = {first}.querySelector('svg.wide .sign').getBoundingClientRect();"
-        "return {x: box.x + box.width / 2, y: box.y + box.height / 2}; })()"
-    )
-    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **sign)
-    assert browser.evaluate(f"{first}.querySelector('output').textContent").startswith("evaluation before, sampled")
+    box = browser.evaluate(f"{first}.querySelector('.u-over').getBoundingClientRect().toJSON()")
+
+    def point(x: float, y: float) -> str:
+        browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["left"] + x, y=box["top"] + y)
+        found: str = browser.evaluate(f"new Promise(requestAnimationFrame).then(() => {said})")
+        return found
+
+    last = browser.evaluate(said)
+    assert last.startswith("steps 199 to 200: 75.0")
+    middle = point(box["width"] / 2, 5.0)
+    assert middle.startswith(("steps 99 to 100: ", "steps 101 to 102: "))
+    evaluated = 0.02 * 200 / (1.04 * 200) * box["width"] - 5  # the circle of step 0
+    assert point(evaluated, box["height"] * (1 - 0.6)).startswith("evaluation before, sampled, after 0 steps: 60.0")
+    point(box["width"] / 2, 5.0)
+    browser.evaluate(f"{first}.querySelector('.plot').focus()")
+    for key, expected in (("ArrowLeft", None), ("End", last)):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        now = browser.evaluate(f"new Promise(requestAnimationFrame).then(() => {said})")
+        assert now == expected or (expected is None and now not in {last, middle})
+
+
+def test_texts_of_models_are_shown_as_they_are(browser: Browser, page: Path) -> None:
+    browser.show(page, 1280)
+    shown = browser.evaluate("[...document.querySelectorAll('.model pre')].map((each) => each.textContent).join('')")
+    for words in HOSTILE:
+        assert visible(words.encode(errors="replace").decode()) in shown
+    headings = browser.evaluate("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
+    assert headings == [
+        "Learning", "Curves", "Who worked, who waited for whom", "Groups by fate", "Trajectories",
+        "What it was made with",
+    ]  # fmt: skip
+    assert browser.evaluate("document.querySelector('.headline').textContent").startswith("Success on held-out")
 
 
 def test_no_script_of_a_trajectory_is_run_or_could_be(browser: Browser, page: Path) -> None:
     browser.show(page, 1280)
-    assert browser.evaluate("document.scripts.length") == 1
+    assert browser.evaluate("document.scripts.length") == 2  # the JSON object, and the script
     assert browser.evaluate("document.images.length") == 0
-    browser.evaluate(
-        "(() => { const mine = document.createElement('script'); mine.textContent = 'window.ran = true';"
-        "document.body.append(mine); })()"
-    )
+    for attempt in ("mine.textContent = 'window.ran = true'", "mine.append('window.ran = true')"):
+        browser.evaluate(
+            "(() => { const mine = document.createElement('script');"
+            f"try {{ {attempt}; }} catch {{}} document.body.append(mine); }})()"
+        )
     assert browser.evaluate("window.ran === undefined")
     assert browser.complaints()  # the security policy refused it, and said so: complaints are heard here

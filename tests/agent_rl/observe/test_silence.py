@@ -2,6 +2,7 @@
 for.
 """
 
+import dataclasses
 import math
 import time
 
@@ -372,3 +373,16 @@ def test_statuses_are_compared_until_one_of_them_shows_that_the_run_moves(monkey
     assert len(compared) <= 40
     assert movement.tick(20.0 + 179.0) == []
     assert len(movement.tick(20.0 + 181.0)) == 1
+
+
+def test_actors_that_miss_the_same_peers_are_one_notice_and_so_is_their_return():
+    missing, gone = silence_module.Missing(), "none of tool_executor.0 is heard"
+
+    def said(actor, text):
+        heard = dataclasses.replace(status(actor), missing=text)
+        return [notice.text for notice in missing.heard(heard)]
+
+    assert said("gen.0", "") == []
+    assert said("gen.0", gone) == [f"gen.0 waits: {gone}"]
+    assert said("gen.0", gone) == said("gen.1", gone) == said("gen.0", "") == []
+    assert said("gen.1", "") == ["gen.1 goes on"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ from agent_rl.messages import (
     Trajectory,
     Transcript,
 )
-from agent_rl.observe.report.page import page
-from agent_rl.observe.report.records import read_records
-from agent_rl.observe.report.samples import read_samples
+from agent_rl.observe.report import read_page
 from agent_rl.records.continuing import remember
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.sqlite import SqliteJournal
@@ -207,75 +204,63 @@ class SyntheticRun:
         self.journal.judge(made.group, made.sample, 0, Judgement(reward, success=reward > 0))
 
 
-VOID = {"meta", "br", "hr", "link"}
+def report(directory: Path) -> Shown:
+    """The report of a run directory, not written."""
+    return Shown(read_page(directory, decode_stored)[1])
 
 
-class Page(HTMLParser):
-    """A parsed report: every element with its attributes and all text in it; refuses what is not nested well."""
+class Shown:
+    """The JSON object of a report, read as people read the page."""
 
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
-        self._open: list[tuple[str, list[str]]] = []
-        self.feed(html)
-        self.close()
-        assert not self._open, f"never closed: {[name for name, _ in self._open]}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        words: list[str] = []
-        self.elements.append((tag, dict(attrs), words))
-        if tag not in VOID:
-            self._open.append((tag, words))
-
-    def handle_endtag(self, tag: str) -> None:
-        opened, _ = self._open.pop()
-        assert opened == tag, f"<{opened}> is closed by </{tag}>"
-
-    def handle_data(self, data: str) -> None:
-        for _, words in self._open:
-            words.append(data)
-
-    def texts(self, tag: str, class_: str | None = None) -> list[str]:
-        """The text of every such element."""
-        return [
-            "".join(words)
-            for name, attributes, words in self.elements
-            if name == tag and (class_ is None or class_ in (attributes.get("class") or "").split())
-        ]
+    def __init__(self, page: dict[str, Any]) -> None:
+        self.page = page
+        self.blocks = [block for section in page["sections"] for block in section["blocks"]]
 
     def headline(self) -> str:
         """The one sentence."""
-        (found,) = self.texts("p", "headline")
-        return found.replace("\u202f", " ")
+        return plain(self.page["headline"])
 
     def notes(self) -> str:
-        """What the report says of itself."""
-        return "\n".join(self.texts("ul", "notes"))
+        """The notes of the report about itself."""
+        return "\n".join(self.page["notes"])
+
+    def of(self, kind: str) -> list[Any]:
+        """The content of all blocks of a kind."""
+        return [block[kind] for block in self.blocks if kind in block]
+
+    def charts(self) -> dict[str, dict[str, Any]]:
+        """Every chart by its title."""
+        return {chart["title"]: chart for charts in self.of("charts") for chart in charts}
+
+    def words(self) -> list[str]:
+        """The words of every place of every chart, timelines too."""
+        return [plain(words) for chart in (*self.charts().values(), *self.of("lanes")) for words in chart["words"]]
+
+    def rows(self) -> dict[str, list[Any]]:
+        """Cells of all table rows, by their first cell."""
+        rows = [row for table in self.of("table") for row in table["rows"]]
+        return {
+            cells[0]: [plain(cell) if isinstance(cell, str) else cell for cell in cells[1:]]
+            for cells in ([row[0] if isinstance(row[0], str) else row[0][0], *row[1:]] for row in rows)
+        }
 
     def everything(self) -> str:
-        """All text of the body."""
-        return "".join(self.texts("body")).replace("\u202f", " ")
-
-    def rows(self) -> list[list[str]]:
-        """Cells of all table rows."""
-        found: list[list[str]] = []
-        for name, _, words in self.elements:
-            if name == "tr":
-                found.append([])
-            elif name in {"td", "th"}:
-                found[-1].append("".join(words).strip().replace("\u202f", " "))
-        return found
+        """All text."""
+        return "\n".join(map(plain, strings(self.page)))
 
 
-def html(directory: Path) -> str:
-    """The report of a run directory, not written."""
-    records = read_records(directory)
-    return page(records, read_samples(directory, records, decode_stored))
+def strings(value: Any) -> Iterator[str]:
+    """Every string within a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
 
 
-def report(directory: Path) -> Page:
-    """The report of a run directory, parsed."""
-    return Page(html(directory))
+def plain(words: str) -> str:
+    """The words with plain spaces."""
+    return words.replace("\u202f", " ")
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

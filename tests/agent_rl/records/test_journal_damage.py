@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.evaluation.command import _finished as finished
+from actors.cli.evaluation import _finished as finished
 from actors.cli.main import main
 from agent_rl.records import sqlite
 from agent_rl.records.journal import JournalError

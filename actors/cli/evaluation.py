@@ -10,16 +10,19 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from cyclopts import Parameter
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from actors.cli.evaluation.progress import EvaluationView
-from actors.cli.evaluation.tables import print_comparison, print_results
-from actors.cli.output import Mistake, showing
+from actors.cli.output import Mistake, showing, table_console
 from actors.cli.parameters import Overrides, Positive, PositiveNumber, several
 from actors.cli.records import decode_stored
 from actors.cli.topologies import sound_topology, supervise
@@ -27,9 +30,16 @@ from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
 from agent_rl.config.source import TopologyError
 from agent_rl.environments.base import TaskError
-from agent_rl.evaluation.errors import EvaluationError
-from agent_rl.evaluation.problems import Problems, chosen_problems, prompt_in
-from agent_rl.evaluation.results import FILE, load_results, paired, read_results, write_results
+from agent_rl.evaluation.problems import EvaluationError, Problems, chosen_problems, prompt_in
+from agent_rl.evaluation.results import (
+    FILE,
+    GROUPINGS,
+    ProblemResult,
+    load_results,
+    paired,
+    read_results,
+    write_results,
+)
 from agent_rl.evaluation.topology import (
     Asked,
     evaluation_topology,
@@ -38,7 +48,11 @@ from agent_rl.evaluation.topology import (
 )
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
+from agent_rl.groups.measures import PairedComparison
 from agent_rl.groups.measures import compare as compare_shares
+from agent_rl.observe.live import LiveView
+from agent_rl.observe.replicas import DASH
+from agent_rl.observe.words import clock, visible
 from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import JOURNAL, read_journal
 
@@ -47,6 +61,7 @@ TOPOLOGY = "evaluation.toml"
 OPTIONS = ("stages", "environments", "run.directory", "run.seed", "model.path")
 """Keys that an evaluation sets itself."""
 DIRECTORY = Path("evaluations")
+BAR_WIDTH = 40
 
 
 def evaluate(
@@ -103,18 +118,14 @@ def evaluate(
             _find_modules_beside(base[0])
         prompt_name = prompt or (prompt_in(base) if base else None) or prompt_of_run or "rstar2"
         chosen = chosen_problems(data, base, problems, prompt=prompt_name, seed=seed)
-        asked = Asked(
-            model=path,
-            environments=chosen.environments,
-            samples=n,
-            problems=chosen.count,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_response_tokens=max_tokens,
-            max_turns=max_turns,
-            seed=seed,
-        )
+        longest, _ = model_config(path)
+        if longest is not None and longest < max_tokens:
+            print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
+            max_tokens = longest
+        lengths = {"max_response_tokens": max_tokens, "max_turns": max_turns}
+        sampling = {"temperature": temperature, "top_p": top_p, **({} if top_k is None else {"top_k": top_k})}
+        stage = {"problems": chosen.count, "samples": n, **sampling, **lengths}
+        asked = Asked(path, chosen.environments, stage, seed)
         return _evaluate(asked, chosen, name, out or DIRECTORY / name, base, overrides, show_problems=show_problems)
     except (TopologyError, EvaluationError, TaskError, JournalError, DiskError) as error:
         raise Mistake(str(error)) from error
@@ -139,12 +150,13 @@ def _evaluate(
     *,
     show_problems: bool,
 ) -> int:
-    longest, _ = model_config(asked.model)
-    if longest is not None and longest < asked.max_response_tokens:
-        print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
-        asked = replace(asked, max_response_tokens=longest)
     tables = evaluation_topology(asked, directory.absolute(), base)
-    settings = _settings(tables, problems.content, overrides)
+    # All that the results depend on: an evaluation is continued only as what it was begun as.
+    asked_for = {"model": tables["model"]["path"], "seed": asked.seed, **asked.stage}
+    settings = asked_for | {
+        "data": dict(problems.content),
+        "set": [x for x in overrides if not x.startswith("actors.")],
+    }
     file = _prepare(directory, tables, settings).absolute()
     if not _finished(directory):
         topology = sound_topology(file, overrides)
@@ -153,29 +165,13 @@ def _evaluate(
             return code
         if not _finished(directory):
             return INTERRUPTED
-    results = read_results(directory, problems.count, _stage(tables)["samples"], decode_stored)
+    results = read_results(directory, problems.count, asked.stage["samples"], decode_stored)
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
         print_results(name, found, results if show_problems else ())
         print(f"{directory / FILE} holds every problem's answers")
         print(json.dumps(found["overall"]), flush=True)
     return 0
-
-
-def _stage(tables: Mapping[str, Any]) -> dict[str, Any]:
-    stage: dict[str, Any] = tables["stages"][0]
-    return stage
-
-
-def _settings(tables: Mapping[str, Any], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """All that the results depend on; an evaluation is continued only as what it was begun as."""
-    stage = {key: value for key, value in _stage(tables).items() if key not in {"kind", "name", "greedy"}}
-    asked = {
-        "model": tables["model"]["path"],
-        "seed": tables["run"]["seed"],
-        **stage,
-    }
-    return asked | {"data": dict(content), "set": [each for each in overrides if not each.startswith("actors.")]}
 
 
 def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
@@ -228,3 +224,123 @@ def _find_modules_beside(file: Path) -> None:
     look_beside(file)
     folders = [folder for folder in (os.environ.get("PYTHONPATH"), str(file.absolute().parent)) if folder]
     os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+
+# What people see ------------------------------------------------------------------------------------------------------
+
+
+class EvaluationView(LiveView):
+    """How many rollouts are judged of how many."""
+
+    _began: tuple[float, float] | None = None
+    """When the first figure came, and how many rollouts were judged by then: the rate leaves earlier starts out."""
+
+    def line(self, now: float) -> str:
+        """The evaluation in one line."""
+        done, total = self.progress()
+        text = "starting" if done is None or total is None else f"{done:,.0f} of {total:,.0f} rollouts judged"
+        left = self._left(now)
+        unusual = ", ".join(f"{actor} {state}" for actor, state in self.unusual(now))
+        return (
+            f"[{clock(now - self.started)}] {text}"
+            + (f", {clock(left)} left" if left is not None else "")
+            + (f"  ({unusual})" if unusual and done is not None else "")
+        )
+
+    def render(self, now: float, width: int) -> RenderableType:
+        """The same with a bar: beside it, or above it where they do not fit side by side."""
+        done, total = self.progress()
+        text = self.line(now)
+        bar = ProgressBar(total=total or 1.0, completed=done or 0.0, width=max(1, min(BAR_WIDTH, width)))
+        table = Table.grid(padding=(0, 1))
+        if cell_len(text) + BAR_WIDTH + 2 > width:
+            table.add_row(bar)
+            table.add_row(Text(visible(text), overflow="fold"))
+        else:
+            table.add_row(bar, Text(visible(text)))
+        return table
+
+    def _left(self, now: float) -> float | None:
+        done, total = self.progress()
+        if done is None or total is None:
+            return None
+        if self._began is None:
+            self._began = (now, done)
+        since, before = self._began
+        return (total - done) * (now - since) / (done - before) if done > before else None
+
+
+def print_results(name: str, found: Mapping[str, Any], problems: Sequence[ProblemResult]) -> None:
+    """The figures of everything, by file, subject and level, and of each problem given."""
+    console = table_console()
+    overall = found["overall"]
+    table = Table("figure", "value", title=name, title_justify="left")
+    missing = _missing(overall)
+    table.add_row("problems x samples", f"{overall['problems']:,.0f} x {overall['samples']:.0f}")
+    for key in overall:
+        if "@" in key and not key.endswith(("_low", "_high")):
+            table.add_row(key, _share(overall, key) + missing)
+        if key == "pass@1":  # the length that the accuracy costs stands beside it
+            table.add_row("response tokens", _number(overall["response_tokens"]))
+    for key in ("turns", "tool_calls"):
+        table.add_row(key.replace("_", " "), _number(overall[key]))
+    for key in ("tool_error_share", "truncated_share"):
+        table.add_row(key.replace("_", " "), _percent(overall[key]))
+    console.print(table)
+    last = f"pass@{overall['samples']:.0f}"
+    for grouping, part in GROUPINGS.items():
+        if part in found:
+            grouped = Table(title=f"by {grouping}", title_justify="left")
+            more = [last] if overall["samples"] > 1 else []
+            for label in (grouping, "problems", "pass@1", "response tokens", *more, "truncated"):
+                grouped.add_column(label, justify="left" if label == grouping else "right")
+            for group, of in found[part].items():
+                figures = [_share(of, "pass@1"), _number(of["response_tokens"]), *(_percent(of[key]) for key in more)]
+                grouped.add_row(group, f"{of['problems']:,.0f}", *figures, _percent(of["truncated_share"]))
+            console.print(grouped)
+    if problems:
+        each = Table("file", "id", "right", "answer", "answers given", title="problems", title_justify="left")
+        for result in problems:
+            given = ", ".join(dict.fromkeys(answer or DASH for answer in result.answers))
+            each.add_row(result.file, result.id, f"{result.correct} of {result.samples}", result.answer, given)
+        console.print(each)
+
+
+def print_comparison(a: str, b: str, found: PairedComparison, alone: int) -> None:
+    """What the comparison came to, with the tests named; its last line is JSON."""
+    table = Table("figure", "value", title=f"B = {b} against A = {a}", title_justify="left")
+    table.add_row("problems in both", f"{found.problems:,}")
+    if alone:
+        table.add_row("problems in one alone, left out", f"{alone:,}")
+    table.add_row("pass@1 of A", _percent(found.a))
+    table.add_row("pass@1 of B", _percent(found.b))
+    points = tuple(100 * value for value in (found.difference, found.low, found.high))
+    table.add_row("B - A, 95 % over problems", "{:+.1f} points ({:+.1f} to {:+.1f})".format(*points))
+    table.add_row(
+        "B better, worse, equal", f"{found.better:,}, {found.worse:,}, {found.problems - found.better - found.worse:,}"
+    )
+    table.add_row("p, exact paired permutation test, two-sided", f"{found.p:.3g}")
+    table_console().print(table)
+    print(json.dumps(asdict(found)), flush=True)
+
+
+def _missing(figures: Mapping[str, Any]) -> str:
+    """The rollouts without an answer, which count as wrong, by reason; empty when there are none."""
+    no_room = figures["no_room"]
+    reasons = {"without room": no_room, "lost": figures["lost"] - no_room}
+    text = " and ".join(f"{count:,.0f} {reason}" for reason, count in reasons.items() if count)
+    total = figures["problems"] * figures["samples"]
+    return f"; of {total:,.0f} rollouts, {text} count as wrong" if text else ""
+
+
+def _share(figures: Mapping[str, Any], key: str) -> str:
+    low, high = figures[f"{key}_low"], figures[f"{key}_high"]
+    return f"{_percent(figures[key])}  (95 %: {100 * low:.1f} to {100 * high:.1f})"
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.1f}"

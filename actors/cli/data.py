@@ -17,17 +17,22 @@ from rich.table import Table
 from actors.cli.output import Mistake
 from actors.cli.parameters import Positive, Share, several
 from agent_rl.config.selection import Difficulty, Solved
-from agent_rl.data.conversations import chat_format_of, conversation, row_fault, tool_turn_without_call
+from agent_rl.data.conversations import (
+    UNKNOWN_LAYOUT,
+    NoConversation,
+    chat_format_of,
+    conversation,
+    row_fault,
+    tool_turn_without_call,
+)
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
-from agent_rl.data.filters import ByDifficulty, Decontaminate, Deduplicate, Filter, Integers, Tally
-from agent_rl.data.layouts import UNKNOWN_LAYOUT, NoConversation
-from agent_rl.data.review import Review, renamed
+from agent_rl.data.filters import ByDifficulty, Decontaminate, Deduplicate, Filter, Integers, Review, Tally, renamed
 from agent_rl.data.rows import DataError, Row, rows_of, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.task_files import problem_of
-from agent_rl.evaluation.errors import EvaluationError
+from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.results import load_results
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.models.hub import HubError
@@ -118,7 +123,7 @@ def convert(
             faults = review.faults(row, where)
             if tally.add(faults[0] if faults and drop else ""):
                 write(row)
-    for line in review.lines():
+    for line in review.found.lines():
         print(line)
     return tally.figures() | ({} if drop else review.counts())
 
@@ -243,7 +248,7 @@ def sft(
             calls += sum(content.count("<tool_call>") for content in assistants)
             kept = {key: row[key] for key in ("id", "source") if key in row}
             write({**kept, "messages": messages})
-    for line in tally.notes():
+    for line in tally.lines():
         print(line)
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}
     return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})

@@ -1,1 +1,0 @@
-"""``agent-rl data``: what it takes and does."""

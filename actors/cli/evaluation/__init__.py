@@ -1,1 +1,0 @@
-"""``agent-rl eval``: what it takes, asks and prints."""

@@ -1,0 +1,313 @@
+"""The run's figures as charts, which the page draws. Thousands of steps become a few hundred places.
+
+A chart is an object of the page's JSON. ``x`` has the place of each figure, ``words`` its figures exactly, for readers
+who point at it or use the arrow keys, and ``alt`` the whole chart in words. None is a figure that is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from agent_rl.groups.measures import wilson_interval
+from agent_rl.observe.report.records import WAYS, Records, Row, figure
+from agent_rl.observe.words import compact, percent, spread
+
+Chart = dict[str, Any]
+
+PLACES = 160
+"""The most places of a chart: more than a phone can show separately, and few enough for a small page."""
+
+FATES = {
+    "trained": ("trained", 1),
+    "all_right": ("dropped: every rollout right", 3),
+    "all_wrong": ("dropped: every rollout wrong", 2),
+    "not_selected": ("dropped: no rollout selected", 7),
+    "too_few_rollouts": ("dropped: too few rollouts", 5),
+    "prompt_too_long": ("dropped: prompt too long", 7),
+    "stale": ("dropped: stale", 4),
+    "not_finite": ("dropped: its update was not finite", 7),
+    "stage_boundary": ("dropped: its stage ended", 7),
+    "open": ("open", 6),
+}
+"""The fates of groups in words, with colours."""
+
+PANELS = (
+    (
+        "Tool errors",
+        "share",
+        "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
+        {"of all calls": "tool_error_share", "of those in correct rollouts": "tool_error_share_correct"},
+    ),
+    ("Response length", "tokens", "Tokens after the prompt, tool responses included.", {"mean": "response_tokens"}),
+    ("Turns and tool calls", "", "Means over rollouts.", {"turns": "turns", "tool calls": "tool_calls"}),
+    ("Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
+    ("Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.", {"of the policy": "entropy"}),
+    (
+        "Divergence from the reference policy",
+        "nats",
+        "Estimate of the KL penalty, as a mean over trained tokens.",
+        {"of the policy": "kl"},
+    ),
+    (
+        "Staleness",
+        "versions",
+        "How many versions a group's oldest token is behind the policy that trains on it.",
+        {"mean": "staleness_mean", "highest": "staleness_max"},
+    ),
+    (
+        "Clipped tokens",
+        "share",
+        "Share of trained tokens whose gradient was cut.",
+        {"by the ratio's bounds": "clip_share", "by the correction's cap": "correction_capped_share"},
+    ),
+    (
+        "Policy and engine",
+        "nats",
+        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
+        {
+            "whole gap of log-probabilities": "policy_gap",
+            "engine against learner, same weights": "mismatch_gap",
+            "staleness": "staleness_gap",
+        },
+    ),
+    ("Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
+    ("Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
+)
+"""Title, unit (or share), note, and the figures of a step by label. A new figure of steps becomes a curve here."""
+
+CURVE_NOTE = (
+    "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
+    "other: the step's true interval is wider than the band. Held-out problems are asked once each way."
+)
+FATE_NOTE = (
+    "Groups that each step decided. A group whose rollouts are all right, or all wrong, teaches nothing and is dropped."
+)
+
+
+def line(
+    label: str,
+    values: Sequence[float],
+    colour: int,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    *,
+    faint: bool = False,
+) -> dict[str, Any]:
+    """A curve, with a band around it where there is one. NaN leaves a gap."""
+    return {"label": label, "colour": colour, "values": values, "low": low, "high": high, "faint": faint}
+
+
+def chart(
+    title: str,
+    lines: Sequence[dict[str, Any]],
+    x: Sequence[float],
+    words: Sequence[str],
+    *,
+    note: str = "",
+    unit: str = "",
+    share: bool = False,
+    x_label: str = "RL step",
+    **options: Any,
+) -> Chart:
+    """A chart. ``options``: ``span`` (of the y axis), ``x_high``, ``stacked``, ``marks``, ``boundaries``."""
+    marked = [mark["words"] for mark in options.get("marks", ())]
+    return {
+        "title": f"{title} ({unit})" if unit else title,
+        "lines": lines,
+        "x": x,
+        "words": words,
+        "alt": f"{title}, by {x_label}. {'; '.join([*_in_words(lines, _say(unit, share=share)), *marked])}.",
+        "note": note,
+        "share": share,
+        "x_label": x_label,
+        **options,
+    }
+
+
+def _in_words(lines: Sequence[dict[str, Any]], say: Callable[[float], str]) -> list[str]:
+    found = []
+    for each in lines:
+        known = [value for value in each["values"] if math.isfinite(value)]
+        ends = [say(value) for value in (known[0], known[-1], min(known), max(known))] if known else []
+        of = "from {} to {}, lowest {}, highest {}".format(*ends) if ends else "no figures"
+        found.append(f"{each['label']}: {of}")
+    return found
+
+
+def _say(unit: str, *, share: bool) -> Callable[[float], str]:
+    return percent if share else lambda value: f"{compact(value)} {unit}".strip()
+
+
+def places_of(count: int) -> list[range]:
+    """``count`` steps in at most `PLACES` runs of neighbours, of equal length except the last."""
+    size = max(1, -(-count // PLACES))
+    return [range(start, min(count, start + size)) for start in range(0, count, size)]
+
+
+def learning_curve(records: Records) -> Chart:
+    """Success by step on training problems, and on held-out problems where they were evaluated."""
+    places = places_of(len(records.steps))
+    shares, lows, highs, words = [], [], [], []
+    for place in places:
+        right, trials = successes(records, place)
+        low, high = wilson_interval(round(right), trials) if trials else (math.nan, math.nan)
+        shares.append(right / trials if trials else math.nan)
+        lows.append(low)
+        highs.append(high)
+        words.append(f"{percent(shares[-1])} (95\u202f%: {spread(low, high)}, n = {trials:,})")
+    lines = [line("training problems, sampled", shares, 1, lows, highs)] if places else []
+    marks = [
+        {
+            "label": f"held-out problems, {way}",
+            "x": result.steps,
+            "value": success.share,
+            "low": success.low,
+            "high": success.high,
+            "colour": 2 + WAYS.index(way),
+            "words": f"evaluation {result.name}, {way}, after {result.steps} steps: {percent(success.share)} "
+            f"(95\u202f%: {spread(success.low, success.high)}, n = {success.trials:,})",
+        }
+        for result in records.evaluations
+        for way, success in result.ways.items()
+    ]
+    return _by_step(records, "Success", lines, words, CURVE_NOTE, share=True, span=(0.0, 1.0), marks=marks)
+
+
+def successes(records: Records, steps: range) -> tuple[float, int]:
+    """Numbers of right rollouts and of all rollouts in some steps."""
+    right, trials = 0.0, 0
+    for row in records.steps[steps.start : steps.stop]:
+        rollouts, share = figure(row, "rollouts"), figure(row, "success")
+        if rollouts > 0 and 0 <= share <= 1:
+            right += share * rollouts
+            trials += int(rollouts)
+    return right, trials
+
+
+def panels(records: Records) -> list[Chart]:
+    """The smaller charts, in order of interest."""
+    steps = records.steps
+    rewards = [figure(row, "reward") for row in steps]
+    kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
+    curves = {"all sampled rollouts": rewards, "those trained on, after resampling": kept}
+    span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
+    charts = [_panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span)]
+    for title, unit, note, names in PANELS:
+        curves = {label: [figure(row, name) for row in steps] for label, name in names.items()}
+        share = unit == "share"
+        charts.append(_panel(records, title, curves, note, share=share, unit="" if share else unit))
+    for title, column, key, note in (
+        ("Success by environment", "environments", "success", "Share of the sampled rollouts that succeeded."),
+        ("Parts of the reward", "parts", "", "Means of the parts that the judgements name."),
+    ):
+        objects = [each if isinstance(each := row.get(column), dict) else {} for row in steps]
+        labels = sorted({label for each in objects for label in each})
+        curves = {label: [_nested(each, label, key) for each in objects] for label in labels}
+        charts.append(_panel(records, title, curves, note, share=bool(key)))
+    seconds = [figure(row, "seconds") for row in steps]
+    curves = {
+        "from step to step": [math.nan, *(later - earlier for earlier, later in pairwise(seconds))],
+        "of them training": [figure(row, "train_seconds") for row in steps],
+    }
+    charts.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
+    return [each for each in charts if each["lines"]]
+
+
+def _nested(row: Row, label: str, key: str) -> float:
+    """A figure of an object in a row, or (with ``key``) of an object inside that object."""
+    inner = row.get(label)
+    return figure(row, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
+
+
+def _panel(records: Records, title: str, curves: dict[str, list[float]], note: str, **options: Any) -> Chart:
+    """Curves of means. Where a place pools several steps, a band shows their lowest and highest figure."""
+    places = places_of(len(records.steps))
+    pooled = len(places) < len(records.steps)
+    lines = []
+    for colour, (label, values) in enumerate(curves.items(), 1):
+        inside = [[v for v in values[place.start : place.stop] if math.isfinite(v)] for place in places]
+        means = [sum(each) / len(each) if each else math.nan for each in inside]
+        if any(map(math.isfinite, means)):
+            low = [min(each, default=math.nan) for each in inside] if pooled else None
+            high = [max(each, default=math.nan) for each in inside] if pooled else None
+            lines.append(line(label, means, (colour - 1) % 7 + 1, low, high))
+    say = _say(options.get("unit", ""), share=options.get("share", False))
+    words = [", ".join(f"{each['label']} {say(each['values'][i])}" for each in lines) for i in range(len(places))]
+    return _by_step(records, title, lines, words, note, **options)
+
+
+def _by_step(
+    records: Records, title: str, lines: Sequence[dict[str, Any]], words: Sequence[str], note: str, **options: Any
+) -> Chart:
+    places = places_of(len(records.steps))
+    named = [f"step {p.start + 1}" if len(p) == 1 else f"steps {p.start + 1} to {p.stop}" for p in places]
+    return chart(
+        title,
+        lines,
+        [(place.start + 1 + place.stop) / 2 for place in places],
+        [f"{name}: {said}" for name, said in zip(named, words, strict=True)],
+        note=note,
+        x_high=max(1, len(records.steps)),
+        boundaries=_boundaries(records),
+        **options,
+    )
+
+
+def _boundaries(records: Records) -> list[tuple[float, str]]:
+    """The beginnings of RL stages, where there are several: (steps before, name)."""
+    stages: list[tuple[float, str]] = []
+    for index, row in enumerate(records.steps):
+        name = str(row.get("stage"))
+        if not stages or stages[-1][1] != name:
+            stages.append((index + 0.5, name))
+    return stages if len(stages) > 1 else []
+
+
+def fate_totals(fates: Sequence[tuple[int | None, str, int]]) -> list[tuple[str, str, int, int]]:
+    """(fate, words, colour, count) of every fate that occurred, in the order of FATES."""
+    counts: dict[str, int] = {}
+    for _, fate, count in fates:
+        counts[fate] = counts.get(fate, 0) + count
+    order = [*FATES, *sorted(counts.keys() - FATES.keys())]
+    return [(fate, *FATES.get(fate, (f"dropped: {fate}", 7)), counts[fate]) for fate in order if counts.get(fate)]
+
+
+def fate_chart(records: Records) -> Chart | None:
+    """Groups by fate and step; None when no step decided any group."""
+    at = {int(figure(row, "version")) - 1: index for index, row in enumerate(records.steps)}
+    known = [each for each in records.fates if each[0] in at]
+    if not known:
+        return None
+    places = places_of(len(records.steps))
+    lines = []
+    for fate, words, colour, _ in fate_totals(known):
+        sums = [0] * len(places)
+        for step, its_fate, count in known:
+            if its_fate == fate and step is not None:
+                sums[at[step] // len(places[0])] += count
+        lines.append(line(words, [total / len(place) for total, place in zip(sums, places, strict=True)], colour))
+    said = [
+        ", ".join(f"{each['label']} {compact(each['values'][i])}" for each in lines if each["values"][i])
+        for i in range(len(places))
+    ]
+    return _by_step(records, "Groups by fate", lines, said, FATE_NOTE, unit="groups", stacked=True)
+
+
+def supervised_chart(losses: Sequence[tuple[float, float]], name: str) -> Chart | None:
+    """The loss of a supervised stage, as (step, loss); None without any."""
+    if not losses:
+        return None
+    places = places_of(len(losses))
+    means = [sum(loss for _, loss in losses[place.start : place.stop]) / len(place) for place in places]
+    return chart(
+        f"Supervised loss, stage {name}",
+        [line("cross-entropy of a batch", means, 1)],
+        [(losses[place.start][0] + losses[place.stop - 1][0]) / 2 for place in places],
+        [f"step {losses[p.start][0]:.0f}: {compact(mean)}" for p, mean in zip(places, means, strict=True)],
+        note="As the learner reported it, about once a second.",
+        unit="nats",
+        x_label="supervised step",
+    )
