@@ -14,6 +14,8 @@ setup(
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.charts": ["*.css"],
         "agent_rl.observe.report": ["templates/*"],
+        "benchmarks": ["*.toml"],
+        "benchmarks.hostile": ["*.toml"],
         "*": ["py.typed"],
     },
 )

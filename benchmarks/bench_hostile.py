@@ -11,8 +11,6 @@ neighbour timed out, or an answer was wrong.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import statistics
 import sys
 import time
@@ -24,12 +22,10 @@ from typing import Literal
 
 import trio
 
-import benchmarks.hostile
 from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.tool_executor import ToolExecutorSettings
-from benchmarks.hostile import Attack, shares
-from benchmarks.hostile.running import failure
+from benchmarks.hostile import REACH, SHARES, Attack, failure
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_snippets import PLAIN
 
@@ -181,13 +177,6 @@ class Bench:
         }
 
 
-def reaching() -> list[Attack]:
-    """The attacks on what a call can reach, of all modules of the catalogue."""
-    names = [module.name for module in pkgutil.iter_modules(benchmarks.hostile.__path__)]
-    modules = [importlib.import_module(f"benchmarks.hostile.{name}") for name in names]
-    return [attack for module in modules if module is not shares for attack in getattr(module, "ATTACKS", ())]
-
-
 async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> list[str]:
     """Run each of the attacks that the level is to hold against; the names of those that got through."""
     sandbox = Sandbox(isolation=level, control_groups=options.groups)
@@ -204,9 +193,7 @@ async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> li
 
 async def measure(options: Options) -> dict[str, float | str | None]:
     """Both parts. Raises (in groups) ControlGroupsError, IsolationError."""
-    taking, there = (
-        [a for a in part if not options.only or a.name in options.only] for part in (shares.ATTACKS, reaching())
-    )
+    taking, there = ([a for a in part if not options.only or a.name in options.only] for part in (SHARES, REACH))
     if options.quick:
         options.seconds, taking, there = 0.4, [a for a in taking if a.name in QUICK], there[:QUICK_REACHING]
     sandbox = Sandbox(

@@ -1,4 +1,4 @@
-"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length, in one drawing.
+"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length.
 
     agent-rl bench roc --seeds 5 --out runs/roc
     agent-rl bench roc --seeds 1 --modes paper none --steps 40
@@ -7,6 +7,7 @@ The quickstart's task family, with demonstrations in which calls often fail to r
 rollouts hold tool errors which the outcome reward does not see. For each seed the model is taught once; reinforcement
 learning runs from there with each resampling: ``paper``, ``release``, and ``none`` (as many rollouts kept, drawn
 uniformly). Runs go one after the other into --out. A run that is there is not made again, so a stopped sweep continues.
+`roc.json` in --out has the curves: by seed, resampling and quantity, a value a step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import trio
 
 from agent_rl.config.examples import EXAMPLES
 from benchmarks.command import Overrides
-from benchmarks.panels import Panel, draw
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, running
 
@@ -58,7 +58,7 @@ class Options:
     problems: int = 500
     """Held-out problems at the end of each run."""
     out: Path = Path("runs/roc")
-    """Where the runs and roc.svg go."""
+    """Where the runs and roc.json go."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -122,19 +122,8 @@ def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     return by_mode
 
 
-def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
-    """Draw, and print the table and the figures."""
-    titles = {
-        "error_share": "tool errors in correct rollouts, of their calls",
-        "success": "success of sampled rollouts",
-        "response_tokens": "response tokens",
-    }
-    panels = [
-        Panel(title, {NAMES[mode]: [seed[mode][name] for seed in runs] for mode in modes}, name != "response_tokens")
-        for name, title in titles.items()
-    ]
-    count = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
-    figure.write_text(draw(panels, f"RL steps; thin: each of {count}, thick: their mean; running means over 9 steps"))
+def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str]) -> None:
+    """Print the table and the figures."""
     rows: list[list[object]] = []
     figures: dict[str, float] = {"seeds": float(len(runs))}
     for mode in modes:
@@ -148,14 +137,21 @@ def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: P
             row.append(f"{factor * statistics.fmean(known):.1f} ({ends})")
         rows.append(row)
     header = ("resampling", "tool errors in correct rollouts, %", "success, %", "response tokens")
-    print_table(f"last {LATE:.0%} of the steps: mean over {count} (lowest to highest)", header, rows)
-    print(f"figure: {figure}")
+    print_table(f"last {LATE:.0%} of the steps: mean over {len(runs)} seeds (lowest to highest)", header, rows)
     print_figures(figures)
 
 
 def main(options: Options) -> int:
-    """Measure, draw, and print what was measured."""
+    """Measure, and print what was measured."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [one_seed(options, seed) for seed in seeds]
-    report(runs, options.modes, options.out / "roc.svg")
+    unknown_as_none = [
+        {
+            mode: {name: [None if math.isnan(value) else value for value in values] for name, values in found.items()}
+            for mode, found in seed.items()
+        }
+        for seed in runs
+    ]
+    (options.out / "roc.json").write_text(json.dumps(unknown_as_none))
+    report(runs, options.modes)
     return 0
