@@ -27,7 +27,7 @@ from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.tool_executor import ToolExecutorSettings
 from benchmarks.hostile import REACH, SHARES, Attack, failure
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.tool_snippets import PLAIN
+from benchmarks.tool_processes import PLAIN
 
 QUIET_SECONDS = 0.5
 """How long the neighbours run alone between two classes."""
