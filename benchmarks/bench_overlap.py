@@ -15,14 +15,16 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import trio
+from pydantic import PositiveFloat
 
+from actors.tool_executor import ToolExecutor, ToolExecutorSettings
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.groups.measures import wilson_interval
+from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import Run, running, stage_rows, window
@@ -30,12 +32,40 @@ from benchmarks.runs import Run, running, stage_rows, window
 EXAMPLE = EXAMPLES / "quickstart.toml"
 INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as independent and so is too narrow"
 SLOW_TOOLS = (
-    "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
+    "actors.tool_executor.class=benchmarks.bench_overlap:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
     "actors.rollout_generator.settings.max_rollouts=512",
     "actors.rollout_generator.settings.tool_calls_outstanding=512",
 )
 """Room for as many rollouts as two steps have, in both modes: a rollout that waits takes none of the engine's time."""
+SUFFIXES = {
+    "asynchronous": "",
+    "synchronous": "_sync",
+    "asynchronous, slow tools": "_slow_tools",
+    "synchronous, slow tools": "_slow_tools_sync",
+}
+"""Of figures, by the kind of a run."""
+TOOLS = {"": "", ", slow tools": "_slow_tools"}
+ROLES = ("learner", "generator")
+
+
+class SlowToolSettings(ToolExecutorSettings):
+    """The executor's, and how long a call sleeps."""
+
+    sleep_seconds: PositiveFloat = 0.3
+
+
+class SlowToolExecutor(ToolExecutor):
+    """Every piece of code sleeps first, in the sandbox: as tools that wait for a search engine or a database."""
+
+    Settings = SlowToolSettings
+
+    async def handle(self, message: ToolCall | JudgementWanted) -> ToolResult | TurnObserved | JudgementReply:
+        """Calls sleep before they do what they are for; checks are as ever."""
+        if isinstance(message, ToolCall) and isinstance(message.arguments.get("code"), str):
+            sleep = f"import time; time.sleep({self.context.settings.sleep_seconds})\n"
+            message = replace(message, arguments={**message.arguments, "code": sleep + message.arguments["code"]})
+        return await super().handle(message)
 
 
 @dataclass(kw_only=True)
@@ -80,6 +110,11 @@ class Measured:
     def tokens_per_s(self) -> float:
         """Trained tokens a second."""
         return self.trained_tokens / self.seconds
+
+    @property
+    def groups_per_s(self) -> float:
+        """Decided groups a second."""
+        return self.groups / self.seconds
 
     @property
     def most_tokens_per_s(self) -> float:
@@ -173,19 +208,17 @@ def bounds(by_kind: Mapping[str, Sequence[Measured]], tools: str) -> dict[str, f
     overlapping cost none. ``share_of_bound``: the ratio by ``bound``.
     """
     pairs = list(zip(by_kind["asynchronous" + tools], by_kind["synchronous" + tools], strict=True))
-    suffix = tools.replace(", ", "_").replace(" ", "_")
     found = {
         "bound": [ours.most_tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs],
         "bound_sync_cpu": [theirs.most_tokens_per_s / theirs.tokens_per_s for _, theirs in pairs],
         "share_of_bound": [ours.tokens_per_s / ours.most_tokens_per_s for ours, _ in pairs],
     }
-    return {f"async_over_sync{suffix}_{name}": statistics.median(values) for name, values in found.items()}
+    return {f"async_over_sync{TOOLS[tools]}_{name}": statistics.median(values) for name, values in found.items()}
 
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    by_kind = trio.run(measure, options)
-    report(by_kind)
+    report(trio.run(measure, options))
     return 0
 
 
@@ -201,56 +234,29 @@ def report(by_kind: dict[str, list[Measured]]) -> None:
             (
                 kind,
                 _median(runs, "tokens_per_s"),
-                statistics.median(run.groups / run.seconds for run in runs),
+                _median(runs, "groups_per_s"),
                 f"{100 * success[kind]:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
                 _median(runs, "staleness"),
                 100 * _median(runs, "learner_idle"),
                 100 * _median(runs, "generator_idle"),
             )
         )
-    header = (
-        "mode",
-        "trained tokens/s",
-        "groups/s",
-        "success, late half %",
-        "staleness",
-        "learner idle %",
-        "generator idle %",
-    )
+    shares = ("success, late half %", "staleness", "learner idle %", "generator idle %")
+    header = ("mode", "trained tokens/s", "groups/s", *shares)
     title = "medians over rounds; success of all rollouts of the steps' second half, with " + INDEPENDENT
     print_table(title, header, rows)
     print_budget(by_kind)
-    ratios = {"async_over_sync": ratio(by_kind, ""), "async_over_sync_slow_tools": ratio(by_kind, ", slow tools")}
-    idle: dict[str, Any] = {
-        f"{role}_idle_share{suffix}": _median(by_kind[kind], f"{role}_idle")
-        for kind, suffix in (
-            ("asynchronous", ""),
-            ("synchronous", "_sync"),
-            ("asynchronous, slow tools", "_slow_tools"),
-        )
-        for role in ("learner", "generator")
-    }
-    print_figures(
-        {
-            **ratios,
-            **bounds(by_kind, ", slow tools"),
-            **bounds(by_kind, ""),
-            **idle,
-            **{
-                f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in by_kind[kind])
-                for kind, suffix in (
-                    ("asynchronous", ""),
-                    ("synchronous", "_sync"),
-                    ("asynchronous, slow tools", "_slow_tools"),
-                    ("synchronous, slow tools", "_slow_tools_sync"),
-                )
-            },
-            "success_async": success["asynchronous"],
-            "success_sync": success["synchronous"],
-            "groups_per_s_async": statistics.median(run.groups / run.seconds for run in by_kind["asynchronous"]),
-            "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in by_kind["synchronous"]),
-        }
-    )
+    figures = {f"async_over_sync{suffix}": ratio(by_kind, tools) for tools, suffix in TOOLS.items()}
+    for tools in TOOLS:
+        figures |= bounds(by_kind, tools)
+    for kind, suffix in SUFFIXES.items():
+        figures |= {f"{role}_idle_share{suffix}": _median(by_kind[kind], f"{role}_idle") for role in ROLES}
+        spent = [sum(run.cpu.values()) for run in by_kind[kind]]
+        figures[f"cpu_seconds_per_step{suffix}"] = statistics.median(spent)
+    for kind, suffix in (("asynchronous", "_async"), ("synchronous", "_sync")):
+        figures[f"success{suffix}"] = success[kind]
+        figures[f"groups_per_s{suffix}"] = _median(by_kind[kind], "groups_per_s")
+    print_figures(figures)
 
 
 def print_budget(by_kind: Mapping[str, Sequence[Measured]]) -> None:
