@@ -12,6 +12,7 @@ processor time, by actor, and so how far overlapping can go on the cores there a
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -130,13 +131,14 @@ def read(run: Run) -> Measured:
     shares = window(rows)
     late = steps[len(steps) // 2 :]
     rollouts = sum(step["rollouts"] for step in late)
+    staleness = [step["staleness_mean"] for step in steps if "staleness_mean" in step]  # none where nothing was trained
     return Measured(
         seconds=stage["stage_seconds"],
         trained_tokens=sum(step["trained_tokens"] for step in steps),
         groups=sum(step["groups_decided"] for step in steps),
         rollouts=rollouts,
         correct=sum(step["success"] * step["rollouts"] for step in late),
-        staleness=statistics.fmean(step["staleness_mean"] for step in steps),
+        staleness=statistics.fmean(staleness) if staleness else math.nan,
         learner_idle=shares.idle("learner"),
         generator_idle=shares.idle("rollout_generator"),
         cpu={actor: share / max(1e-9, shares.steps_per_s) for actor, share in shares.cpu.items()},
