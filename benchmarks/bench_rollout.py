@@ -33,15 +33,22 @@ import structlog
 import transformers
 import trio
 
-from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.messages import Policy
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
-from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns
 from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, save_writer, workload
+from benchmarks.rollout_sides import (
+    AT_ONCE,
+    PaddedGenerate,
+    engine_seconds,
+    generator,
+    replay,
+    requests,
+    sample,
+    torch_engine,
+    turns,
+)
 from benchmarks.tool_processes import tree_seconds
 
 MODELS = {"quickstart": quickstart_model, "larger": larger_model}
@@ -93,14 +100,7 @@ class Figures:
 
 async def compare_engines(model: Path, lengths: Lengths, options: Options, figures: Figures, name: str) -> list[object]:
     """Engine beside generate; a row for the table. Adds ``engine_ratio_to_generate`` and rates, suffix ``name``."""
-    engine = TorchEngine(
-        model,
-        max_rollouts=options.prompts,
-        kv_tokens=None,
-        threads=options.threads,
-        dtype="float32",
-        initial_policy=Policy(0, 0),
-    )
+    engine = torch_engine(model, options.prompts, options.threads)
     other = await trio.to_thread.run_sync(PaddedGenerate, model, options.threads)
     rates: dict[int, list[float]] = {batch: [] for batch in options.batches}
     own: list[float] = []
@@ -136,15 +136,8 @@ async def compare_loops(
     model = folder / f"writer-{kind}"
     thinking, calling = EPISODES[kind]
     save_writer(model, spec, thinking=thinking, calling=calling)
-    engine = TorchEngine(
-        model,
-        max_rollouts=AT_ONCE,
-        kv_tokens=None,
-        threads=options.threads,
-        dtype="float32",
-        initial_policy=Policy(0, 0),
-    )
-    turns: list[float] = []
+    engine = torch_engine(model, AT_ONCE, options.threads)
+    counts: list[float] = []
     agreeing: list[float] = []
     async with generator(model, folder, options.threads) as stage, trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -157,14 +150,14 @@ async def compare_loops(
             figures.add(f"{kind}_share_of_engine{name}", loop / alone)
             figures.add(f"{kind}_tokens_per_s{name}", loop)
             figures.add(f"{kind}_alone{name}", alone)
-            turns.append(sampled.turns)
+            counts.append(sampled.turns)
             agreeing.append(tokens / sampled.tokens)
         nursery.cancel_scope.cancel()
     if min(agreeing) < 0.99:
         raise AssertionError(f"the engine alone wrote {min(agreeing):.3f} of the tokens it was to write again")
     return [
         "one turn" if calling == 0 else "with tools",
-        statistics.fmean(turns),
+        statistics.fmean(counts),
         figures.median(f"{kind}_tokens_per_s{name}"),
         figures.median(f"{kind}_alone{name}"),
         figures.median(f"{kind}_share_of_engine{name}"),
