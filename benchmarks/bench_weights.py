@@ -31,7 +31,7 @@ from typing import IO, Any, cast
 import structlog
 import trio
 
-from actors.generation.serving import ServedPolicy
+from actors.rollout_generator.serving import ServedPolicy
 from actors.weights.files import PublishedWeights
 from agent_rl import messages
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted

@@ -29,8 +29,8 @@ import structlog
 import trio
 
 from actors.base import ActorContext
-from actors.generation.tool_calls import ToolCaller
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.tool_calls import ToolCaller
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import actor_environment
 from actors.runtime.links import make_links

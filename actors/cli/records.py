@@ -54,7 +54,7 @@ def leave_report(directory: Path) -> str:
 
 def decode_stored(payload: bytes) -> Any:
     """A message as the journal stores it. Raises ValueError."""
-    from actors.filter.stored import decode_stored as decode
+    from actors.roc_filter.stored import decode_stored as decode
     from agent_rl.records.journal import JournalError
 
     try:

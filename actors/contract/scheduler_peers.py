@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from actors.generation.kept_turns import LINK as TURNS
+from actors.rollout_generator.kept_turns import LINK as TURNS
 from actors.testing import Stage
 from agent_rl.messages import (
     GroupOpened,

@@ -20,8 +20,8 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext
+from actors.blocking import Watchdog
 from actors.engines.base import EngineRefusedError
-from actors.execution.blocking import Watchdog
 from actors.runtime.accusations import accusations
 from actors.runtime.children import GO, leave_message, message_file
 from actors.runtime.joined_hosts import WORD
@@ -158,7 +158,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
         _announce(status_link, actor, *actor.status(), missing=vacancy.text)
         await _heard(status_link, STARTED_SECONDS)  # a first message that blocks the loop is no start that hangs
         ready.set()
-        context.log.info("started", actor_class=f"{type(actor).__module__}:{type(actor).__qualname__}")
+        context.log.info("started", actor_class=context.topology.actors[context.role].class_path)
         await stopping.wait()
         await actor.stop()
         stopped = True

@@ -137,7 +137,7 @@ class TwinLearner(Charged):
 
 
 class ModelledModel:
-    """What the learner asks of `actors.training.model.TrainedModel`, as times.
+    """What the learner asks of `actors.learner.model.TrainedModel`, as times.
 
     It is its own trainer, publisher, store, checkpoints and saving: all that these have to do is to take time, or
     nothing.

@@ -8,7 +8,7 @@ the one that sends what must be received. So nothing is added to a file that say
 devices in time has a further link, by which it says whose turn it is.
 
 A learner whose ranks are on several hosts gets a role that has them on all hosts but the first: ``learner_ranks``, with
-one process on each (`actors.training.keeper`). The role follows from the learner's entry alone.
+one process on each (`actors.learner.keeper`). The role follows from the learner's entry alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STANDARD = ALIASES["actor"]
 
 DEVICE = "device"
 """The link by which the learner says whose turn it is on devices that it shares."""
-KEEPER = "actors.training.keeper:RankKeeper"
+KEEPER = "actors.learner.keeper:RankKeeper"
 """The class of the role that has the ranks of a learner on other hosts."""
 OF_RANKS = "_ranks"
 """What the name of that role adds to the learner's."""

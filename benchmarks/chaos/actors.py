@@ -22,10 +22,10 @@ import numpy as np
 import trio
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
-from actors.generation.settings import RolloutGeneratorSettings
 from actors.learner import Learner
+from actors.learner.model import TrainedModel
 from actors.rollout_generator import RolloutGenerator
-from actors.training.model import TrainedModel
+from actors.rollout_generator.settings import RolloutGeneratorSettings
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage

@@ -14,8 +14,8 @@ import pytest
 import trio
 import trio.testing
 
-from actors.execution import blocking
-from actors.execution.blocking import Watchdog, interruptible
+from actors import blocking
+from actors.blocking import Watchdog, interruptible
 from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from agent_rl.environments.arithmetic import Arithmetic
@@ -118,7 +118,7 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     monkeypatch.setattr(Arithmetic, "judge", Blocks.judge)
     monkeypatch.setattr(Arithmetic, "observe", Blocks.observe)
     monkeypatch.setattr(Arithmetic, "tools", (blocks,))
-    monkeypatch.setattr("actors.execution.blocking.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("actors.blocking.PAUSE_SECONDS", 0.1)
     topology = micro(tmp_path, tool_executor={"judge_seconds": 0.15, "observe_seconds": 0.15, "wall_seconds": 0.15})
     replies: dict[str, JudgementReply] = {}
 
@@ -158,7 +158,7 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
 
 def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor that is started again gets at once what blocked it before, and its thread may never come to look."""
-    monkeypatch.setattr("actors.execution.blocking.TICK_SECONDS", 60.0)
+    monkeypatch.setattr("actors.blocking.TICK_SECONDS", 60.0)
 
     async def main(report: int) -> None:
         async with trio.open_nursery() as nursery:

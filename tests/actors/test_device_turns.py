@@ -14,12 +14,12 @@ from trio.testing import MockClock
 
 from actors.engines.base import EngineRefusedError
 from actors.engines.scripted import ScriptedEngine
-from actors.generation.settings import RolloutGeneratorSettings
-from actors.generation.sleeping import sleeper, still_asleep
-from actors.generation.starting import make_engine
+from actors.learner.turns import DeviceTurns, awake
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.settings import RolloutGeneratorSettings
+from actors.rollout_generator.sleeping import sleeper, still_asleep
+from actors.rollout_generator.starting import make_engine
 from actors.testing import running, stand_ins
-from actors.training.turns import DeviceTurns, awake
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology

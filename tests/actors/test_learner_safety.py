@@ -15,8 +15,8 @@ import trio
 from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
+from actors.learner.saving import Saving
 from actors.runtime.process import user_mistake
-from actors.training.saving import Saving
 from actors.weights.files import Checkpoints
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
 from agent_rl.messages import CheckpointSaved, StepReady, StepTrained

@@ -37,7 +37,7 @@ def followers(path: Path) -> set[int]:
     """The processes of the other ranks."""
     learner = process_of_actor(path, "learner.0")
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family(learner) if alive({pid})}
-    return {pid for pid, command in commands.items() if b"actors.training.follower" in command}
+    return {pid for pid, command in commands.items() if b"actors.learner.follower" in command}
 
 
 def two_ranks(folder: Path, *, steps: int = STEPS, **settings: object) -> tuple[Path, Path, list[str]]:

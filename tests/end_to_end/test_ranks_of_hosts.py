@@ -84,7 +84,7 @@ def run(machine: Machine, path: Path, *settings: str) -> Host:
 
 def ranks_of(machine: Machine) -> list[int]:
     """The processes of ranks, but for rank 0, that run on a machine."""
-    return [pid for pid, command in machine.processes().items() if "actors.training.follower" in command]
+    return [pid for pid, command in machine.processes().items() if "actors.learner.follower" in command]
 
 
 def trained(directory: Path) -> bytes:

@@ -18,7 +18,7 @@ from actors.contract import (
     GeneratorContract,
     SchedulerContract,
 )
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput

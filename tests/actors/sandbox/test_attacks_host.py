@@ -51,7 +51,7 @@ def test_the_list_of_users_is_its_own(attacked: Attacked) -> None:
 
 
 def test_reading_the_repository(attacked: Attacked) -> None:
-    wanted = [str(ROOT / "pyproject.toml"), str(ROOT / "actors/tool_executor.py"), __file__]
+    wanted = [str(ROOT / "pyproject.toml"), str(ROOT / "actors/tool_executor/executor.py"), __file__]
     assert attacked.by(f"{REACHED}print([reached(path) for path in {wanted!r}])").stdout.count("FileNotFoundError") == 3
 
 

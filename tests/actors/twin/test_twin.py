@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from actors.cli.output import Mistake
 from actors.cli.simulate import calibrate, simulate
 from actors.engines.base import EngineError, TurnRequest
-from actors.training.model import TrainedModel
-from actors.training.saving import Saving
+from actors.learner.model import TrainedModel
+from actors.learner.saving import Saving
 from actors.twin.clock import VirtualClock
 from actors.twin.engine import TwinEngine
 from actors.twin.measuring import Window, fitted

@@ -24,8 +24,8 @@ from structlog.testing import capture_logs
 from actors.engines.base import EngineRefusedError
 from actors.engines.reference import save_tiny_model
 from actors.learner import Learner
+from actors.learner.model import refuse_unavailable
 from actors.rollout_generator import RolloutGenerator
-from actors.training.model import refuse_unavailable
 from actors.weights import transfer
 from actors.weights.kept import KeptWeights
 from actors.weights.resharding import ALIGNED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.analysis.moments import AnalysisError, Model, assign, nearest, read_sources, targets
 from agent_rl.records.journal import JournalError
 from tests.agent_rl.records.journal_retention_contract import forget

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.learner.building import device_of
 from actors.runtime.change_rules import why_not
-from actors.training.building import device_of
 from agent_rl.checks.describe import describe
 from agent_rl.checks.placement import placement_faults
 from agent_rl.checks.ranks import rank_faults

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from actors.cli.main import main
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import ToolCallRecord

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actors.filter.stored import decode_stored
+from actors.roc_filter.stored import decode_stored
 from agent_rl.observe.report import write_report
 from tests.agent_rl.observe.test_report_drawing import HOSTILE
 from tests.agent_rl.records.report_runs import BEFORE, RL, SyntheticRun

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from actors.filter.stored import decode_stored, encode_stored
+from actors.roc_filter.stored import decode_stored, encode_stored
 from agent_rl.records.payloads import SMALL, pack, unpack
 from agent_rl.testing import opened, trajectory
 from transport import encode

@@ -1,1 +1,0 @@
-"""The filter's parts: verdicts, and what a restarted filter reads back from its journal."""

@@ -1,1 +1,0 @@
-"""The generator's parts: which policy is served, and the tool calls of its rollouts."""

@@ -1,0 +1,5 @@
+"""The learner: ``learner.py`` is the actor, the other files are its parts."""
+
+from actors.learner.learner import Learner
+
+__all__ = ["Learner"]

@@ -1,0 +1,90 @@
+"""A rank of a learner other than rank 0: a process that an actor of its host starts, and that cannot outlive it.
+
+``lifeline.py PARENT actors.learner.follower PIPE`` reads one JSON object from its standard input (`Beginning`), makes
+the trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe to the
+actor: rank 0's on rank 0's host, a keeper on others (`actors.learner.keeper`).
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from actors.learner.signs import LastWords, SignGiver
+from agent_rl.config.topology import Topology
+
+
+class Beginning(BaseModel):
+    """What a rank must know to begin."""
+
+    topology: str
+    """As TOML."""
+    role: str
+    directory: Path
+    base: Path
+    rank: int
+    place: tuple[str, int]
+    """Where the ranks meet: address and port of rank 0."""
+    address: str
+    """The address of this host, over which ranks of several hosts talk."""
+    silent_seconds: float
+    """The longest that the actor may hear nothing of this one."""
+
+
+def main() -> None:
+    """Entry point. Exits with an error when it cannot go on, or rank 0 is lost; rank 0 hears why."""
+    beginning = Beginning.model_validate_json(sys.stdin.read())
+    signs = SignGiver(int(sys.argv[1]), beginning.silent_seconds)
+    from agent_rl.config.plugins import ContractError
+    from agent_rl.files.disk import DiskError
+    from agent_rl.learning.finite import TrainingStoppedError
+
+    try:
+        _train(beginning, lambda error: signs.last_words(_last_words(error)))
+    except (TrainingStoppedError, ContractError, DiskError) as error:
+        signs.last_words(LastWords(str(error), "mistake"))
+        raise SystemExit(1) from error  # rank 0 tells the user
+    except Exception as error:
+        signs.last_words(_last_words(error))
+        raise
+
+
+def _last_words(error: Exception) -> LastWords:
+    return LastWords(f"{type(error).__name__}: {error}", "torch" if isinstance(error, RuntimeError) else "error")
+
+
+def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
+    from actors.learner.building import build, device_of
+    from actors.learner.orders import Writing, follow
+    from actors.weights.files import model_directory
+    from actors.weights.kept import KeptShares
+    from agent_rl.config.parallel import mesh_sizes
+    from agent_rl.config.plugins import resolve
+    from agent_rl.learning.ranks import joined
+    from agent_rl.learning.trainer import Trainer
+
+    topology = Topology.model_validate(tomllib.loads(beginning.topology))
+    entry = topology.actors[beginning.role]
+    settings = resolve("actor", entry.class_path).Settings.model_validate(entry.settings)
+    device, directory, base = device_of(settings.device, beginning.rank, entry), beginning.directory, beginning.base
+    model_directory(topology, directory)  # before ranks meet: among several, transformers saves a model on rank 0 alone
+    ranks = joined(
+        beginning.rank,
+        mesh_sizes(entry.ranks, topology.model.parallel),
+        place=beginning.place,
+        address=beginning.address,
+        device=device,
+        seconds=settings.rank_timeout_seconds,
+        meeting_seconds=settings.rank_meeting_seconds,
+    )
+    trainer = build(Trainer, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
+    follow(trainer, Writing(failed), KeptShares(ranks, str(trainer.device), failed))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""The model in training: torch in one thread, checkpoints, published policies."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from actors.base import ActorContext
+from actors.learner.building import build, device_of
+from actors.learner.busy import Busy
+from actors.learner.far_ranks import FarRanks
+from actors.learner.follower import Beginning
+from actors.learner.followers import OTHER_SECONDS, Followers, RankLostError
+from actors.learner.saving import Saving
+from actors.weights import transfer
+from actors.weights.fetch import LINK, host_directory
+from actors.weights.files import Checkpoints, PublishedWeights
+from actors.weights.kept import KeptWeights
+from actors.weights.publish import Publisher
+from agent_rl.config.addresses import run_digest
+from agent_rl.config.full import resolved_text
+from agent_rl.config.parallel import mesh_sizes
+from agent_rl.config.topology import SftStage
+from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
+from agent_rl.environments.load import Environments
+from agent_rl.figures import SupervisedFigures
+from agent_rl.files.disk import remove
+from agent_rl.files.leftovers import Claim
+from agent_rl.learning.batching import Masked, SupervisedBatches
+from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.messages import Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.records.checkpoint_files import Position
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agent_rl.learning.exporting import Shares
+    from agent_rl.learning.trainer import Trainer
+    from agent_rl.rollout.prompts import ChatFormat
+
+T = TypeVar("T")
+
+
+class TrainedModel:
+    """The learner's trainer, its checkpoints, and the policies that it publishes. The learner knows the recipe."""
+
+    def __init__(self, context: ActorContext) -> None:
+        """Raises TrainingStoppedError when this host cannot send weights as ``weights_in`` says."""
+        refuse_unavailable(context)
+        self._context = context
+        self._thread = trio.CapacityLimiter(1)
+        self._busy = Busy(context.now)
+        self._writer = trio.CapacityLimiter(1)
+        self.saving = Saving(context)
+        self.store, self._claim = _store(context, self._write)
+        self.checkpoints = Checkpoints(context.directory / "checkpoints")
+        self._references = context.directory / "reference"
+        self.publisher = Publisher(context, self.store, context.log)
+        self._followers: Followers | None = None
+        """The processes of the other ranks on this host."""
+        self._far: FarRanks | None = None
+        """The ranks on other hosts."""
+        self._place: socket.socket
+        """Where ranks meet, made with them."""
+        self._touch = trio.CancelScope()
+        self.trainer: Trainer
+        """Made by `load`."""
+
+    async def load(self) -> tuple[Position, dict[str, Any]]:
+        """Load the newest complete checkpoint, or the model that the run starts from.
+
+        Returns the position in the recipe, and what the checkpoint holds of the learner. Raises TrainingStoppedError,
+        and ContractError for a loss that does not fit.
+        """
+        if self._context.topology.actors[self._context.role].ranks > 1:
+            await self._start_ranks()
+        loaded = await self.in_thread(self._load)
+        if self._followers is not None:
+            self._context.nursery.start_soon(self._stay_in_touch)
+        self.saving.begin()
+        self._context.nursery.start_soon(self.publisher.run)
+        return loaded
+
+    async def _start_ranks(self) -> None:
+        """Start all other ranks: those of other hosts when these are heard, then those of this host."""
+        from agent_rl.learning.ranks import LOOPBACK, meeting_place
+
+        context = self._context
+        entry = context.topology.actors[context.role]
+        several = len(entry.rank_hosts) > 1
+        address = context.topology.hosts[entry.rank_hosts[0]].address if several else LOOPBACK
+        self._place = meeting_place(address)
+        if several:
+            self._far = FarRanks(context, self._place.getsockname()[1])
+            await self._far.begin()
+            context.nursery.start_soon(self._far.watch)
+        beginning = Beginning(
+            topology=resolved_text(context.topology),
+            role=context.role,
+            directory=context.directory.absolute(),
+            base=context.base.absolute(),
+            rank=0,
+            place=self._place.getsockname()[:2],
+            address=address,
+            silent_seconds=context.settings.rank_silent_seconds,
+        )
+        self._followers = Followers(beginning, range(1, entry.ranks_per_host), context.log)
+        context.nursery.start_soon(self._followers.watch)
+
+    @property
+    def lacking(self) -> str:
+        """The hosts that ranks wait for, in words; empty: none."""
+        return "" if self._far is None else self._far.lacking
+
+    def _load(self) -> tuple[Position, dict[str, Any]]:
+        from actors.learner.orders import LeadTrainer
+        from agent_rl.checks.declared import chat_format
+        from agent_rl.learning.ranks import LOOPBACK, Ranks, joined
+        from agent_rl.learning.trainer import Trainer
+
+        context, topology, settings = self._context, self._context.topology, self._context.settings
+        ranks, kind, entry = Ranks(), Trainer, topology.actors[context.role]
+        device = device_of(settings.device, 0, entry)
+        if self._followers is not None:
+            kind = LeadTrainer
+            ranks = joined(
+                0,
+                mesh_sizes(entry.ranks, topology.model.parallel),
+                place=self._place,
+                address=LOOPBACK if self._far is None else topology.hosts[entry.rank_hosts[0]].address,
+                device=device,
+                seconds=settings.rank_timeout_seconds,
+                meeting_seconds=settings.rank_meeting_seconds,
+            )
+        directory, base = context.directory, context.base
+        self.trainer = build(kind, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
+        if isinstance(self.store, KeptWeights):
+            self.store.join(ranks, str(self.trainer.device))
+        self._environments = Environments(topology, context.base)
+        self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
+        restored = self.checkpoints.restore(
+            self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)
+        )
+        return restored or (Position(0, 0, 0), {})
+
+    @staticmethod
+    def _write(weights: Any, path: Path) -> None:
+        from agent_rl.learning.trainer import write_weights
+
+        write_weights(weights, path)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run work in torch's only thread, without blocking the event loop."""
+        with self._busy.working():
+            return await self._together(work, self._thread)
+
+    async def _together(self, work: Callable[[], T], thread: trio.CapacityLimiter) -> T:
+        """Run work in which ranks wait for each other. When one of them is lost, the error names it."""
+        given = {} if self._followers is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
+        try:
+            result: T = await self._context.in_thread(work, limiter=thread, **given)
+            return result  # noqa: TRY300 - an else would come before the except all the same
+        except RuntimeError as error:
+            if self._followers is None:
+                raise
+            silent = 0.0 if self._far is None else self._context.settings.rank_silent_seconds  # a host that is lost
+            await trio.sleep(silent + 2 * OTHER_SECONDS)  # cancelled when `watch` names a rank that has caused it
+            if "timed out" not in str(error).lower():
+                raise
+            raise RankLostError(
+                f"the ranks of the learner waited for each other longer than rank_timeout_seconds "
+                f"({self._context.settings.rank_timeout_seconds:g} s), so one of them hangs"
+            ) from error
+
+    async def _stay_in_touch(self) -> None:
+        """Let the other ranks hear of this one while it waits for rollouts."""
+        trainer: Any = self.trainer
+        with self._touch:
+            while True:
+                await trio.sleep(self._context.settings.rank_timeout_seconds / 4)
+                await self.in_thread(trainer.stay_in_touch)
+
+    async def close(self) -> None:
+        """End the other ranks in order. No method may be called after this."""
+        if self._followers is not None:
+            self._touch.cancel()
+            self._followers.leaving()
+            if self._far is not None:
+                self._far.leaving()
+            trainer: Any = self.trainer
+            if isinstance(self.store, KeptWeights):
+                await self.in_thread(self.store.dismiss)
+            await self.in_thread(trainer.dismiss)
+            await self._followers.ended()
+            if self._far is not None:
+                await self._far.ended()
+
+    def busy_seconds(self) -> float:
+        """Seconds in torch: training, and reading and copying weights."""
+        return self._busy.seconds()
+
+    def batches(self, stage: SftStage, position: Position, drawn: list[int]) -> tuple[SftStage, SupervisedBatches[Any]]:
+        """A supervised stage with its number of steps, and its batches from ``position`` on.
+
+        ``drawn`` is that of the batches up to there.
+        """
+        seed = f"{self._context.topology.run.seed}/sft/{position.stage}"
+        rng = random.Random(seed)
+        conversations: Iterator[Any]
+        encode: Any
+        if stage.data:
+            rows, weights = Rows(stage.data, self._context.base, self._context.directory), stage.weights
+            weights = weights or (1.0,) * len(stage.data)
+            if stage.epochs:
+                steps = math.ceil(rows_of_epochs(rows.counts, weights, stage.epochs) / stage.batch)
+                stage = stage.model_copy(update={"steps": max(1, steps)})
+            conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
+            encode = partial(_encoded, self._chat, rows)
+        else:
+            conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
+            encode = self._chat.demonstration_tokens
+        batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
+        if position.step:
+            batches.skip(position.step, drawn)
+        return stage, batches
+
+    def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
+        """Train the next batch. Raises NotFiniteError, with nothing changed."""
+        return self.trainer.sft_step(next(batches), stage, step)
+
+    async def begin_rl(self, position: Position) -> bool:
+        """Set the reference policy where it is that of the stage's start. Returns whether no step was trained yet."""
+        from agent_rl.learning.reference import StageStart
+
+        trainer = self.trainer
+        path = self._references / f"stage-{position.stage:02d}.safetensors"
+        new = position.version == position.stage_version
+        if isinstance(trainer.reference, StageStart):
+            if new:
+                self.forget_reference()
+            await self.in_thread(lambda: trainer.keep_reference(path) if new else trainer.load_reference(path))
+        return new
+
+    async def give_memory_back(self) -> None:
+        """Free what the devices need not hold between two steps: gradients, and what torch's allocator has kept."""
+        await self.in_thread(self.trainer.give_memory_back)
+
+    def forget_reference(self) -> None:
+        """Delete the reference policies of stages that are over."""
+        for path in self._references.glob("*"):  # the folder may be a link to one that hosts share
+            remove(path)
+
+    # Published policies
+
+    async def publish(self, policy: Policy, position: Position) -> None:
+        """Publish the present weights as ``policy``. Waits only until they are copied, or written by several ranks."""
+        weights: dict[str, Tensor] | Shares | Path | None = None
+        if not self.publisher.knows(policy):
+            store, version = self.store, policy.version
+            if isinstance(store, KeptWeights):
+                on_device = self._context.settings.weights_in == "nccl"
+                weights = await self.in_thread(lambda: self.trainer.share_weights(version, on_device=on_device))
+            elif self._followers is not None:
+                weights = store.path(policy)
+                await self.in_thread(lambda: self.trainer.write_weights(version, store.path(policy)))
+            else:
+                weights = await self.in_thread(lambda: self.trainer.copy_weights(version))
+        self.publisher.offer(policy, weights, position.stage, position.stage_version)
+
+    async def hand_out(self, wanted: WeightsWanted | TransferWanted, asker: str) -> WeightsPart | TransferOffer:
+        """A part of a published file or the generator to ask for it, or the offer of a transfer."""
+        match wanted, self.store:
+            case WeightsWanted(), PublishedWeights() as files:
+                return await files.hand_out(wanted, asker, self._context.in_thread)
+            case TransferWanted(), KeptWeights() as kept:
+                return kept.offer(wanted)
+        raise TypeError(f"{type(wanted).__name__} does not go with weights_in = {self._context.settings.weights_in}")
+
+    def gone(self, generator: str) -> None:
+        """A generator is lost, or has left: nothing is kept for its engine, and it passes no weights on."""
+        self.publisher.gone(generator)
+        self.store.gone(generator)
+
+    async def save(
+        self, position: Position, extra: Mapping[str, Any], after: Callable[[], Awaitable[None]], *, beside: bool
+    ) -> None:
+        """Save weights, optimizer and ``extra`` for a position, and do ``after``. See `Saving.save`."""
+        path = self.checkpoints.path(position)
+        await self.saving.save(
+            lambda: self.in_thread(lambda: self.trainer.stage(path, position, extra)),
+            lambda staged: self._together(staged.write, self._writer),
+            after,
+            beside=beside,
+        )
+
+
+def _encoded(chat: ChatFormat, rows: Rows, number: int) -> Masked:
+    return chat.conversation_tokens(rows.conversation(number))
+
+
+def refuse_unavailable(context: ActorContext) -> None:
+    """Raise TrainingStoppedError when this host cannot send weights as ``weights_in`` says."""
+    way = context.settings.weights_in
+    if way not in transfer.BACKENDS:
+        return
+    if fault := transfer.unavailable(way):
+        raise TrainingStoppedError(f'weights_in = "{way}": {fault}; choose another weights_in')
+    if way == "nccl":
+        context.log.warning("this transfer method has not been tested on a GPU", weights_in=way)
+
+
+def _store(
+    context: ActorContext, write: Callable[[Any, Path], None]
+) -> tuple[PublishedWeights | KeptWeights, Claim | None]:
+    """The store for published policies, and the claim that keeps its directory while this process lives."""
+    topology, settings = context.topology, context.settings
+    if settings.weights_in in transfer.BACKENDS:
+        address = topology.hosts[topology.actors[context.role].homes[0]].address
+        return KeptWeights(context, settings.weights_in, address, settings.device, context.log), None
+    fetched = any(context.role in entry.targets(LINK) for entry in topology.actors.values())
+    if settings.weights_in == "run_directory":
+        return PublishedWeights(context.directory / "weights", write, fetched=fetched), None
+    directory, claim = host_directory("published", run_digest(topology))
+    return PublishedWeights(directory, write, fetched=fetched), claim

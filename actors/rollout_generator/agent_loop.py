@@ -1,0 +1,144 @@
+"""The agent loop of a generator: the engine writes a turn, and tools or the environment answer, until the episode ends.
+
+::
+
+    Episode.tokens --> engine.generate --> Episode.wrote --> calls: ToolCall... --> Episode.responded --+
+        ^                                              `---> none: ObserveTurn ---> Episode.observed ---+
+        +-------------------------------------------------------------------------------- completed <---+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.engines.base import EngineError, TurnRequest
+from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, ObserveTurn, ToolCallRecord, TurnObserved
+from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+
+if TYPE_CHECKING:
+    from actors.base import ActorContext
+    from actors.engines.base import Engine
+    from agent_rl.messages import Policy
+    from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.prompts import ChatFormat
+
+
+class EnvironmentFaultError(Exception):
+    """A fault of the environment: it did not answer a turn. The message says where."""
+
+
+class AgentLoop:
+    """Runs any number of episodes at once."""
+
+    def __init__(self, context: ActorContext, chat: ChatFormat, engine: Engine, tools: ToolCaller) -> None:
+        self._context = context
+        self.chat = chat
+        self._engine = engine
+        self._tools = tools
+
+    @property
+    def policy(self) -> Policy:
+        """The policy served now."""
+        return self._engine.policy
+
+    async def run(
+        self,
+        episode: Episode,
+        completed: Callable[[], bool] | None = None,
+        asks: Callable[[], None] | None = None,
+    ) -> None:
+        """Run an episode to its end. ``completed`` is called after each turn that is answered and does not end it.
+
+        When it returns False, the rollout goes on elsewhere. ``asks`` is called before tools or the environment answer.
+
+        Raises EngineError, ToolsUnavailableError and EnvironmentFaultError.
+        """
+        while episode.ended is None:
+            turn, stopped = await self.write(episode)
+            calls = episode.wrote(*turn, stopped=stopped)
+            if asks is not None and episode.ended is None:
+                asks()
+            if calls:
+                responses, records = await self.answer(episode, calls)
+                episode.responded(responses, records, self._engine.policy)
+            elif episode.ended is None:
+                episode.observed(await self._observe(episode), self._engine.policy)
+            if completed is not None and episode.ended is None and not completed():
+                return
+
+    async def _observe(self, episode: Episode) -> TurnObserved:
+        """The environment's answer to the last turn. Raises ToolsUnavailableError and EnvironmentFaultError."""
+        request = episode.request
+        answer = await self._tools.observe(
+            ObserveTurn(request.rollout, request.problem, episode.transcript, episode.state, request.seed)
+        )
+        if answer.fault:
+            raise EnvironmentFaultError(answer.fault)
+        return answer
+
+    async def write(self, episode: Episode) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
+        """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
+        request = episode.request
+        result = await self._engine.generate(
+            TurnRequest(
+                rollout=request.rollout,
+                tokens=episode.tokens,
+                max_tokens=episode.budget,
+                temperature=request.sampling.temperature,
+                stop_tokens=self.chat.stop_tokens,
+                seed=request.seed,
+                top_p=request.sampling.top_p,
+                top_k=request.sampling.top_k,
+            )
+        )
+        turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
+        if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens):
+            raise EngineError(f"the engine returned {fault}")
+        return turn, stopped
+
+    async def answer(
+        self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]
+    ) -> tuple[list[str], list[ToolCallRecord]]:
+        """Run the turn's calls, several at once. Returns responses and records in the order of the calls."""
+        if len(calls) == 1:  # most turns have one; a task for it would be a tenth of the loop's cost
+            text, record = await self.call(episode, 0, calls[0])
+            return [text], [record]
+        answers: list[tuple[str, ToolCallRecord] | None] = [None] * len(calls)
+        left = iter(enumerate(calls))
+        failed: list[ToolsUnavailableError] = []
+
+        async def work() -> None:
+            try:
+                for index, call in left:
+                    answers[index] = await self.call(episode, index, call)
+            except ToolsUnavailableError as error:
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+
+        tools = [self._tools.tool(episode.request, call.name) for call in calls if isinstance(call, ParsedCall)]
+        stateful = any(tool is not None and tool.stateful for tool in tools)
+        at_once = 1 if stateful else self._context.settings.tool_calls_at_once
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(at_once, len(calls))):
+                nursery.start_soon(work)
+        if failed:
+            raise failed[0]
+        done = [answer for answer in answers if answer is not None]
+        return [text for text, _ in done], [record for _, record in done]
+
+    async def call(self, episode: Episode, index: int, call: ParsedCall | MalformedCall) -> tuple[str, ToolCallRecord]:
+        """The text that the model reads of one call, and the call's record. Raises ToolsUnavailableError."""
+        turn = episode.turns
+        if isinstance(call, MalformedCall):
+            return call.error, ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
+        started = self._context.now()
+        result = await self._tools.call(episode.request, f"{turn}.{index}", call, episode.tool_states)
+        seconds = self._context.now() - started
+        times = (result.run_seconds, seconds)
+        return result.text, ToolCallRecord(
+            turn, call.name, result.outcome, *times, result.cut, call.arguments, result.text
+        )

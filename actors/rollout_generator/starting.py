@@ -1,0 +1,96 @@
+"""What a generator makes and looks at before it serves: its engine, its chat template, prompts that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from actors.engines.base import Engine, EngineRefusedError
+from actors.rollout_generator.settings import RolloutGeneratorSettings
+from actors.weights import transfer
+from agent_rl.config.plugins import PluginError, resolve
+from agent_rl.config.topology import Topology
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.load import Environments
+from agent_rl.environments.tasks import ListedTasks
+from agent_rl.messages import Policy
+from agent_rl.rollout.prompts import ChatFormat
+
+NAMED_PROBLEMS = 5
+"""The most problems that a message about long prompts names."""
+
+
+def make_engine(
+    directory: Path, settings: RolloutGeneratorSettings, topology: Topology, *, sleeps: bool = False
+) -> Engine:
+    """The engine that the settings name, with the model in ``directory``. Raises EngineRefusedError.
+
+    ``sleeps``: the engine shares its device in time, so that it must be able to sleep.
+    """
+    try:
+        engine_class = resolve("engine", settings.engine)
+    except PluginError as error:
+        raise EngineRefusedError(f"engine: {error}") from error
+    if way := transfer.way_of(topology):
+        files_alone = "" if hasattr(engine_class, "ranks") else f"{settings.engine} only takes weights from files"
+        if fault := files_alone or transfer.unavailable(way):
+            raise EngineRefusedError(f'weights_in = "{way}": {fault}; remove the cause, or choose another value')
+    if sleeps and not (hasattr(engine_class, "sleep") and hasattr(engine_class, "wake")):
+        raise EngineRefusedError(
+            f'share = "time": {settings.engine} cannot sleep, as it has no methods sleep and wake; add them '
+            "(actors/engines/base.py), or give the engine a device of its own"
+        )
+    to_sleep = (
+        engine_class.sleep_settings(settings.device) if sleeps and hasattr(engine_class, "sleep_settings") else {}
+    )
+    try:
+        engine: Engine = engine_class(
+            directory,
+            max_rollouts=settings.max_rollouts,
+            kv_tokens=settings.kv_tokens,
+            threads=settings.threads,
+            device=settings.device,
+            dtype=topology.model.dtype,
+            initial_policy=Policy(0, 0),
+            **{**to_sleep, **settings.engine_settings},
+        )
+    except (TypeError, ValueError) as error:
+        raise EngineRefusedError(
+            f"engine_settings: {settings.engine} does not take them: {error}; change them"
+        ) from error
+    return engine
+
+
+def require_append_only(environments: Environments, chat: ChatFormat) -> None:
+    """Raises EngineRefusedError when messages answer turns, and the chat template then changes earlier turns."""
+    answering = [name for name, each in environments.items() if each.observes or each.rollout is not None]
+    if answering and (changed := chat.rewriting()):
+        raise EngineRefusedError(
+            f"environment {answering[0]!r} answers turns, and the chat template then changes earlier turns: "
+            f"{changed}; name a template that repeats turns unchanged: "
+            'chat_template = "chatml" in [model], or a file'
+        )
+
+
+def long_prompts(environments: Environments, chat: ChatFormat, longest: int) -> Iterator[str]:
+    """Name the listed problems whose prompts leave no room in ``longest`` tokens.
+
+    Raises TaskError when no problem of an environment fits.
+    """
+    for name, source in environments.tasks().sources.items():
+        if not isinstance(source, ListedTasks):
+            continue
+        for kind, listed in (("training", source.trained), ("held-out", source.held_out)):
+            problems = [replace(problem, environment=name) for problem in listed]
+            found = chat.too_long(problems, longest)
+            if not found:
+                continue
+            named = ", ".join(f"{problem.id} ({tokens} tokens)" for problem, tokens in found[:NAMED_PROBLEMS])
+            limit = f"a sequence of {longest} tokens has no room for the prompts of"
+            if len(found) == len(problems):
+                remedy = "serve a longer model or more kv_tokens, or shorten the problems"
+                raise TaskError(
+                    f"environment {name!r}: {limit} all {len(found)} {kind} problems, {named} ...; {remedy}"
+                )
+            yield f"{limit} {len(found)} of {len(problems)} {kind} problems: {named}"

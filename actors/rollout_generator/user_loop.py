@@ -1,0 +1,139 @@
+"""A rollout by a user's own loop: ``async def rollout(problem, model, tools)`` in place of the agent loop.
+
+::
+
+    rollout(problem, model, tools) --messages--> model --> Conversation --> engine.generate --> the turn's text
+                                   `-arguments-> tools["name"] -----------> ToolCall, ToolResult --> the result's text
+
+The loop runs in the generator. Its own time, without waiting for ``model`` and ``tools``, is bounded. The rollout ends
+when the loop returns. When the model has no turn or token left, and when engine or executors fail, the loop is
+cancelled; it never sees such a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import trio
+
+from actors.deadlines import Deadline, DeadlineError
+from actors.engines.base import EngineError
+from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.rollout_generator.tool_calls import ToolsUnavailableError
+from agent_rl.config.plugins import ContractError, defined_at, place_of
+from agent_rl.environments.base import BlockedError
+from agent_rl.rollout.conversation import Conversation
+from agent_rl.rollout.parsing import ParsedCall
+
+if TYPE_CHECKING:
+    from actors.blocking import Pause
+    from agent_rl.environments.base import Rollout, Tool
+    from agent_rl.rollout.episode import Episode
+
+
+class UserLoop:
+    """One rollout by a user's own loop."""
+
+    def __init__(
+        self, agent: AgentLoop, episode: Episode, tools: Mapping[str, Tool], seconds: float, pause: Pause
+    ) -> None:
+        """``seconds``: limit of the loop's own time; ``pause``: of the generator, after a loop has blocked it."""
+        self._agent = agent
+        self._episode = episode
+        self._conversation = Conversation(episode, agent.chat)
+        self._known = tools
+        self._deadline = Deadline(seconds)
+        self._seconds = seconds
+        self._pause = pause
+        self._scope = trio.CancelScope()
+        self._writing = False
+        self._calls = 0
+        self._in_order = trio.Lock()
+        self._failure: Exception | BlockedError | None = None
+
+    async def run(self, rollout: Rollout) -> None:
+        """Run the loop. Raises EngineError, ToolsUnavailableError, and EnvironmentFaultError for the loop's faults."""
+        episode = self._episode
+        fault = ""
+        await self._pause.over()
+        try:
+            with self._scope, self._deadline.enforced():
+                await rollout(episode.request.problem, self._model, {name: self._tool(name) for name in self._known})
+        except DeadlineError:
+            fault = f"has taken more than {self._seconds:g} s of its own time, without model() and tools"
+        except (Exception, BlockedError) as error:  # noqa: BLE001 - the user's code may raise anything
+            self._failure = self._failure or error
+            if isinstance(error, BlockedError):
+                self._pause.begin()
+        if isinstance(self._failure, EngineError | ToolsUnavailableError):
+            raise self._failure
+        if self._failure is not None:
+            refused = isinstance(self._failure, ContractError)
+            fault = str(self._failure) if refused else f"fails with {type(self._failure).__name__}: {self._failure}"
+        elif not fault and not episode.turns and episode.ended is None:
+            fault = "has returned without a turn of the model; await model(messages)"
+        if fault:
+            place = (place_of(self._failure) if self._failure else "") or defined_at(rollout)
+            where = f" ({place})" if place and place not in fault else ""
+            raise EnvironmentFaultError(
+                f"environment {episode.request.problem.environment!r}: its own rollout: {fault}{where}"
+            )
+        episode.finish()
+
+    async def _model(self, messages: object) -> str:
+        """The model's next turn after these messages."""
+        episode = self._episode
+        if self._failure is not None:
+            await self._end()
+        if self._writing:
+            self._failure = ContractError("model() was called during an earlier call; await the earlier call first")
+            raise self._failure
+        self._writing = True
+        try:
+            with self._deadline.suspended():
+                if episode.ended is None and not episode.may_go_on:
+                    episode.ended = "turn_limit"
+                if episode.ended is None:
+                    self._conversation.continue_with(messages, self._agent.policy)
+                if episode.ended is None:
+                    turn, stopped = await self._agent.write(episode)
+                    text = episode.wrote_text(*turn, stopped=stopped)
+                    self._conversation.wrote(text)
+                if episode.ended is not None:
+                    await self._end()
+                await self._pause.over()
+                return text
+        except ContractError as error:
+            self._failure = error
+            raise
+        except EngineError as error:
+            self._failure = error
+            await self._end()
+        finally:
+            self._writing = False
+
+    async def _end(self) -> NoReturn:
+        self._scope.cancel()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def _tool(self, name: str) -> Callable[..., Awaitable[str]]:
+        """A tool of the environment: from its arguments to the text that a model would read."""
+        stateful = self._known[name].stateful
+
+        async def call(**arguments: Any) -> str:
+            self._calls += 1
+            number = self._calls
+            with self._deadline.suspended():
+                try:
+                    async with self._in_order if stateful else nullcontext():
+                        text, record = await self._agent.call(self._episode, number, ParsedCall(name, arguments))
+                except ToolsUnavailableError as error:
+                    self._failure = error
+                    await self._end()
+                self._episode.called(record)
+                return text
+
+        return call

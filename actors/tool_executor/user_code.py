@@ -1,0 +1,94 @@
+"""What executors run of users: a tool's call, an environment's judgement of a rollout and its answer to a turn.
+
+Each has a deadline. Nothing that the code raises passes through: the reply names it, with the place where it is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.deadlines import DeadlineError, NoThreadError
+from agent_rl.config.plugins import ContractError, defined_at, described, place_of
+from agent_rl.environments.base import (
+    BadArgumentError,
+    BlockedError,
+    CheckError,
+    CheckUnavailableError,
+    ToolOutput,
+)
+from agent_rl.environments.judging import fault_of, sound_judgement
+from agent_rl.environments.observing import observation
+from agent_rl.environments.tools import as_output, bounded
+from agent_rl.messages import Judgement, JudgementReply, TurnObserved
+
+if TYPE_CHECKING:
+    from actors.deadlines import Threads
+    from actors.tool_executor.context import ExecutorContext
+    from agent_rl.environments.base import Environment, Tool
+    from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
+
+
+async def observed(environment: Environment, asked: ObserveTurn, context: ExecutorContext) -> TurnObserved:
+    """The environment's answer to a turn, or its fault."""
+    try:
+        async with context.enforced():
+            answer = await environment.observe(asked.problem, asked.transcript, asked.state, context)
+        return observation(answer, len(asked.transcript.texts), asked.state)
+    except DeadlineError as error:
+        fault, place = "observe took longer than its deadline", str(error)
+    except (ContractError, NoThreadError) as error:
+        fault, place = str(error), ""
+    except (Exception, SystemExit, BlockedError) as error:  # noqa: BLE001  the user's code may raise anything
+        fault, place = f"observe fails with {described(error)}", place_of(error)
+    where = "" if place and place in fault else place or defined_at(type(environment).observe)
+    return TurnObserved(fault=f"environment {asked.problem.environment!r}: {fault}" + (f" ({where})" if where else ""))
+
+
+async def judged(environment: Environment, asked: JudgementWanted, context: ExecutorContext) -> JudgementReply:
+    """The environment's judgement of a rollout, its fault, or why no checker judged it."""
+    began = trio.current_time()
+    judgement: Judgement | None = None
+    fault = unavailable = ""
+    try:
+        async with context.enforced():
+            judgement = sound_judgement(await environment.judge(asked.problem, asked.transcript, context))
+    except CheckError as error:
+        judgement = Judgement(0.0, success=False, note=str(error))
+    except (CheckUnavailableError, NoThreadError) as error:
+        unavailable = str(error)
+    except DeadlineError as error:
+        where = str(error) or defined_at(type(environment).judge)
+        fault = f"{type(environment).__name__}.judge took longer than judge_seconds = {context.seconds:g}"
+        fault += f" ({where})" if where else ""
+    except (Exception, SystemExit, BlockedError) as error:  # noqa: BLE001  the user's code may raise anything
+        fault = fault_of(environment, "judge", error)
+    return JudgementReply(asked.rollout, judgement, fault, unavailable, trio.current_time() - began)
+
+
+async def run_tool(
+    tool: Tool, call: ToolCall, context: ExecutorContext, threads: Threads, output_bytes: int
+) -> ToolOutput:
+    """What the tool returns, in at most ``output_bytes`` a text; its failure is an outcome that the model reads."""
+    try:
+        async with context.enforced():
+            returned = await tool.call(call.arguments, call.state, context)
+        return bounded(as_output(returned), output_bytes, stateful=tool.stateful)
+    except BadArgumentError as error:
+        return ToolOutput("malformed", stderr=str(error))
+    except DeadlineError as error:
+        hung = f"{len(threads.hung)} of {threads.most} threads"
+        context.log.warning("a tool was given up at its deadline", call=call.call, where=str(error), hung=hung)
+        return ToolOutput("timeout", run_seconds=context.seconds)
+    except NoThreadError as error:
+        context.log.error("no thread for a tool", call=call.call, why=str(error))  # noqa: TRY400
+        return ToolOutput("unavailable", stderr=str(error))
+    except BlockedError as error:
+        context.log.error("a tool blocked the executor", call=call.call, why=str(error))  # noqa: TRY400
+        return ToolOutput("timeout")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything: the model reads it
+        where = place_of(error) or defined_at(getattr(tool, "function", type(tool)))
+        message = f"{type(error).__name__}: {error}"
+        context.log.warning("a tool failed", call=call.call, error=message, where=where)
+        return bounded(ToolOutput("error", stderr=message), output_bytes, stateful=False)

@@ -1,1 +1,0 @@
-"""The learner's parts: what has arrived for the next steps."""

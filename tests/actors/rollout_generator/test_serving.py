@@ -1,0 +1,254 @@
+"""The newest policy is served: found or fetched, again when it could not be had, and not for ever when the engine
+refuses it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from actors.engines.base import EngineError, EngineRefusedError
+from actors.rollout_generator.serving import (
+    AGAIN_SECONDS,
+    FIRST_ATTEMPTS,
+    OFFER_SECONDS,
+    REPLACED_SECONDS,
+    ServedPolicy,
+)
+from actors.weights.fetch import FetchedWeights
+from actors.weights.files import weights_name
+from actors.weights.parts import nothing, part_checksums, read_part, whole_checksum
+from actors.weights.transfer import TransferError
+from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from transport import CallTimeout, PeerLost
+
+
+class Engine:
+    """Remembers what it was told to load; refuses the policies a test names, as often as the test says."""
+
+    ranks = 2
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.policy = Policy(0, 0)
+        self.loaded: list[tuple[Policy, bytes]] = []
+        self.refuses: set[Policy] = set()
+
+    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+        await trio.lowlevel.checkpoint()
+        if policy in self.refuses:
+            raise EngineError(f"{source} does not fit the model")
+        if isinstance(source, TransferOffer):
+            self.lost -= 1
+            if self.lost >= 0:
+                raise TransferError("the learner is gone")
+            self.loaded.append((policy, source.key.encode()))
+        else:
+            try:
+                self.loaded.append((policy, source.read_bytes()))  # noqa: ASYNC240 - it is tiny
+            except FileNotFoundError as error:
+                raise EngineError(f"cannot read weights from {source}") from error
+        self.policy = policy
+
+
+class Desk:
+    """A ServedPolicy, its engine, and a learner to be asked."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, link: bool) -> None:
+        self.folder, self.engine = folder, Engine()
+        self.faults: list[Exception] = []
+        self.asked: list[int] = []
+        context: Any = SimpleNamespace(
+            links={"weights": None} if link else {},
+            in_thread=trio.to_thread.run_sync,
+            first=True,
+            link={"transfer": self.offer}.__getitem__,
+            wait=lambda message, thing: f"{message.__name__}: {thing}",
+        )
+        self.kept = Policy(0, 0)
+        self.offers: list[TransferWanted] = []
+        monkeypatch.setattr(
+            ServedPolicy,
+            "_over_links",
+            lambda served: FetchedWeights(folder / "host", self.ask, trio.to_thread.run_sync),
+        )
+        (folder / "host").mkdir()
+        (folder / "learner").mkdir()
+        self.served = ServedPolicy(context, self.engine, structlog.get_logger())  # type: ignore[arg-type]
+
+    async def ask(self, source: str, wanted: WeightsWanted) -> WeightsPart:
+        assert not source
+        await trio.lowlevel.checkpoint()
+        self.asked.append(wanted.offset)
+        if self.faults:
+            raise self.faults.pop(0)
+        path = self.folder / "learner" / weights_name(wanted.policy)
+        if not path.exists():
+            return nothing(wanted.offset)
+        return read_part(path, wanted.offset, part_checksums(path))
+
+    async def offer(self, wanted: TransferWanted, *, timeout: float) -> TransferOffer:
+        await trio.sleep(timeout / 4)
+        if self.faults:
+            raise self.faults.pop(0)
+        self.offers.append(wanted)
+        port = 1 if wanted.policy == self.kept else 0
+        return TransferOffer("gloo", "127.0.0.1", port, f"key {len(self.offers)}", 1, wanted.ranks, 1, (), (), ())
+
+    def keep(self, version: int) -> Policy:
+        """As publish, of weights that are sent."""
+        self.kept = Policy(1, version)
+        self.served.published(PolicyPublished(self.kept, f"gloo:{weights_name(self.kept)}", 0, 0))
+        return self.kept
+
+    def publish(self, version: int, *, link: bool) -> Policy:
+        policy = Policy(1, version)
+        path = self.folder / "learner" / weights_name(policy)
+        path.write_bytes(b"weights of %d" % version)
+        size, checksum = (path.stat().st_size, whole_checksum(part_checksums(path))) if link else (0, 0)
+        self.served.published(PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum))
+        return policy
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=link)
+    changes = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
+            assert desk.served.waiting_for == "PolicyPublished: a policy"
+            desk.publish(1, link=link)  # overtaken before its turn
+            newest = desk.publish(2, link=link)
+            await desk.served.ready.wait()
+            assert desk.engine.loaded == [(newest, b"weights of 2")]
+            assert (desk.served.waiting_for, changes) == ("", [newest])
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert bool(desk.asked) == link
+
+
+@pytest.mark.parametrize("fault", [CallTimeout("no answer"), PeerLost("learner.0 was restarted")])
+def test_weights_that_could_not_be_fetched_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=True)
+    desk.faults = [fault] * 3
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.publish(1, link=True)
+            began = trio.current_time()
+            await desk.served.ready.wait()
+            assert 3 * AGAIN_SECONDS <= trio.current_time() - began < 4 * AGAIN_SECONDS
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.engine.refuses = {Policy(1, 1)}
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.publish(1, link=False)
+            await trio.sleep(REPLACED_SECONDS / 2)
+            assert desk.served.waiting_for == "PolicyPublished: the weights of version 1"
+            assert not desk.served.ready.is_set()
+            newer = desk.publish(2, link=False)
+            await desk.served.ready.wait()
+            assert desk.engine.policy == newer
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        policy = desk.publish(1, link=False)
+        (tmp_path / "learner" / weights_name(policy)).unlink()
+        with pytest.raises(EngineError, match="cannot read weights"):
+            await desk.served.run(lambda: None)
+        assert trio.current_time() >= REPLACED_SECONDS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_weights_that_were_not_sent_to_the_end_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.faults, desk.engine.lost = [PeerLost("learner.0 was restarted")], 2
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            policy = desk.keep(1)
+            await desk.served.ready.wait()
+            assert desk.offers == [TransferWanted(policy, Engine.ranks)] * 3
+            assert desk.engine.loaded == [(policy, b"key 3")]  # each time in a place of its own
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_policy_that_a_newer_replaced_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            older = desk.keep(1)
+            await trio.sleep(OFFER_SECONDS / 8)
+            newer = desk.keep(2)  # while the older is being asked for
+            await desk.served.ready.wait()
+            assert [wanted.policy for wanted in desk.offers] == [older, newer]
+            assert desk.engine.loaded == [(newer, b"key 2")]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_a_run_whose_first_policy_never_comes_ends_with_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+    desk.engine.lost = 99
+
+    async def main() -> None:
+        desk.keep(1)
+        with pytest.raises(EngineRefusedError, match=r"in 3 attempts: the learner is gone; .* change weights_in"):
+            await desk.served.run(lambda: None)
+        assert len(desk.offers) == FIRST_ATTEMPTS
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+
+
+def test_later_policies_may_be_lost_as_often_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, link=False)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.served.run, lambda: None)
+            desk.keep(1)
+            await desk.served.ready.wait()
+            desk.engine.lost = FIRST_ATTEMPTS + 2
+            newer = desk.keep(2)
+            await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
+            assert desk.engine.policy == newer
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0.05))
