@@ -40,7 +40,7 @@ from benchmarks.peer_trl import (
     Tools,
 )
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RUN_SECONDS, RunFailed, running
+from benchmarks.runs import RUN_SECONDS, RunFailed, finished
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-trl" / "bin" / "python"
@@ -154,12 +154,11 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
         *overrides,
     ]
     started = time.monotonic()
-    async with running(EXAMPLE, folder, settings) as run:
-        await run.wait()
-        seconds = time.monotonic() - started
-        steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
-        (stage_row,) = run.metrics("stage")
-        return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
+    run = await finished(EXAMPLE, folder, settings)
+    seconds = time.monotonic() - started
+    steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
+    (stage_row,) = run.metrics("stage")
+    return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
 
 
 async def peer(folder: Path, spec: Spec, python: Path, limit: float = RUN_SECONDS) -> Measured:

@@ -19,13 +19,15 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import trio
+
 from actors.cli.records import decode_stored
 from agent_rl.config.examples import topology_file
 from agent_rl.environments.arithmetic.problems import overlap
 from agent_rl.records.opening import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import summary_of
+from benchmarks.runs import finished
 
 MEDIANS = ("minutes", "minutes_rl", "mean_staleness")
 
@@ -78,10 +80,11 @@ def interval(summary: dict[str, Any], name: str) -> str:
     return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def run(file: Path, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def run(file: Path, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The summary of one run, with its overlap. Raises Failure when the run fails."""
-    summary = summary_of(file, directory, overrides)
-    return {**summary, "overlap": overlap_of(directory)}
+    folder.mkdir()
+    done = trio.run(finished, file, folder, overrides)
+    return {**done.summary(), "overlap": overlap_of(done.directory)}
 
 
 def main(options: Options) -> int:

@@ -28,7 +28,7 @@ from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import Run, running, stage_rows, window
+from benchmarks.runs import Run, finished, stage_rows, window
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as independent and so is too narrow"
@@ -151,9 +151,8 @@ def read(run: Run) -> Measured:
 async def teach(folder: Path, steps: int) -> Path:
     """The model after the quickstart's supervised stage."""
     overrides = [f'stages=[{{kind="sft", steps={steps}, batch=16, learning_rate=3e-3}}]']
-    async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait()
-        return max((run.directory / "checkpoints").glob("version-*")).absolute()
+    run = await finished(EXAMPLE, folder, overrides)
+    return max((run.directory / "checkpoints").glob("version-*")).absolute()
 
 
 async def one(
@@ -170,9 +169,7 @@ async def one(
         f"algorithm.max_staleness={staleness}",
         *overrides,
     ]
-    async with running(EXAMPLE, folder, settings) as run:
-        await run.wait()
-        return read(run)
+    return read(await finished(EXAMPLE, folder, settings))
 
 
 async def measure(options: Options) -> dict[str, list[Measured]]:

@@ -26,7 +26,7 @@ import trio
 from agent_rl.config.examples import EXAMPLES
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, running
+from benchmarks.runs import RunFailed, finished
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 TASK = (
@@ -90,13 +90,8 @@ def make(folder: Path, overrides: Sequence[str]) -> None:
             raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    trio.run(_until_its_end, folder, overrides)
+    trio.run(finished, EXAMPLE, folder, overrides)
     done.write_text(json.dumps(list(overrides)))
-
-
-async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:
-    async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait()
 
 
 def one_seed(options: Options, seed: int) -> dict[str, Curves]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -59,13 +59,6 @@ class Spent:
     processor: float
     """Processor seconds of all threads."""
     norm: float
-
-
-class Side(Protocol):
-    """One of the two."""
-
-    def update(self, work: Workload, seed: int) -> Spent:
-        """Forward, backward and AdamW on all sequences."""
 
 
 class Clock:
@@ -213,3 +206,6 @@ def pad(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     for place, row in enumerate(rows):
         labels[place, row.prompt - 1 : len(row.tokens) - 1] = row.tokens[row.prompt :]
     return inputs, mask, labels
+
+
+Side = Ours | Padded

@@ -141,6 +141,11 @@ class Run:
             ended = "did not end" if self.process.returncode is None else f"ended with {self.process.returncode}"
             raise RunFailed(f"the run {ended}\n{self._output.read_text()[-3000:]}")
 
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says."""
+        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return summary
+
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl of one kind."""
         rows = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -153,24 +158,18 @@ def command_of(verb: str, file: Path, directory: Path, overrides: Sequence[str])
     return [sys.executable, "-P", "-m", "actors.cli", verb, str(file), *settings]
 
 
-def summary_of(file: Path, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Run ``agent-rl run FILE`` to its end; returns its summary. Raises RunFailed."""
-    command = command_of("run", file, directory, overrides)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"the run did not end within {RUN_SECONDS:.0f} s") from error
-    if done.returncode != 0:
-        raise RunFailed(f"the run ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return summary
-
-
 @asynccontextmanager
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
     async with started(command_of("run", file, folder / "run", overrides), folder) as run:
         yield run
+
+
+async def finished(file: Path, folder: Path, overrides: Sequence[str]) -> Run:
+    """The same, run to its end. Raises RunFailed."""
+    async with running(file, folder, overrides) as run:
+        await run.wait()
+        return run
 
 
 @asynccontextmanager
