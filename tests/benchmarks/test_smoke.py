@@ -87,8 +87,8 @@ SMALLEST = {
     ),
     "overlap": Smallest(
         (
-            *("--rounds", "1", "--steps", "8", "--sft-steps", "600"),
-            *settings("algorithm.groups_per_step=4", "algorithm.samples=8", "algorithm.keep=4"),
+            *("--rounds", "1", "--steps", "4", "--sft-steps", "3"),
+            *settings(*SMALL[1:], 'environments=[{class="benchmarks.passed.parity:Parity"}]'),
         ),
         ("async_over_sync", "async_over_sync_slow_tools_share_of_bound", "learner_idle_share", "success_sync"),
         lambda figures: figures["cpu_seconds_per_step_slow_tools_sync"] > 0,
