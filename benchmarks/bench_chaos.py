@@ -91,7 +91,7 @@ class Options:
     faults: int = 20
     """How many."""
     seed: int = 0
-    """Of the plan; runs have the seeds from here on."""
+    """Seed of the plan; runs have the seeds from here on."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults, by name; all by default."""
     each_once: bool = False

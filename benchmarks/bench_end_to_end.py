@@ -99,7 +99,7 @@ class Measured:
     trained: Sequence[float]
     success: Sequence[float]
     seconds: float
-    """Of the whole process, from its start to its end."""
+    """Seconds of the whole process, from its start to its end."""
 
     @classmethod
     def read(cls, began: float, steps: Sequence[Mapping[str, Any]], seconds: float) -> Measured:
@@ -269,7 +269,7 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
 
 
 def specification(options: Options, tools: Tools, setting: Setting, model: Path, place: Path) -> Spec:
-    """What both sides are told."""
+    """The task of both sides."""
     return Spec(
         model=str(model),
         rows=str(place / "rows.jsonl"),

@@ -59,7 +59,7 @@ class Options:
 
 @dataclass
 class Heard:
-    """What honest callers have got: seconds of each call, and how calls ended that did not end as they do alone."""
+    """Calls of honest callers: seconds of each, and the ends of those that did not end as they do alone."""
 
     seconds: list[float] = field(default_factory=list)
     harmed: Counter[str] = field(default_factory=Counter)
@@ -86,7 +86,7 @@ class Neighbours:
             self.expected.append(result.stdout)
 
     async def heard(self, seconds: float) -> Heard:
-        """What they get in that time; a call that has begun is waited for."""
+        """Let the callers call for so long; a call that has begun is waited for."""
         heard, until = Heard(), trio.current_time() + seconds
 
         async def caller(number: int) -> None:

@@ -80,7 +80,7 @@ def peak_mib(name: str, setting: Setting) -> float:
 
 
 def print_peak(name: str, arguments: str) -> None:
-    """What `peak_mib` runs."""
+    """Print the peak of this process, for `peak_mib`."""
     given = json.loads(arguments)
     setting = Setting(**{**given, "model": Path(given["model"])})
     one, work = side(name, setting), setting.work(0)
@@ -107,7 +107,7 @@ NORMS_AGREE = 0.01
 
 
 def compare(setting: Setting, others: Sequence[Sequence[str]], rounds: int) -> dict[str, list[Spent]]:
-    """What ours and the other settings took in each round; of each of ``others`` the fastest is measured.
+    """Measure ours and the other settings in each round; of each of ``others`` only the fastest is measured on.
 
     Raises Failure when the gradients' norms of two sides differ.
     """

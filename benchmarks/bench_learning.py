@@ -1,4 +1,4 @@
-"""What a topology learns: success before and after training, minutes, over several seeds.
+"""Learning of a topology over several seeds: success before and after training, and minutes.
 
     agent-rl bench learning --seeds 5                        # the quickstart
     agent-rl bench learning doors --seeds 3

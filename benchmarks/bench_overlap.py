@@ -45,7 +45,7 @@ SUFFIXES = {
     "asynchronous, slow tools": "_slow_tools",
     "synchronous, slow tools": "_slow_tools_sync",
 }
-"""Of figures, by the kind of a run."""
+"""Suffixes of figures, by the kind of a run."""
 TOOLS = {"": "", ", slow tools": "_slow_tools"}
 ROLES = ("learner", "generator")
 
@@ -124,7 +124,7 @@ class Measured:
 
 
 def read(run: Run) -> Measured:
-    """What a finished run recorded of its only stage."""
+    """Read the figures of a finished run with one stage."""
     steps = run.metrics("step")
     (stage,) = run.metrics("stage")
     rows = stage_rows(run.rows(), 0)
@@ -201,7 +201,7 @@ def ratio(by_kind: dict[str, list[Measured]], tools: str) -> float:
 
 
 def bounds(by_kind: Mapping[str, Sequence[Measured]], tools: str) -> dict[str, float]:
-    """What `ratio` would be if the cores were never idle in asynchronous mode; medians over rounds.
+    """Compute the bounds of `ratio`: its value if the cores were never idle in asynchronous mode; medians over rounds.
 
     ``bound``: with the processor time that its steps used. ``bound_sync_cpu``: with that of synchronous steps, as if
     overlapping cost none. ``share_of_bound``: the ratio by ``bound``.

@@ -63,7 +63,7 @@ class Options:
     """The options."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """What the generator runs on."""
+    """Engine of the generator."""
     models: tuple[Literal["quickstart", "larger"], ...] = ("quickstart", "larger")
     """The quickstart's has 0.3M parameters, the larger one 25M."""
     prompts: int = 64

@@ -70,7 +70,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a host counted up to a moment: bytes at its network interfaces (loopback left out), ticks of its cores."""
+    """Counters of a host at one moment: bytes at its network interfaces (loopback left out), ticks of its cores."""
 
     sent: int
     received: int
@@ -96,7 +96,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a host did between two moments. Bytes are per second; ``cores_busy`` is of all its cores, whoever used them.
+    """Load of a host between two moments. Bytes are per second; ``cores_busy`` is of all its cores, whoever used them.
 
     ``capacity`` is what it can send; None where that was not measured.
     """
@@ -140,7 +140,7 @@ class Hosts:
         return [*reach, shlex.join(words)] if reach else list(words)
 
     async def counters(self) -> dict[str, Counters]:
-        """What each host has counted so far. Raises RunFailed."""
+        """The counters of each host. Raises RunFailed."""
         read = ("cat", "/proc/net/dev", "/proc/stat")
         return {host: Counters.read(await _output(self.command(host, *read))) for host in self.names}
 
@@ -202,14 +202,14 @@ def _sent(words: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the actors of a run did, and its hosts meanwhile."""
+    """Work of the actors of a run, and load of its hosts meanwhile."""
 
     actors: Window
     hosts: Mapping[str, Traffic]
 
 
 def limit(measured: Measured, cores: int) -> str:
-    """What keeps the topology from being faster, said from the shares that were measured.
+    """Name what keeps the topology from being faster, from the shares that were measured.
 
     An actor or a link that is in use all the time; else the cores; else the staleness budget, when the scheduler waits
     for the next policy most of the time, and what takes most of the time from one policy to the next.

@@ -85,7 +85,7 @@ class Options:
 
 @dataclass
 class Side:
-    """What one side took: calls a second of each round; of all calls, processor seconds of caller, interpreters and
+    """Costs of one side: calls a second of each round; of all calls, processor seconds of caller, interpreters and
     children, and page faults of the last two.
     """
 
@@ -275,7 +275,7 @@ async def measure_mix(options: Options, level: Level) -> Figures:
 
 
 async def strongest_level() -> Level:
-    """What the host allows."""
+    """The strongest isolation that the host allows."""
     async with running(Sandbox()) as sandbox:
         assert sandbox.level is not None
         return sandbox.level

@@ -56,7 +56,7 @@ class Options:
     mbyte: int = 128
     """Size of the policy's file."""
     mbit: float = 100.0
-    """What each host can send, in Mbit/s."""
+    """Rate at which each host can send, in Mbit/s."""
     rounds: int = 1
     """Measurements of each number; the figures are medians."""
     ranks: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
 
 
 def transfers(options: Options) -> dict[str, float]:
-    """What a policy's transfer takes, for each number of ranks."""
+    """Figures of a policy's transfer, for each number of ranks."""
     found = {ranks: sent_weights.measured(ranks, options.mbyte, options.rounds) for ranks in options.ranks}
     names = list(found[options.ranks[0]])
     rows = [(ranks, *each.values()) for ranks, each in found.items()]

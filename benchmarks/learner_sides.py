@@ -35,7 +35,7 @@ STAGE = rl_stage(warmup_steps=0, max_response_tokens=MAX_LENGTH)
 
 @dataclass(frozen=True)
 class Setting:
-    """What both sides are measured on."""
+    """The model, the sequences and the device that both sides are measured on."""
 
     model: Path
     sequences: int
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Spent:
-    """What an update took, and the norm of its gradient."""
+    """Seconds of an update, and the norm of its gradient."""
 
     seconds: float
     processor: float

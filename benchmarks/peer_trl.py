@@ -91,7 +91,7 @@ class Setting:
     micro_batch: int | None = None
     """``per_device_train_batch_size``; None: all completions of a step."""
     threads: int = 2
-    """Of torch."""
+    """Torch's threads."""
     keep_memory: bool = True
     """The allocator keeps freed memory, as in processes of agent_rl."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +126,7 @@ CANDIDATES: Mapping[str, Setting] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What both sides are told."""
+    """The task of both sides."""
 
     model: str
     rows: str
@@ -139,7 +139,7 @@ class Spec:
     samples: int
     """Completions of each."""
     max_tokens: int
-    """Of a completion, tool responses included."""
+    """Most tokens of a completion, tool responses included."""
     tools: Tools
     setting: Setting = field(default_factory=Setting)
 
@@ -149,7 +149,7 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """What `write` wrote."""
+        """Read a file of `write`."""
         read = json.loads(path.read_text())
         return cls(**{**read, "setting": Setting(**read["setting"])})
 
@@ -238,7 +238,7 @@ class Isolated:
 
 
 def shown(ran: Ran, max_chars: int) -> str:
-    """What the model reads of a call, as our generator tells it with ``error_detail = "last_line"``."""
+    """The text of a call for the model, as our generator writes it with ``error_detail = "last_line"``."""
     stderr = ran.stderr.rstrip().rpartition("\n")[2] if ran.outcome == "error" else ran.stderr
     output = ToolOutput(ran.outcome, ran.stdout, stderr, ran.value, run_seconds=ran.seconds)
     return cut_middle(harmless(rendered(output)), max_chars)
@@ -274,7 +274,7 @@ class Rewards:
         self.success = 0.0
 
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
-        """Of each completion, a list of messages."""
+        """Judge completions, each a list of messages."""
         del rest
         turns = [[message["content"] for message in each if message["role"] == "assistant"] for each in completions]
         answers = [final_answer(*each) for each in turns]

@@ -131,7 +131,7 @@ class PaddedGenerate:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a generator made of its requests, and how long all of them took."""
+    """A generator's trajectories, and the seconds that all of them took."""
 
     requests: Sequence[RolloutRequest]
     trajectories: Mapping[str, Trajectory]
@@ -235,7 +235,7 @@ async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, 
 
 
 def turns(trajectory: Trajectory) -> list[tuple[list[int], int]]:
-    """Of each turn: all tokens before it, and how many the model wrote in it."""
+    """For each turn: all tokens before it, and how many the model wrote in it."""
     mask = trajectory.loss_mask.astype(np.int8)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     prompt = trajectory.prompt_tokens.tolist()

@@ -31,7 +31,7 @@ class RunFailed(Failure):
 
 @dataclass(frozen=True)
 class Window:
-    """What the actors of a run did between two rows of its timeline. Rates are per second, shares in [0, 1]."""
+    """Work of the actors between two rows of a timeline. Rates are per second, shares in [0, 1]."""
 
     seconds: float
     rollouts_per_s: float
@@ -142,7 +142,7 @@ class Run:
             raise RunFailed(f"the run {ended}\n{self._output.read_text()[-3000:]}")
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json says."""
+        """The content of summary.json."""
         summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
         return summary
 

@@ -69,7 +69,7 @@ class Floor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the interpreters."""
+        """Process ids of the interpreters."""
         return [process.pid for process in self._processes.values()]
 
     def run(self, calls: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[float, int]:

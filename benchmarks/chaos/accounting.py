@@ -1,4 +1,4 @@
-"""What a finished run under faults or changes has lost, repeated and left behind, by its journal and its machine."""
+"""Lost, repeated and left behind: the accounts of a run under faults or changes, by its journal and its machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MUST_NOT_BE_0 = ("balanced", "success_within_noise")
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a finished run's journal says. The first two lists are empty when nothing went wrong."""
+    """The accounts of a finished run's journal. The first two lists are empty when nothing went wrong."""
 
     lost: tuple[str, ...]
     """Groups and problems that were never used, in words."""

@@ -52,7 +52,7 @@ LENGTH = 256
 TURN_SECONDS = (0.03, 0.15)
 """The shortest and the longest turn."""
 SUPERVISED_SECONDS = 0.02
-"""Of a step."""
+"""Duration of a supervised step."""
 TRAINED = "model.safetensors"
 """The file of a checkpoint that holds the trained groups as JSON; published policies have files of the same kind."""
 BEGUN, WRITTEN, ACKNOWLEDGED, FAULT = "begun", "written", "acknowledged", "fault"
@@ -273,7 +273,7 @@ class ScriptedTurns:
 
     @property
     def figures(self) -> EngineFigures:
-        """Those of an engine whose cache is never full."""
+        """The figures of an engine whose cache is never full."""
         return EngineFigures(
             kv_tokens_total=self._rows * LENGTH,
             max_rollouts=self._rows,
@@ -342,7 +342,7 @@ class Trained:
         return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
 
     def copy_weights(self, version: int) -> Mapping[str, Any]:
-        """What is published."""
+        """The content of a published policy."""
         return {"version": version, "groups": len(self.groups)}
 
     def stage(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> StagedGroups:
@@ -388,7 +388,7 @@ def read_trained(directory: Path) -> list[str]:
 
 
 class _Batches:
-    """Of nothing, without end."""
+    """An endless supply of empty batches."""
 
     drawn: ClassVar[list[int]] = []
 
@@ -429,7 +429,7 @@ class ScriptedSettings(LearnerSettings):
     """Settings of a learner, and the pace of reinforcement learning."""
 
     step_seconds: float = 0.5
-    """Of a step, so that the run lasts until all faults have come."""
+    """Duration of a step, so that the run lasts until all faults have come."""
     hurry: Path | None = None
     """Once this file exists, steps take no time."""
 

@@ -65,7 +65,7 @@ class Host:
 
     @property
     def output(self) -> str:
-        """What the run has printed."""
+        """The output of the run so far."""
         return (self._folder / "output").read_text(errors="replace")
 
     @property
@@ -76,7 +76,7 @@ class Host:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the supervisor; None while it runs."""
+        """Exit code of the supervisor; None while it runs."""
         assert self._process is not None
         return self._process.returncode
 

@@ -72,12 +72,12 @@ class Row:
 
 @dataclass
 class Sight:
-    """What was seen of a run so far, over all its starts."""
+    """Everything seen of a run so far, over all its starts."""
 
     directory: Path
     """The run directory of the main host."""
     kinds: Sequence[str]
-    """Of the recipe's stages."""
+    """Kinds of the recipe's stages."""
     logs: Mapping[str, Path]
     """The log of each host's supervisor."""
     blur: float = 1.5
@@ -88,7 +88,7 @@ class Sight:
     starts: list[tuple[str, float]] = field(default_factory=list)
     """Actors that run again, and the seconds from the end of the process before."""
     checkpoints: frozenset[str] = frozenset()
-    """What there is in their folder."""
+    """Names in their folder."""
     stages_begun: int = 0
     steps_done: int = 0
     frontier: Frontier = field(default_factory=Frontier)
