@@ -14,13 +14,11 @@ explains the figures.
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,11 +30,20 @@ from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
-from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, kept, summary_in
+from benchmarks.chaos.accounting import (
+    Finished,
+    Verdict,
+    accounts_of,
+    besides_engine,
+    is_heavy,
+    kept,
+    seconds_lost,
+    summary_in,
+)
 from benchmarks.chaos.actors import Record, Turns, read_turns, write_model
 from benchmarks.chaos.doing import Chaos, Done
 from benchmarks.chaos.host import cluster_overrides, one_host, three_hosts
-from benchmarks.chaos.plan import ENDS_RUN, KINDS, NETWORK, Fault, each_once, in_order, make_plan
+from benchmarks.chaos.plan import KINDS, NETWORK, Fault, each_once, in_order, make_plan
 from benchmarks.chaos.sight import REPORTS_OF_BLUR, Sight
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.machines import unavailable
@@ -230,34 +237,6 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
-
-
-def is_heavy(done: Done) -> bool:
-    """Whether the fault ended the run or its learner: these may take longer."""
-    killed = done.fault.kind in {"kill", "double_kill"}
-    return done.fault.kind in ENDS_RUN or (killed and any(v.startswith("learner.") for v in done.fault.victims))
-
-
-def besides_engine(done: Done) -> float:
-    """The seconds lost, without those until the next process of a killed generator ran."""
-    engine = any(victim.startswith("rollout_generator.") for victim in done.fault.victims)
-    return done.lost - (done.starting if engine and done.starting is not None else 0.0)
-
-
-def seconds_lost(done: Sequence[Done]) -> list[tuple[str, int, float, float, float, float]]:
-    """By kind, and for single kills by role: how many faults; median, 95th percentile and most seconds lost; and the
-    median of the seconds from the end of a process until its successor ran (NaN where that is not known).
-    """
-    by_kind: defaultdict[str, list[Done]] = defaultdict(list)
-    for each in done:
-        role = each.fault.victims[0].rpartition(".")[0]
-        by_kind[each.fault.kind + (f" {role}" if each.fault.kind == "kill" else "")].append(each)
-    rows = []
-    for kind, found in sorted(by_kind.items()):
-        lost, starting = [each.lost for each in found], [each.starting for each in found if each.starting is not None]
-        began = statistics.median(starting) if starting else math.nan
-        rows.append((kind, len(lost), statistics.median(lost), percentile(lost, 0.95), max(lost), began))
-    return rows
 
 
 def turns_of(runs: Sequence[Ended]) -> list[tuple[str, int, int]]:

@@ -38,6 +38,8 @@ from benchmarks.peer_trl import (
     Setting,
     Spec,
     Tools,
+    require_peer,
+    setting_of,
 )
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed, finished
@@ -45,8 +47,6 @@ from benchmarks.runs import RUN_SECONDS, RunFailed, finished
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-trl" / "bin" / "python"
 OURS, PEER = "agent_rl", "trl"
-PROBE_SECONDS = 300.0
-"""How long an import of TRL may take."""
 FINALISTS = 2
 EXECUTORS: Mapping[Tools, Sequence[str]] = {
     "in_process": ("actors.tool_executor.class=benchmarks.in_process_tools:InProcessExecutor",),
@@ -229,19 +229,6 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
     return max(finals, key=finals.__getitem__)
 
 
-def setting_of(given: str) -> Setting:
-    """The named candidate, or what a JSON object says. Raises WrongOptions."""
-    if given in CANDIDATES:
-        return CANDIDATES[given]
-    try:
-        return Setting(**json.loads(given))
-    except (ValueError, TypeError) as error:
-        names = ", ".join(f'"{name}"' for name in CANDIDATES)
-        raise WrongOptions(
-            f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
-        ) from error
-
-
 async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     """All runs by tools and side; sides alternate."""
     by_side: dict[tuple[Tools, str], list[Measured]] = {}
@@ -316,21 +303,6 @@ def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
 
 def _median(runs: Sequence[Measured], name: str) -> float:
     return float(statistics.median(getattr(run, name) for run in runs))
-
-
-def require_peer(python: Path) -> None:
-    """Raise WrongOptions unless the peer's environment has what it needs."""
-    remedy = (
-        "build it with `make bench-trl`, or by hand: `python3 -m venv .venv-trl`, then `.venv-trl/bin/pip install "
-        "torch==2.13.0 trl==1.16.0` and `.venv-trl/bin/pip install -e .`; or name another with --python"
-    )
-    if not python.exists():
-        raise WrongOptions(f"no environment with TRL: there is no {python}; {remedy}")
-    probe = [str(python), "-c", "import trl, agent_rl"]
-    tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
-    if tried.returncode:
-        reason = tried.stderr.strip().rpartition("\n")[2]
-        raise WrongOptions(f"the environment of {python} lacks TRL or agent_rl ({reason}); {remedy}")
 
 
 def main(options: Options) -> int:

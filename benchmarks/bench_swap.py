@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import random
 import re
 import shlex
 import statistics
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from benchmarks.bench_chaos import EXAMPLE, SCRIPTED, SHORTENED, settings_in
 from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, summary_in
 from benchmarks.chaos.actors import written
 from benchmarks.chaos.host import Cluster, one_host
+from benchmarks.chaos.plan import Change, make_changes
 from benchmarks.chaos.sight import Lines
 from benchmarks.command import Overrides
 from benchmarks.reporting import percentile, print_figures, print_table
@@ -52,9 +52,6 @@ WITHOUT_MODEL = CLASSES | {
     "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
     "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
 }
-SCALED = ("rollout_generator", "tool_executor")
-"""Roles of which there may be several."""
-MOST_REPLICAS = 3
 AFTER_SECONDS = 2.0
 """A change may keep rollouts from generators for so long after it is done."""
 UNTIL_STOPPED = 1_000_000
@@ -88,45 +85,6 @@ class Options:
     """Print the plans alone."""
     overrides: Overrides = ()
     """As for agent-rl run."""
-
-
-# The plan ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Change:
-    """A swap of a role for a class, or with ``number`` another number of its processes."""
-
-    role: str
-    class_path: str = ""
-    number: int = 0
-
-    def words(self, directory: str) -> list[str]:
-        """The arguments of ``agent-rl``."""
-        if self.number:
-            return ["scale", directory, self.role, str(self.number)]
-        return ["swap", directory, self.role, "--class", self.class_path]
-
-    def __str__(self) -> str:
-        return f"scale {self.role} {self.number}" if self.number else f"swap {self.role} {self.class_path}"
-
-
-def make_plan(seed: int, count: int, classes: Mapping[str, tuple[str, str]]) -> list[Change]:
-    """So many changes. Every swap and every scaling comes once before any comes again."""
-    rng = random.Random(f"swap/{seed}")
-    kinds = [*((role, False) for role in classes), *((role, True) for role in SCALED)]
-    replicas = dict.fromkeys(SCALED, 1)
-    swapped = dict.fromkeys(classes, 0)
-    plan: list[Change] = []
-    while len(plan) < count:
-        for role, scales in rng.sample(kinds, len(kinds)):
-            if scales:
-                replicas[role] = rng.choice([n for n in range(1, MOST_REPLICAS + 1) if n != replicas[role]])
-                plan.append(Change(role, number=replicas[role]))
-            else:
-                swapped[role] = 1 - swapped[role]
-                plan.append(Change(role, classes[role][swapped[role]]))
-    return plan[:count]
 
 
 # A run ---------------------------------------------------------------------------------------------------------------
@@ -314,7 +272,7 @@ def rows_of(runs: Sequence[Ended]) -> list[tuple[str, int, float, float, float]]
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     classes = WITHOUT_MODEL if options.scripted else CLASSES
-    plans = [make_plan(seed, options.swaps, classes) for seed in range(options.seed, options.seed + options.seeds)]
+    plans = [make_changes(seed, options.swaps, classes) for seed in range(options.seed, options.seed + options.seeds)]
     if options.plan:
         print(*(change for plan in plans for change in plan), sep="\n")
         return 0

@@ -234,10 +234,6 @@ class Bench:
         header = ["side", "caller", "interpreters", "children", "in all", "interpreters' pages", "children's pages"]
         print_table("Processor time a call in ms, by part; pages touched first or copied, a call", header, costs)
         strong = self.sides[SANDBOX]
-        kinds = {"plain": (), "numpy": ("numpy",), "sympy": ("sympy",)}
-        own = {kind: [t for code, t in self.own.items() if loaded(code) == modules] for kind, modules in kinds.items()}
-        means = [[kind, 1e3 * statistics.mean(seconds)] for kind, seconds in own.items()]
-        print_table("Own run time, warm, in one process", ["kind", "mean ms"], means)
         return {
             "speedup_over_fresh": self._ratio(SANDBOX, FRESH),
             "share_of_floor": self._ratio(SANDBOX, FLOOR),

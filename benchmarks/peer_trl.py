@@ -15,6 +15,7 @@ CUDA; vLLM in TRL's own process was not tried.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from agent_rl.environments.maths.rewards import answers_equal, final_answer
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.environments.tools import rendered
 from agent_rl.rollout.parsing import cut_middle, harmless
+from benchmarks.command import WrongOptions
 from benchmarks.in_process_tools import Ran, run_python
 from transport import keep_freed_memory
 
@@ -80,6 +82,8 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 
 LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
 """The same on both sides."""
+PROBE_SECONDS = 300.0
+"""How long an import of TRL may take."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,34 @@ CANDIDATES: Mapping[str, Setting] = {
     "sdpa, continuous batching, 32, one thread": Setting(threads=1, config=continuous(32)),
     "sdpa, continuous batching, 256": Setting(config=continuous(256)),
 }
+
+
+def setting_of(given: str) -> Setting:
+    """The named candidate, or what a JSON object says. Raises WrongOptions."""
+    if given in CANDIDATES:
+        return CANDIDATES[given]
+    try:
+        return Setting(**json.loads(given))
+    except (ValueError, TypeError) as error:
+        names = ", ".join(f'"{name}"' for name in CANDIDATES)
+        raise WrongOptions(
+            f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
+        ) from error
+
+
+def require_peer(python: Path) -> None:
+    """Raise WrongOptions unless the peer's environment has what it needs."""
+    remedy = (
+        "build it with `make bench-trl`, or by hand: `python3 -m venv .venv-trl`, then `.venv-trl/bin/pip install "
+        "torch==2.13.0 trl==1.16.0` and `.venv-trl/bin/pip install -e .`; or name another with --python"
+    )
+    if not python.exists():
+        raise WrongOptions(f"no environment with TRL: there is no {python}; {remedy}")
+    probe = [str(python), "-c", "import trl, agent_rl"]
+    tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
+    if tried.returncode:
+        reason = tried.stderr.strip().rpartition("\n")[2]
+        raise WrongOptions(f"the environment of {python} lacks TRL or agent_rl ({reason}); {remedy}")
 
 
 @dataclass(frozen=True)

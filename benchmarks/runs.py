@@ -106,6 +106,57 @@ def stage_rows(rows: Sequence[dict[str, Any]], stage: int, *, after_step: int = 
     return chosen
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Counters of a host at one moment: bytes at its network interfaces (loopback left out), ticks of its cores."""
+
+    sent: int
+    received: int
+    busy_ticks: int
+    all_ticks: int
+
+    @classmethod
+    def read(cls, text: str) -> Counters:
+        """From the texts of /proc/net/dev and /proc/stat, one after the other."""
+        sent = received = 0
+        ticks: list[int] = []
+        for line in text.splitlines():
+            name, colon, rest = line.partition(":")
+            fields = rest.split()
+            if colon and len(fields) >= 16 and name.strip() != "lo":
+                received += int(fields[0])
+                sent += int(fields[8])
+            elif line.startswith("cpu "):
+                ticks = [int(field) for field in line.split()[1:9]]
+        idle = sum(ticks[3:5])  # idle, and waiting for a disk
+        return cls(sent, received, sum(ticks) - idle, sum(ticks))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Load of a host between two moments. Bytes are per second; ``cores_busy`` is of all its cores, whoever used them.
+
+    ``capacity`` is what it can send; None where that was not measured.
+    """
+
+    sent: float
+    received: float
+    cores_busy: float
+    capacity: float | None = None
+
+    @classmethod
+    def between(cls, before: Counters, after: Counters, seconds: float, capacity: float | None) -> Traffic:
+        """From two readings that are ``seconds`` apart."""
+        ticks = max(1, after.all_ticks - before.all_ticks)
+        sent, received = after.sent - before.sent, after.received - before.received
+        return cls(sent / seconds, received / seconds, (after.busy_ticks - before.busy_ticks) / ticks, capacity)
+
+    @property
+    def used(self) -> float:
+        """The share of what it can send that it sends."""
+        return self.sent / self.capacity if self.capacity else 0.0
+
+
 class Run:
     """A run under way."""
 

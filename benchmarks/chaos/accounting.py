@@ -21,6 +21,9 @@ from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
 from agent_rl.records.opening import read_journal
 from benchmarks.chaos.actors import read_trained
+from benchmarks.chaos.doing import Done
+from benchmarks.chaos.plan import ENDS_RUN
+from benchmarks.reporting import percentile
 from benchmarks.runs import RunFailed
 
 SHARES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
@@ -209,3 +212,34 @@ class Verdict:
         for run in self.runs:
             for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
                 print(f"FAULT {line}")
+
+
+# Recovery -------------------------------------------------------------------------------------------------------------
+
+
+def is_heavy(done: Done) -> bool:
+    """Whether the fault ended the run or its learner: these may take longer."""
+    killed = done.fault.kind in {"kill", "double_kill"}
+    return done.fault.kind in ENDS_RUN or (killed and any(v.startswith("learner.") for v in done.fault.victims))
+
+
+def besides_engine(done: Done) -> float:
+    """The seconds lost, without those until the next process of a killed generator ran."""
+    engine = any(victim.startswith("rollout_generator.") for victim in done.fault.victims)
+    return done.lost - (done.starting if engine and done.starting is not None else 0.0)
+
+
+def seconds_lost(done: Sequence[Done]) -> list[tuple[str, int, float, float, float, float]]:
+    """By kind, and for single kills by role: how many faults; median, 95th percentile and most seconds lost; and the
+    median of the seconds from the end of a process until its successor ran (NaN where that is not known).
+    """
+    by_kind: defaultdict[str, list[Done]] = defaultdict(list)
+    for each in done:
+        role = each.fault.victims[0].rpartition(".")[0]
+        by_kind[each.fault.kind + (f" {role}" if each.fault.kind == "kill" else "")].append(each)
+    rows = []
+    for kind, found in sorted(by_kind.items()):
+        lost, starting = [each.lost for each in found], [each.starting for each in found if each.starting is not None]
+        began = statistics.median(starting) if starting else math.nan
+        rows.append((kind, len(lost), statistics.median(lost), percentile(lost, 0.95), max(lost), began))
+    return rows

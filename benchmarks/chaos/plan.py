@@ -1,4 +1,7 @@
-"""The plan of a chaos run: which fault hits whom, and when. Pure: `faults.toml` and the seed decide everything."""
+"""The plans of runs: which fault hits whom, and when; which actor is swapped or scaled. Pure: the seed decides.
+
+`faults.toml` has the kinds of faults and the moments.
+"""
 
 from __future__ import annotations
 
@@ -123,3 +126,46 @@ def _victims(draw: random.Random, kind: str, homes: Mapping[str, str], killed: I
 def whole_host(host: str, homes: Mapping[str, str]) -> tuple[str, ...]:
     """The supervisor of a host, and its actors."""
     return (supervisor_node(host), *(actor for actor, home in homes.items() if home == host))
+
+
+# Changes -------------------------------------------------------------------------------------------------------------
+
+SCALED = ("rollout_generator", "tool_executor")
+"""Roles of which there may be several."""
+MOST_REPLICAS = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """A swap of a role for a class, or with ``number`` another number of its processes."""
+
+    role: str
+    class_path: str = ""
+    number: int = 0
+
+    def words(self, directory: str) -> list[str]:
+        """The arguments of ``agent-rl``."""
+        if self.number:
+            return ["scale", directory, self.role, str(self.number)]
+        return ["swap", directory, self.role, "--class", self.class_path]
+
+    def __str__(self) -> str:
+        return f"scale {self.role} {self.number}" if self.number else f"swap {self.role} {self.class_path}"
+
+
+def make_changes(seed: int, count: int, classes: Mapping[str, tuple[str, str]]) -> list[Change]:
+    """So many changes. Every swap and every scaling comes once before any comes again."""
+    rng = random.Random(f"swap/{seed}")
+    kinds = [*((role, False) for role in classes), *((role, True) for role in SCALED)]
+    replicas = dict.fromkeys(SCALED, 1)
+    swapped = dict.fromkeys(classes, 0)
+    plan: list[Change] = []
+    while len(plan) < count:
+        for role, scales in rng.sample(kinds, len(kinds)):
+            if scales:
+                replicas[role] = rng.choice([n for n in range(1, MOST_REPLICAS + 1) if n != replicas[role]])
+                plan.append(Change(role, number=replicas[role]))
+            else:
+                swapped[role] = 1 - swapped[role]
+                plan.append(Change(role, classes[role][swapped[role]]))
+    return plan[:count]

@@ -36,7 +36,7 @@ from benchmarks.bench_hostile import Heard
 from benchmarks.bench_learner import save_model, side
 from benchmarks.bench_learning import overlap_of
 from benchmarks.bench_roc import curves, make, reached
-from benchmarks.bench_throughput import Counters, Hosts, Traffic, limit
+from benchmarks.bench_throughput import Hosts, limit
 from benchmarks.command import Failure, WrongOptions, call
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
@@ -55,7 +55,7 @@ from benchmarks.peer_trl import (
 from benchmarks.peer_trl import Setting as PeerSetting
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
 from benchmarks.rollout_sides import turns
-from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
+from benchmarks.runs import Counters, Run, RunFailed, Traffic, Window, stage_rows, window
 from benchmarks.tool_loads import Step, report_steps
 from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor, children_of, tree_seconds
 from benchmarks.tool_service import Call

@@ -29,7 +29,7 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position
 from agent_rl.records.memory import MemoryJournal
 from benchmarks import bench_chaos, bench_swap
 from benchmarks.bench_chaos import EXAMPLE
-from benchmarks.bench_swap import CLASSES, MOST_REPLICAS, SCALED, WITHOUT_MODEL, Change, Made, longest_gap
+from benchmarks.bench_swap import CLASSES, WITHOUT_MODEL, Made, longest_gap
 from benchmarks.chaos.accounting import (
     SHARES,
     Accounts,
@@ -42,7 +42,20 @@ from benchmarks.chaos.accounting import (
 from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Turns, read_turns, write_model, written
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host, network_fault
-from benchmarks.chaos.plan import IN_RL, KINDS, MOMENTS, NETWORK, Fault, each_once, in_order, make_plan
+from benchmarks.chaos.plan import (
+    IN_RL,
+    KINDS,
+    MOMENTS,
+    MOST_REPLICAS,
+    NETWORK,
+    SCALED,
+    Change,
+    Fault,
+    each_once,
+    in_order,
+    make_changes,
+    make_plan,
+)
 from benchmarks.chaos.sight import Frontier, Lines, Row, Sight, work_seen
 from tests.end_to_end.processes import wait_for
 
@@ -100,8 +113,8 @@ def test_over_hosts_a_fault_of_a_host_hits_its_own_actors() -> None:
 
 
 def test_every_change_comes_before_any_comes_again() -> None:
-    plan = bench_swap.make_plan(3, 20, CLASSES)
-    assert plan == bench_swap.make_plan(3, 20, CLASSES) != bench_swap.make_plan(4, 20, CLASSES)
+    plan = make_changes(3, 20, CLASSES)
+    assert plan == make_changes(3, 20, CLASSES) != make_changes(4, 20, CLASSES)
     for begin in (0, 7):
         assert len({(change.role, bool(change.number)) for change in plan[begin : begin + 7]}) == 7
     replicas = dict.fromkeys(SCALED, 1)
