@@ -12,6 +12,8 @@ setup(
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.report": ["templates/*", "vendor/*"],
+        "benchmarks": ["*.toml"],
+        "benchmarks.hostile": ["*.toml"],
         "*": ["py.typed"],
     },
 )

@@ -14,10 +14,8 @@ explains the figures.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -28,29 +26,28 @@ from pathlib import Path
 
 import trio
 
-from actors.roc_filter.stored import decode_stored
 from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
-from agent_rl.records.opening import read_journal
 from benchmarks.chaos.accounting import (
-    Ended,
-    figures_of,
-    read_accounts,
+    Finished,
+    Verdict,
+    accounts_of,
+    besides_engine,
+    is_heavy,
+    kept,
     seconds_lost,
-    wrong_prompts,
-    wrongly_trained,
+    summary_in,
 )
-from benchmarks.chaos.cluster import cluster_overrides, one_host, three_hosts
-from benchmarks.chaos.doing import Chaos
-from benchmarks.chaos.plan import NETWORK, Fault, Kind, Moment, each_once, in_order, make_plan
-from benchmarks.chaos.recording import Record, read_turns
-from benchmarks.chaos.scripted import read_trained, write_model
+from benchmarks.chaos.actors import Record, Turns, read_turns, write_model
+from benchmarks.chaos.doing import Chaos, Done
+from benchmarks.chaos.host import cluster_overrides, one_host, three_hosts
+from benchmarks.chaos.plan import KINDS, NETWORK, Fault, each_once, in_order, make_plan
 from benchmarks.chaos.sight import REPORTS_OF_BLUR, Sight
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.machines import unavailable
-from benchmarks.reporting import print_figures, print_table
+from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
@@ -62,12 +59,7 @@ SHORTENED = (
     "run.checkpoint_every=10",
 )
 TINY = (
-    "model.initialise.hidden_size=32",
-    "model.initialise.layers=1",
-    "model.initialise.heads=2",
-    "model.initialise.kv_heads=1",
-    "model.initialise.head_dim=16",
-    "model.initialise.mlp_size=32",
+    "model.initialise={hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32}",
     "algorithm.groups_per_step=2",
     "algorithm.samples=4",
     "algorithm.keep=2",
@@ -87,7 +79,7 @@ SCRIPTED = (
     "stages.3.problems=8",
     "run.checkpoint_every=2",
     "run.status_seconds=0.2",
-    "actors.learner.class=benchmarks.chaos.scripted:ScriptedLearner",
+    "actors.learner.class=benchmarks.chaos.actors:ScriptedLearner",
     "actors.rollout_generator.settings.max_rollouts=8",
 )
 STEPS_PER_FAULT = 12
@@ -95,9 +87,6 @@ STEPS_PER_FAULT = 12
 SCRIPTED_STEPS_PER_FAULT = 5
 PER_RUN = 16
 """Faults that a run of the shortened quickstart has room for. Another run takes those that are left."""
-MUST_BE_0 = ("chaos.lost", "chaos.repeated", "chaos.left_behind")
-MUST_NOT_BE_0 = ("chaos.balanced", "chaos.success_within_noise")
-"""Otherwise the exit code is 1. Success is None without twins."""
 RESTARTS = 1000
 """Far more deaths come than the default of three in a minute allows."""
 
@@ -109,7 +98,7 @@ class Options:
     faults: int = 20
     """How many."""
     seed: int = 0
-    """Of the plan; runs have the seeds from here on."""
+    """Seed of the plan; runs have the seeds from here on."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults, by name; all by default."""
     each_once: bool = False
@@ -135,9 +124,20 @@ class Options:
         return min(self.faults, PER_RUN)
 
     @property
-    def untwinned(self) -> bool:
-        """Whether no run is repeated without faults by default."""
-        return self.short or self.scripted
+    def command(self) -> str:
+        """The command that repeats the plan."""
+        words = ["agent-rl", "bench", "chaos", "--faults", str(self.faults), "--seed", str(self.seed)]
+        flags = ("short", "scripted", "hosts", "full", "each_once")
+        words += [f"--{name.replace('_', '-')}" for name in flags if getattr(self, name)]
+        return shlex.join([*words, *(["--kinds", *self.kinds] if self.kinds else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Finished):
+    """A run that ended, its faults and its turns."""
+
+    done: Sequence[Done]
+    turns: Turns
 
 
 def topology_overrides(options: Options) -> list[str]:
@@ -151,15 +151,24 @@ def topology_overrides(options: Options) -> list[str]:
     return [*size, *restarts, *options.overrides]
 
 
-def kinds_of(options: Options) -> list[Kind]:
+def settings_in(folder: Path, *, scripted: bool) -> list[str]:
+    """Settings of a recorded run in ``folder``."""
+    settings = [f"actors.rollout_generator.settings.record={folder / 'record'}"]
+    if scripted:
+        settings.append(f'model={{path="{write_model(folder / "model")}"}}')
+        settings.append(f"actors.learner.settings.hurry={folder / 'hurry'}")
+    return settings
+
+
+def kinds_of(options: Options) -> list[str]:
     """The kinds that are asked for and possible here. Raises WrongOptions."""
-    names = {kind.value: kind for kind in Kind if options.hosts or kind not in NETWORK}
+    names = [kind for kind in KINDS if options.hosts or kind not in NETWORK]
     if unknown := [name for name in options.kinds if name not in names]:
         raise WrongOptions(f"--kinds: no fault is named {', '.join(unknown)}; there are {', '.join(names)}")
-    kinds = [names[name] for name in options.kinds or names]
-    if Kind.DISK in kinds and os.geteuid() != 0:
+    kinds = list(options.kinds or names)
+    if "full_disk" in kinds and os.geteuid() != 0:
         print("full_disk is left out: a small file system needs root", flush=True)
-        kinds.remove(Kind.DISK)
+        kinds.remove("full_disk")
     return kinds
 
 
@@ -167,23 +176,16 @@ async def run_once(
     options: Options, folder: Path, overrides: Sequence[str], faults: Sequence[Fault]
 ) -> tuple[Ended, Sequence[Fault]]:
     """One run with as many of the faults as fit into it; what is known of it, and the faults that are left."""
-    began = time.monotonic()
-    record = folder / "record"
-    generator = "scripted:ScriptedGenerator" if options.scripted else "recording:RecordingGenerator"
-    settings = [*overrides, f"actors.rollout_generator.class=benchmarks.chaos.{generator}"]
-    settings.append(f"actors.rollout_generator.settings.record={record}")
-    if options.scripted:
-        settings.append(f'model={{path="{write_model(folder / "model")}"}}')
-        settings.append(f"actors.learner.settings.hurry={folder / 'hurry'}")
+    began, record = time.monotonic(), folder / "record"
+    generator = "ScriptedGenerator" if options.scripted else "RecordingGenerator"
+    settings = [*overrides, f"actors.rollout_generator.class=benchmarks.chaos.actors:{generator}"]
+    settings += settings_in(folder, scripted=options.scripted)
     topology = load_topology(EXAMPLE, settings)
-    stages = topology.stages
-    small = any(fault.kind is Kind.DISK for fault in faults)
+    small = any(fault.kind == "full_disk" for fault in faults)
     with ExitStack() as stack:
-        if options.hosts:
-            cluster = stack.enter_context(three_hosts(EXAMPLE, folder, settings, small=small))
-        else:
-            cluster = stack.enter_context(one_host(EXAMPLE, "local", folder, settings, small=small))
-        kinds = [stage.kind for stage in stages]
+        made = three_hosts if options.hosts else one_host
+        cluster = stack.enter_context(made(EXAMPLE, folder, settings, small=small))
+        kinds = [stage.kind for stage in topology.stages]
         reports = REPORTS_OF_BLUR + (STATUSES_PASSED_ON if options.hosts else 0)  # those of other hosts come later
         sight = Sight(cluster.directory, kinds, cluster.logs, blur=reports * topology.run.status_seconds)
         chaos = Chaos(cluster, sight, Record(record))
@@ -197,42 +199,36 @@ async def run_once(
                 host.everyone()
             await chaos.finish(RUN_SECONDS)
         except RunFailed as error:
-            kept = Path(tempfile.mkdtemp(prefix="chaos-kept-")) / "run"
-            shutil.copytree(cluster.directory, kept, ignore=shutil.ignore_patterns("filler"))
-            raise type(error)(f"{error}\nthe main host's run directory is kept in {kept}") from error
+            raise kept(error, cluster.directory) from error
         finally:
             for host in cluster.hosts.values():
                 host.end()
-        journal = read_journal(cluster.directory)
-        try:
-            accounts = read_accounts(journal, len(stages))
-            wrong = wrong_prompts(journal, topology, EXAMPLE.parent, decode_stored)
-            lost, again = wrongly_trained(journal, read_trained(cluster.directory)) if options.scripted else ((), ())
-        finally:
-            journal.close()
-        accounts = replace(accounts, lost=(*accounts.lost, *wrong, *lost), repeated=(*accounts.repeated, *again))
-        summary = json.loads((cluster.directory / "summary.json").read_text())
-        behind = [line for host in cluster.hosts.values() for line in host.left_behind()]
-        turns = read_turns(record.read_text().splitlines() if record.exists() else ())
-    return Ended(chaos.done, accounts, turns, behind, summary, time.monotonic() - began), left
+        run = Ended(
+            done=chaos.done,
+            accounts=accounts_of(cluster.directory, topology, EXAMPLE.parent, scripted=options.scripted),
+            turns=read_turns(record.read_text().splitlines() if record.exists() else ()),
+            left=[line for host in cluster.hosts.values() for line in host.left_behind()],
+            summary=summary_in(cluster.directory),
+            seconds=time.monotonic() - began,
+        )
+    return run, left
 
 
 async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[str]) -> list[Ended]:
     """Run after run until no fault is left; the first of them with their twins."""
     ended: list[Ended] = []
     queue = list(plan)
-    per_run = options.per_run
-    twins = options.twins if options.twins is not None else 0 if options.untwinned else 3
+    twins = options.twins if options.twins is not None else 0 if options.short or options.scripted else 3
     while queue:
         seeded = [*overrides, f"run.seed={options.seed + len(ended)}"]
         with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as name:
             folders = [Path(name) / "f", Path(name) / "t"]
             for folder in folders:
                 folder.mkdir()
-            run, left = await run_once(options, folders[0], seeded, in_order(queue[:per_run]))
+            run, left = await run_once(options, folders[0], seeded, in_order(queue[: options.per_run]))
             if not run.done:  # their moments do not come
-                left = [replace(fault, moment=Moment.STEP) for fault in left]
-            queue = [*left, *queue[per_run:]]
+                left = [replace(fault, moment="step") for fault in left]
+            queue = [*left, *queue[options.per_run :]]
             if len(ended) < twins:
                 twin, _ = await run_once(options, folders[1], seeded, ())
                 run = replace(run, twin=twin.summary)
@@ -240,12 +236,37 @@ async def measure(options: Options, plan: Sequence[Fault], overrides: Sequence[s
     return ended
 
 
-def same_again(options: Options) -> str:
-    """The command that repeats the plan."""
-    words = ["agent-rl", "bench", "chaos", "--faults", str(options.faults), "--seed", str(options.seed)]
-    flags = ("short", "scripted", "hosts", "full", "each_once")
-    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(options, name)]
-    return shlex.join([*words, *(["--kinds", *options.kinds] if options.kinds else [])])
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def turns_of(runs: Sequence[Ended]) -> list[tuple[str, int, int]]:
+    """By kind of fault: turns that were begun again, and turns under way where a process ended."""
+    again = sum((run.turns.again for run in runs), Counter[str]())
+    in_flight = sum((run.turns.in_flight for run in runs), Counter[str]())
+    return [(kind, again[kind], in_flight[kind]) for kind in sorted(again.keys() | in_flight.keys())]
+
+
+def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
+    """The figures by name, besides those of a `Verdict`."""
+    done = [each for run in runs for each in run.done]
+    turns = turns_of(runs)
+    again, in_flight = sum(count for _, count, _ in turns), sum(count for _, _, count in turns)
+    light = [each for each in done if not is_heavy(each)]
+    figures: dict[str, float | None] = {
+        "faults": len(done),
+        "regenerated_turns": again,
+        "turns_in_flight": in_flight,
+        "regenerated_turns_over_in_flight": _ratio(again, in_flight),
+        "p95_s": percentile([each.lost for each in light], 0.95),
+        "p95_heavy_s": percentile([each.lost for each in done if is_heavy(each)], 0.95),
+        "p95_besides_engine_s": percentile([besides_engine(each) for each in light], 0.95),
+    }
+    figures |= {f"p95_s_{kind.replace(' ', '_')}": p95 for kind, _, _, p95, _, _ in seconds_lost(done)}
+    return figures | {f"regenerated_turns_over_in_flight_{kind}": _ratio(*counts) for kind, *counts in turns}
+
+
+def _ratio(again: int, in_flight: int) -> float:
+    return again / in_flight if in_flight else float(again > 0)
 
 
 def main(options: Options) -> int:
@@ -266,18 +287,13 @@ def main(options: Options) -> int:
     try:
         runs = trio.run(measure, options, plan, overrides)
     except RunFailed as error:
-        raise type(error)(f"{same_again(options)}: {error}") from error
+        raise type(error)(f"{options.command}: {error}") from error
     done = [each for run in runs for each in run.done]
     header = ("fault", "times", "median", "p95", "most", "of the median, until the process ran")
     print_table("seconds until the work went on", header, seconds_lost(done))
     print_table("where they came", ("stage", "faults"), sorted(Counter(each.hit for each in done).items()))
-    again = sum((run.turns.again for run in runs), Counter[str]())
-    in_flight = sum((run.turns.in_flight for run in runs), Counter[str]())
-    for run in runs:
-        for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
-            print(f"FAULT {line}")
-    rows = [(kind, again[kind], in_flight[kind]) for kind in sorted(again.keys() | in_flight.keys())]
-    print_table("turns", ("after", "generated again", "under way where a process ended"), rows)
-    figures = figures_of(runs)
-    print_figures(figures)
-    return 1 if any(figures[name] for name in MUST_BE_0) or any(figures[name] == 0 for name in MUST_NOT_BE_0) else 0
+    print_table("turns", ("after", "generated again", "under way where a process ended"), turns_of(runs))
+    verdict = Verdict(runs)
+    verdict.print_faults()
+    print_figures({f"chaos.{name}": value for name, value in {**figures_of(runs), **verdict.figures}.items()})
+    return verdict.exit_code

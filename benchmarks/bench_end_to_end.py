@@ -29,17 +29,24 @@ import trio
 from agent_rl.groups.measures import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
-from benchmarks.peers.trl_grpo import Spec, Tools
-from benchmarks.peers.trl_settings import CANDIDATES, Setting
+from benchmarks.peer_trl import (
+    CANDIDATES,
+    LEARNING_RATE,
+    MAX_TURNS,
+    RESPONSE_CHARS,
+    WARMUP_STEPS,
+    Setting,
+    Spec,
+    Tools,
+    require_peer,
+    setting_of,
+)
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RUN_SECONDS, RunFailed, running
+from benchmarks.runs import RUN_SECONDS, RunFailed, finished
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-trl" / "bin" / "python"
 OURS, PEER = "agent_rl", "trl"
-PROBE_SECONDS = 300.0
-"""How long an import of TRL may take."""
-LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
 FINALISTS = 2
 EXECUTORS: Mapping[Tools, Sequence[str]] = {
     "in_process": ("actors.tool_executor.class=benchmarks.in_process_tools:InProcessExecutor",),
@@ -92,7 +99,7 @@ class Measured:
     trained: Sequence[float]
     success: Sequence[float]
     seconds: float
-    """Of the whole process, from its start to its end."""
+    """Seconds of the whole process, from its start to its end."""
 
     @classmethod
     def read(cls, began: float, steps: Sequence[Mapping[str, Any]], seconds: float) -> Measured:
@@ -130,8 +137,8 @@ class Measured:
 async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
     """A run of the five actors: plain GRPO, every rollout of a group with signal trained, one update a step."""
     stage = (
-        f'kind="rl", steps={spec.steps}, learning_rate={spec.learning_rate}, warmup_steps={spec.warmup_steps}, '
-        f"max_response_tokens={spec.max_tokens}, max_turns={spec.max_turns}"
+        f'kind="rl", steps={spec.steps}, learning_rate={LEARNING_RATE}, warmup_steps={WARMUP_STEPS}, '
+        f"max_response_tokens={spec.max_tokens}, max_turns={MAX_TURNS}"
     )
     settings = [
         f'model={{path="{spec.model}"}}',
@@ -142,17 +149,16 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
         f"algorithm.keep={spec.samples}",
         "algorithm.resampling=none",
         "algorithm.updates_per_step=1",
-        f"actors.rollout_generator.settings.tool_response_chars={spec.tool_response_chars}",
+        f"actors.rollout_generator.settings.tool_response_chars={RESPONSE_CHARS}",
         *EXECUTORS[spec.tools],
         *overrides,
     ]
     started = time.monotonic()
-    async with running(EXAMPLE, folder, settings) as run:
-        await run.wait()
-        seconds = time.monotonic() - started
-        steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
-        (stage_row,) = run.metrics("stage")
-        return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
+    run = await finished(EXAMPLE, folder, settings)
+    seconds = time.monotonic() - started
+    steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
+    (stage_row,) = run.metrics("stage")
+    return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
 
 
 async def peer(folder: Path, spec: Spec, python: Path, limit: float = RUN_SECONDS) -> Measured:
@@ -163,12 +169,12 @@ async def peer(folder: Path, spec: Spec, python: Path, limit: float = RUN_SECOND
     done = None
     with output.open("wb") as out, trio.move_on_after(limit):
         done = await trio.run_process(
-            [str(python), "-m", "benchmarks.peers.trl_grpo", str(path)],
+            [str(python), "-m", "benchmarks.peer_trl", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": str(spec.threads), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(spec.setting.threads), "HF_HUB_OFFLINE": "1"},
         )
     if done is None:
         raise RunFailed(f"TRL did not end within {limit:.0f} s\n{output.read_text()[-3000:]}")
@@ -223,19 +229,6 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
     return max(finals, key=finals.__getitem__)
 
 
-def setting_of(given: str) -> Setting:
-    """The named candidate, or what a JSON object says. Raises WrongOptions."""
-    if given in CANDIDATES:
-        return CANDIDATES[given]
-    try:
-        return Setting(**json.loads(given))
-    except (ValueError, TypeError) as error:
-        names = ", ".join(f'"{name}"' for name in CANDIDATES)
-        raise WrongOptions(
-            f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
-        ) from error
-
-
 async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     """All runs by tools and side; sides alternate."""
     by_side: dict[tuple[Tools, str], list[Measured]] = {}
@@ -263,7 +256,7 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
 
 
 def specification(options: Options, tools: Tools, setting: Setting, model: Path, place: Path) -> Spec:
-    """What both sides are told."""
+    """The task of both sides."""
     return Spec(
         model=str(model),
         rows=str(place / "rows.jsonl"),
@@ -273,16 +266,8 @@ def specification(options: Options, tools: Tools, setting: Setting, model: Path,
         groups=options.groups,
         samples=options.samples,
         max_tokens=options.max_tokens,
-        max_turns=MAX_TURNS,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=WARMUP_STEPS,
         tools=tools,
-        tool_response_chars=RESPONSE_CHARS,
-        micro_batch=setting.micro_batch or options.groups * options.samples,
-        threads=setting.threads,
-        attention=setting.attention,
-        keep_memory=setting.keep_memory,
-        config=dict(setting.config),
+        setting=setting,
     )
 
 
@@ -298,26 +283,12 @@ def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
             f"{side}_{tools}_sampled_per_s": _median(runs, "sampled_per_s"),
             f"{side}_{tools}_success": right / sampled,
         }
-        rows.append(
-            (
-                f"{side}, {tools.replace('_', ' ')}",
-                _median(runs, "trained_per_s"),
-                _median(runs, "sampled_per_s"),
-                _median(runs, "trained_per_s_from_start"),
-                f"{100 * right / sampled:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
-                statistics.median(sum(run.trained) for run in runs),
-                _median(runs, "seconds"),
-            )
-        )
-    header = (
-        "side, tools",
-        "trained/s",
-        "sampled/s",
-        "trained/s from start",
-        "success, late half %",
-        "trained in all",
-        "seconds in all",
-    )
+        success = f"{100 * right / sampled:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        rates = (_median(runs, name) for name in ("trained_per_s", "sampled_per_s", "trained_per_s_from_start"))
+        trained = statistics.median(sum(run.trained) for run in runs)
+        rows.append((f"{side}, {tools.replace('_', ' ')}", *rates, success, trained, _median(runs, "seconds")))
+    header = ["side, tools", "trained/s", "sampled/s", "trained/s from start", "success, late half %"]
+    header += ["trained in all", "seconds in all"]
     title = f"completions a second, first step's end to the last one's; medians over rounds; success with {INDEPENDENT}"
     print_table(title, header, rows)
     ratios = {}
@@ -332,21 +303,6 @@ def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
 
 def _median(runs: Sequence[Measured], name: str) -> float:
     return float(statistics.median(getattr(run, name) for run in runs))
-
-
-def require_peer(python: Path) -> None:
-    """Raise WrongOptions unless the peer's environment has what it needs."""
-    remedy = (
-        "build it with `make bench-trl`, or by hand: `python3 -m venv .venv-trl`, then `.venv-trl/bin/pip install "
-        "torch==2.13.0 trl==1.16.0` and `.venv-trl/bin/pip install -e .`; or name another with --python"
-    )
-    if not python.exists():
-        raise WrongOptions(f"no environment with TRL: there is no {python}; {remedy}")
-    probe = [str(python), "-c", "import trl, agent_rl"]
-    tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
-    if tried.returncode:
-        reason = tried.stderr.strip().rpartition("\n")[2]
-        raise WrongOptions(f"the environment of {python} lacks TRL or agent_rl ({reason}); {remedy}")
 
 
 def main(options: Options) -> int:

@@ -11,8 +11,6 @@ neighbour timed out, or an answer was wrong.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import statistics
 import sys
 import time
@@ -20,18 +18,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import trio
 
-import benchmarks.hostile
 from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.tool_executor import ToolExecutorSettings
-from benchmarks.hostile import Attack, shares
-from benchmarks.hostile.running import failure
+from benchmarks.hostile import REACH, SHARES, Attack, failure
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.tool_snippets import PLAIN
+from benchmarks.tool_processes import PLAIN
 
 QUIET_SECONDS = 0.5
 """How long the neighbours run alone between two classes."""
@@ -43,6 +38,10 @@ WORST_RATIO = 10.0
 """A class of attacks that makes neighbours wait longer than this counts as one that succeeded."""
 QUICK = ("spin-32", "orphans")
 QUICK_REACHING = 4
+HOSTILE, CALLERS = 8, 4
+"""Hostile calls at once, and honest callers."""
+INTERPRETERS, CHILDREN, MEMORY = 2, 8, 5 << 30
+"""Of the sandbox: calls running at once are interpreters times children; memory is that of all calls together."""
 LIMITS = ExecutionLimits(output_bytes=65536, processes=ToolExecutorSettings().processes)
 
 
@@ -52,19 +51,6 @@ class Options:
 
     seconds: float = 3.0
     """How long neighbours run beside each class."""
-    hostile: int = 8
-    """Hostile calls at once."""
-    callers: int = 4
-    """Honest callers."""
-    interpreters: int = 2
-    """Warm interpreters."""
-    children: int = 8
-    """Calls running at once, times interpreters."""
-    memory_mib: int = 5120
-    """Memory of all calls together."""
-    groups: Literal["host", "required", "off"] = "host"
-    """Control groups."""
-    isolation: Literal["host", "strong", "filtered", "limits"] = "host"
     only: tuple[str, ...] = ()
     """These attacks alone, by name."""
     quick: bool = False
@@ -73,7 +59,7 @@ class Options:
 
 @dataclass
 class Heard:
-    """What honest callers have got: seconds of each call, and how calls ended that did not end as they do alone."""
+    """Calls of honest callers: seconds of each, and the ends of those that did not end as they do alone."""
 
     seconds: list[float] = field(default_factory=list)
     harmed: Counter[str] = field(default_factory=Counter)
@@ -87,8 +73,8 @@ class Heard:
 class Neighbours:
     """Honest callers. Each runs snippet after snippet and knows what each prints."""
 
-    def __init__(self, sandbox: Sandbox, callers: int) -> None:
-        self.sandbox, self.callers = sandbox, callers
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
         self.expected: list[str] = []
 
     async def prepare(self) -> None:
@@ -100,7 +86,7 @@ class Neighbours:
             self.expected.append(result.stdout)
 
     async def heard(self, seconds: float) -> Heard:
-        """What they get in that time; a call that has begun is waited for."""
+        """Let the callers call for so long; a call that has begun is waited for."""
         heard, until = Heard(), trio.current_time() + seconds
 
         async def caller(number: int) -> None:
@@ -114,13 +100,13 @@ class Neighbours:
                     heard.harmed[result.outcome if result.outcome != "success" else "wrong"] += 1
 
         async with trio.open_nursery() as nursery:
-            for number in range(self.callers):
+            for number in range(CALLERS):
                 nursery.start_soon(caller, number)
         return heard
 
 
 @asynccontextmanager
-async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Counter[str]) -> AsyncIterator[None]:
+async def hostile_calls(sandbox: Sandbox, attack: Attack, ended: Counter[str]) -> AsyncIterator[None]:
     """So many calls of an attack at once, begun again when they end, until the block ends. Counts their outcomes."""
 
     async def go_on(number: int) -> None:
@@ -128,7 +114,7 @@ async def hostile_calls(sandbox: Sandbox, attack: Attack, count: int, ended: Cou
             ended[(await sandbox.execute(attack.code, name=f"hostile-{number}")).outcome] += 1
 
     async with trio.open_nursery() as nursery:
-        for number in range(count):
+        for number in range(HOSTILE):
             nursery.start_soon(go_on, number)
         await trio.sleep(AHEAD_SECONDS)
         yield
@@ -141,7 +127,7 @@ class Bench:
 
     def __init__(self, sandbox: Sandbox, options: Options) -> None:
         self.sandbox, self.options = sandbox, options
-        self.neighbours = Neighbours(sandbox, options.callers)
+        self.neighbours = Neighbours(sandbox)
         self.quiet: list[float] = []
         self.broken: list[str] = []
 
@@ -152,7 +138,7 @@ class Bench:
         for attack in attacks:
             self.quiet.append((await self.neighbours.heard(min(QUIET_SECONDS, self.options.seconds))).p95)
             ended: Counter[str] = Counter()
-            async with hostile_calls(self.sandbox, attack, self.options.hostile, ended):
+            async with hostile_calls(self.sandbox, attack, ended):
                 heard = await self.neighbours.heard(self.options.seconds)
             classes.append((attack, heard, ended))
             print(f"{attack.name}: p95 {1e3 * heard.p95:.1f} ms, alone {1e3 * self.quiet[-1]:.1f}", file=sys.stderr)
@@ -170,7 +156,7 @@ class Bench:
             if harm or ratios[attack.name] > WORST_RATIO:
                 self.broken.append(attack.name)
         header = ("class", "honest calls", "median ms", "p95 ms", "of quiet p95", "harmed", "hostile calls ended")
-        print_table(f"{self.options.hostile} hostile calls beside {self.options.callers} callers", header, rows)
+        print_table(f"{HOSTILE} hostile calls beside {CALLERS} callers", header, rows)
         worst = max(ratios, key=lambda name: ratios[name])
         return {
             "quiet_p95_ms": 1e3 * quiet,
@@ -181,16 +167,9 @@ class Bench:
         }
 
 
-def reaching() -> list[Attack]:
-    """The attacks on what a call can reach, of all modules of the catalogue."""
-    names = [module.name for module in pkgutil.iter_modules(benchmarks.hostile.__path__)]
-    modules = [importlib.import_module(f"benchmarks.hostile.{name}") for name in names]
-    return [attack for module in modules if module is not shares for attack in getattr(module, "ATTACKS", ())]
-
-
-async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> list[str]:
+async def reach(level: Level, attacks: Sequence[Attack]) -> list[str]:
     """Run each of the attacks that the level is to hold against; the names of those that got through."""
-    sandbox = Sandbox(isolation=level, control_groups=options.groups)
+    sandbox = Sandbox(isolation=level)
     broken = []
     async with trio.open_nursery() as nursery:
         await nursery.start(sandbox.run)
@@ -204,20 +183,10 @@ async def reach(level: Level, attacks: Sequence[Attack], options: Options) -> li
 
 async def measure(options: Options) -> dict[str, float | str | None]:
     """Both parts. Raises (in groups) ControlGroupsError, IsolationError."""
-    taking, there = (
-        [a for a in part if not options.only or a.name in options.only] for part in (shares.ATTACKS, reaching())
-    )
+    taking, there = ([a for a in part if not options.only or a.name in options.only] for part in (SHARES, REACH))
     if options.quick:
         options.seconds, taking, there = 0.4, [a for a in taking if a.name in QUICK], there[:QUICK_REACHING]
-    sandbox = Sandbox(
-        interpreters=options.interpreters,
-        children=options.children,
-        limits=LIMITS,
-        sessions=0,
-        isolation=options.isolation,
-        control_groups=options.groups,
-        memory_bytes=options.memory_mib << 20,
-    )
+    sandbox = Sandbox(interpreters=INTERPRETERS, children=CHILDREN, limits=LIMITS, sessions=0, memory_bytes=MEMORY)
     async with trio.open_nursery() as nursery:
         await nursery.start(sandbox.run)
         bench = Bench(sandbox, options)
@@ -227,7 +196,7 @@ async def measure(options: Options) -> dict[str, float | str | None]:
         nursery.cancel_scope.cancel()
     assert sandbox.level is not None
     reaches = [attack for attack in there if sandbox.level in attack.levels]
-    broken = [*await reach(sandbox.level, reaches, options), *bench.broken]
+    broken = [*await reach(sandbox.level, reaches), *bench.broken]
     return {
         "isolation": sandbox.level,
         "control_groups": ", ".join(sandbox.groups.limits.values()),

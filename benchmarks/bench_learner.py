@@ -2,9 +2,7 @@
 
     agent-rl bench learner
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
-    agent-rl bench learner --growth 300
     agent-rl bench learner --short
-    agent-rl bench learner --ranks 1,2,4,2x2 --threads 4
     agent-rl bench learner --quick
 
 One whole update: forward, backward, clipped AdamW. Plain transformers computes the same loss (the norms of the
@@ -16,25 +14,15 @@ are left out of further rounds. Ours computes entropies and figures besides.
 Sides alternate, ratios are taken within a round, and a figure is the median over rounds. `_low` and `_high` are the
 least and the greatest ratio: the median lies between them with 98 % for seven rounds. Peak memory is that of a process
 of its own for each side, weights, gradients and moments included.
-
-With --growth: by how much the resident memory of a process of ours grows from update 50 to the given one, each of other
-lengths, and how much when oneDNN keeps as many compiled products as it does by default; and the ratio of the processor
-time of an update. Processes of both kinds alternate.
-
-With --ranks: a learner of several ranks beside one, on --threads threads in all: tokens a second, bytes of weights,
-gradients and moments of each rank, resident memory at import and beyond, and by how much the gradients of the first
-step and the changes of five steps differ from one rank's.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,10 +32,8 @@ import torch
 import transformers
 
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.linear import CACHES
 from agent_rl.learning.tiny import initialise_model
-from benchmarks.command import Failure, Hidden, WrongOptions
-from benchmarks.learner_ranks import be_rank, measure_ranks, sizes_of
+from benchmarks.command import Failure, Hidden
 from benchmarks.learner_sides import Attention, Ours, Padded, Setting, Side, Spent
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import MAX_LENGTH, quickstart_model
@@ -94,7 +80,7 @@ def peak_mib(name: str, setting: Setting) -> float:
 
 
 def print_peak(name: str, arguments: str) -> None:
-    """What `peak_mib` runs."""
+    """Print the peak of this process, for `peak_mib`."""
     given = json.loads(arguments)
     setting = Setting(**{**given, "model": Path(given["model"])})
     one, work = side(name, setting), setting.work(0)
@@ -112,54 +98,6 @@ def print_peak(name: str, arguments: str) -> None:
 
 SIDE_SECONDS = 3600.0
 """How long a process that measures one side may take."""
-WARM = 50
-"""Updates after which growth counts."""
-OF_THEIR_OWN = "1024"
-"""How many products oneDNN and ideep keep when nobody tells them."""
-
-
-def rss_mib() -> float:
-    """What the process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def print_growth(arguments: str, updates: str) -> None:
-    """In a process of its own: growth in MiB, MiB in the end, processor seconds of an update."""
-    given = json.loads(arguments)
-    setting = Setting(**{**given, "model": Path(given["model"])})
-    one, warm, began = side("ours", setting), 0.0, 0.0
-    for number in range(int(updates)):
-        if number == WARM:
-            warm, began = rss_mib(), time.process_time()
-        one.update(setting.work(number), number)
-    seconds = (time.process_time() - began) / (int(updates) - WARM)
-    print(json.dumps([rss_mib() - warm, rss_mib(), seconds]))
-
-
-def grown(setting: Setting, updates: int, *, bounded: bool) -> tuple[float, float, float]:
-    """What `print_growth` prints."""
-    arguments = json.dumps({**asdict(setting), "model": str(setting.model)})
-    command = [sys.executable, "-m", "benchmarks.command", "learner", "--grow", arguments, str(updates)]
-    environment = {name: value for name, value in os.environ.items() if name not in CACHES}
-    environment |= {} if bounded else dict.fromkeys(CACHES, OF_THEIR_OWN)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=SIDE_SECONDS)
-    growth, rss, seconds = json.loads(done.stdout.splitlines()[-1])
-    return growth, rss, seconds
-
-
-def measure_growth(setting: Setting, updates: int, rounds: int) -> dict[str, float]:
-    """Medians over rounds; the ratio is taken within a round."""
-    of = [[grown(setting, updates, bounded=bounded) for bounded in (True, False)] for _ in range(rounds)]
-    ours, theirs = ([pair[kind] for pair in of] for kind in (0, 1))
-    return {
-        "learner_rss_growth_mib": statistics.median(growth for growth, _, _ in ours),
-        "learner_rss_mib": statistics.median(rss for _, rss, _ in ours),
-        "learner_rss_growth_unbounded_mib": statistics.median(growth for growth, _, _ in theirs),
-        "learner_rss_unbounded_mib": statistics.median(rss for _, rss, _ in theirs),
-        "bounded_over_unbounded_seconds": statistics.median(a[2] / b[2] for a, b in of),
-    }
-
-
 WARM_UP = 2
 """Rounds before the first that counts."""
 SLOW = 2.0
@@ -169,7 +107,7 @@ NORMS_AGREE = 0.01
 
 
 def compare(setting: Setting, others: Sequence[Sequence[str]], rounds: int) -> dict[str, list[Spent]]:
-    """What ours and the other settings took in each round; of each of ``others`` the fastest is measured.
+    """Measure ours and the other settings in each round; of each of ``others`` only the fastest is measured on.
 
     Raises Failure when the gradients' norms of two sides differ.
     """
@@ -257,33 +195,9 @@ class Options:
     """Torch's threads, for both sides."""
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    growth: int = 0
-    """Measure the growth of memory over so many updates, and nothing else."""
-    ranks: tuple[str, ...] = ()
-    """Layouts of ranks, as in 1,4,2x2 (2 parts of the model, each of 2 ranks that share layers); nothing else."""
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
     peak: Hidden = ()
-    grow: Hidden = ()
-    rank: Hidden = ()
-
-
-def print_ranks(options: Options, setting: Setting) -> None:
-    """Measure several ranks, and print the table and the figures."""
-    words = [word for given in options.ranks for word in given.split(",")]
-    try:
-        for word in words:
-            sizes_of(word)
-    except ValueError:
-        raise WrongOptions(
-            f"--ranks {','.join(words)}: write numbers of ranks, or SHARDxTENSOR, as in 1,4,2x2"
-        ) from None
-    rows, figures = measure_ranks(setting, words, options.rounds, options.threads)
-    header = ["ranks", "threads", "tokens/s", "MiB", "of one", "x ranks", "RSS at import", "MiB beyond"]
-    print_table("weights, gradients and moments of the fullest rank, and resident memory", header, rows)
-    print_figures(
-        {name: value if "difference" in name else round(float(value or 0), 4) for name, value in figures.items()}
-    )
 
 
 def main(options: Options) -> int:
@@ -291,13 +205,7 @@ def main(options: Options) -> int:
     if options.peak:
         print_peak(*options.peak)
         return 0
-    if options.grow:
-        print_growth(*options.grow)
-        return 0
     transformers.logging.disable_progress_bar()
-    if options.rank:
-        be_rank(*options.rank)
-        return 0
     figures: dict[str, float | str | None] = {}
     rows: list[list[object]] = []
     sequences, rounds = (16, 6) if options.short else (options.sequences, options.rounds)
@@ -314,16 +222,6 @@ def main(options: Options) -> int:
                 vocabulary=VOCABULARY[name],
             )
             save_model(name, setting.model)
-            if options.ranks:
-                print_ranks(options, setting)
-                return 0
-            if options.growth:
-                if options.growth <= WARM:
-                    raise WrongOptions(f"--growth {options.growth}: name more than {WARM} updates")
-                print_figures(
-                    {k: round(v, 4) for k, v in measure_growth(setting, options.growth, options.rounds).items()}
-                )
-                return 0
             batches = [1, 8] if options.quick else options.batches
             rows += measure(name, setting, batches, 1 if options.quick else rounds, figures)
     header = ["model", "plain transformers", "its tokens/s", "ours", "ours / its", ""]

@@ -12,30 +12,61 @@ processor time, by actor, and so how far overlapping can go on the cores there a
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import trio
+from pydantic import PositiveFloat
 
+from actors.tool_executor import ToolExecutor, ToolExecutorSettings
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.groups.measures import wilson_interval
+from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import Run, running, stage_rows, window
+from benchmarks.runs import Run, finished, stage_rows, window
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as independent and so is too narrow"
 SLOW_TOOLS = (
-    "actors.tool_executor.class=benchmarks.slow_tools:SlowToolExecutor",
+    "actors.tool_executor.class=benchmarks.bench_overlap:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
     "actors.rollout_generator.settings.max_rollouts=512",
     "actors.rollout_generator.settings.tool_calls_outstanding=512",
 )
 """Room for as many rollouts as two steps have, in both modes: a rollout that waits takes none of the engine's time."""
+SUFFIXES = {
+    "asynchronous": "",
+    "synchronous": "_sync",
+    "asynchronous, slow tools": "_slow_tools",
+    "synchronous, slow tools": "_slow_tools_sync",
+}
+"""Suffixes of figures, by the kind of a run."""
+TOOLS = {"": "", ", slow tools": "_slow_tools"}
+ROLES = ("learner", "generator")
+
+
+class SlowToolSettings(ToolExecutorSettings):
+    """The executor's, and how long a call sleeps."""
+
+    sleep_seconds: PositiveFloat = 0.3
+
+
+class SlowToolExecutor(ToolExecutor):
+    """Every piece of code sleeps first, in the sandbox: as tools that wait for a search engine or a database."""
+
+    Settings = SlowToolSettings
+
+    async def handle(self, message: ToolCall | JudgementWanted) -> ToolResult | TurnObserved | JudgementReply:
+        """Calls sleep before they do what they are for; checks are as ever."""
+        if isinstance(message, ToolCall) and isinstance(message.arguments.get("code"), str):
+            sleep = f"import time; time.sleep({self.context.settings.sleep_seconds})\n"
+            message = replace(message, arguments={**message.arguments, "code": sleep + message.arguments["code"]})
+        return await super().handle(message)
 
 
 @dataclass(kw_only=True)
@@ -82,26 +113,32 @@ class Measured:
         return self.trained_tokens / self.seconds
 
     @property
+    def groups_per_s(self) -> float:
+        """Decided groups a second."""
+        return self.groups / self.seconds
+
+    @property
     def most_tokens_per_s(self) -> float:
         """Trained tokens a second if the cores were never idle, by the processor time that a step used."""
         return self.cores * self.trained_tokens / (self.steps * sum(self.cpu.values()))
 
 
 def read(run: Run) -> Measured:
-    """What a finished run recorded of its only stage."""
+    """Read the figures of a finished run with one stage."""
     steps = run.metrics("step")
     (stage,) = run.metrics("stage")
     rows = stage_rows(run.rows(), 0)
     shares = window(rows)
     late = steps[len(steps) // 2 :]
     rollouts = sum(step["rollouts"] for step in late)
+    staleness = [step["staleness_mean"] for step in steps if "staleness_mean" in step]  # none where nothing was trained
     return Measured(
         seconds=stage["stage_seconds"],
         trained_tokens=sum(step["trained_tokens"] for step in steps),
         groups=sum(step["groups_decided"] for step in steps),
         rollouts=rollouts,
         correct=sum(step["success"] * step["rollouts"] for step in late),
-        staleness=statistics.fmean(step["staleness_mean"] for step in steps),
+        staleness=statistics.fmean(staleness) if staleness else math.nan,
         learner_idle=shares.idle("learner"),
         generator_idle=shares.idle("rollout_generator"),
         cpu={actor: share / max(1e-9, shares.steps_per_s) for actor, share in shares.cpu.items()},
@@ -114,9 +151,8 @@ def read(run: Run) -> Measured:
 async def teach(folder: Path, steps: int) -> Path:
     """The model after the quickstart's supervised stage."""
     overrides = [f'stages=[{{kind="sft", steps={steps}, batch=16, learning_rate=3e-3}}]']
-    async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait()
-        return max((run.directory / "checkpoints").glob("version-*")).absolute()
+    run = await finished(EXAMPLE, folder, overrides)
+    return max((run.directory / "checkpoints").glob("version-*")).absolute()
 
 
 async def one(
@@ -133,9 +169,7 @@ async def one(
         f"algorithm.max_staleness={staleness}",
         *overrides,
     ]
-    async with running(EXAMPLE, folder, settings) as run:
-        await run.wait()
-        return read(run)
+    return read(await finished(EXAMPLE, folder, settings))
 
 
 async def measure(options: Options) -> dict[str, list[Measured]]:
@@ -167,25 +201,23 @@ def ratio(by_kind: dict[str, list[Measured]], tools: str) -> float:
 
 
 def bounds(by_kind: Mapping[str, Sequence[Measured]], tools: str) -> dict[str, float]:
-    """What `ratio` would be if the cores were never idle in asynchronous mode; medians over rounds.
+    """Compute the bounds of `ratio`: its value if the cores were never idle in asynchronous mode; medians over rounds.
 
     ``bound``: with the processor time that its steps used. ``bound_sync_cpu``: with that of synchronous steps, as if
     overlapping cost none. ``share_of_bound``: the ratio by ``bound``.
     """
     pairs = list(zip(by_kind["asynchronous" + tools], by_kind["synchronous" + tools], strict=True))
-    suffix = tools.replace(", ", "_").replace(" ", "_")
     found = {
         "bound": [ours.most_tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs],
         "bound_sync_cpu": [theirs.most_tokens_per_s / theirs.tokens_per_s for _, theirs in pairs],
         "share_of_bound": [ours.tokens_per_s / ours.most_tokens_per_s for ours, _ in pairs],
     }
-    return {f"async_over_sync{suffix}_{name}": statistics.median(values) for name, values in found.items()}
+    return {f"async_over_sync{TOOLS[tools]}_{name}": statistics.median(values) for name, values in found.items()}
 
 
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
-    by_kind = trio.run(measure, options)
-    report(by_kind)
+    report(trio.run(measure, options))
     return 0
 
 
@@ -201,56 +233,29 @@ def report(by_kind: dict[str, list[Measured]]) -> None:
             (
                 kind,
                 _median(runs, "tokens_per_s"),
-                statistics.median(run.groups / run.seconds for run in runs),
+                _median(runs, "groups_per_s"),
                 f"{100 * success[kind]:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
                 _median(runs, "staleness"),
                 100 * _median(runs, "learner_idle"),
                 100 * _median(runs, "generator_idle"),
             )
         )
-    header = (
-        "mode",
-        "trained tokens/s",
-        "groups/s",
-        "success, late half %",
-        "staleness",
-        "learner idle %",
-        "generator idle %",
-    )
+    shares = ("success, late half %", "staleness", "learner idle %", "generator idle %")
+    header = ("mode", "trained tokens/s", "groups/s", *shares)
     title = "medians over rounds; success of all rollouts of the steps' second half, with " + INDEPENDENT
     print_table(title, header, rows)
     print_budget(by_kind)
-    ratios = {"async_over_sync": ratio(by_kind, ""), "async_over_sync_slow_tools": ratio(by_kind, ", slow tools")}
-    idle: dict[str, Any] = {
-        f"{role}_idle_share{suffix}": _median(by_kind[kind], f"{role}_idle")
-        for kind, suffix in (
-            ("asynchronous", ""),
-            ("synchronous", "_sync"),
-            ("asynchronous, slow tools", "_slow_tools"),
-        )
-        for role in ("learner", "generator")
-    }
-    print_figures(
-        {
-            **ratios,
-            **bounds(by_kind, ", slow tools"),
-            **bounds(by_kind, ""),
-            **idle,
-            **{
-                f"cpu_seconds_per_step{suffix}": statistics.median(sum(run.cpu.values()) for run in by_kind[kind])
-                for kind, suffix in (
-                    ("asynchronous", ""),
-                    ("synchronous", "_sync"),
-                    ("asynchronous, slow tools", "_slow_tools"),
-                    ("synchronous, slow tools", "_slow_tools_sync"),
-                )
-            },
-            "success_async": success["asynchronous"],
-            "success_sync": success["synchronous"],
-            "groups_per_s_async": statistics.median(run.groups / run.seconds for run in by_kind["asynchronous"]),
-            "groups_per_s_sync": statistics.median(run.groups / run.seconds for run in by_kind["synchronous"]),
-        }
-    )
+    figures = {f"async_over_sync{suffix}": ratio(by_kind, tools) for tools, suffix in TOOLS.items()}
+    for tools in TOOLS:
+        figures |= bounds(by_kind, tools)
+    for kind, suffix in SUFFIXES.items():
+        figures |= {f"{role}_idle_share{suffix}": _median(by_kind[kind], f"{role}_idle") for role in ROLES}
+        spent = [sum(run.cpu.values()) for run in by_kind[kind]]
+        figures[f"cpu_seconds_per_step{suffix}"] = statistics.median(spent)
+    for kind, suffix in (("asynchronous", "_async"), ("synchronous", "_sync")):
+        figures[f"success{suffix}"] = success[kind]
+        figures[f"groups_per_s{suffix}"] = _median(by_kind[kind], "groups_per_s")
+    print_figures(figures)
 
 
 def print_budget(by_kind: Mapping[str, Sequence[Measured]]) -> None:

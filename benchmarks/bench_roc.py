@@ -1,4 +1,4 @@
-"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length, in one drawing.
+"""Resampling on correctness, on and off: tool errors in correct rollouts, success and length.
 
     agent-rl bench roc --seeds 5 --out runs/roc
     agent-rl bench roc --seeds 1 --modes paper none --steps 40
@@ -7,6 +7,7 @@ The quickstart's task family, with demonstrations in which calls often fail to r
 rollouts hold tool errors which the outcome reward does not see. For each seed the model is taught once; reinforcement
 learning runs from there with each resampling: ``paper``, ``release``, and ``none`` (as many rollouts kept, drawn
 uniformly). Runs go one after the other into --out. A run that is there is not made again, so a stopped sweep continues.
+`roc.json` in --out has the curves: by seed, resampling and quantity, a value a step.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ from typing import Any, Literal
 import trio
 
 from agent_rl.config.examples import EXAMPLES
-from agent_rl.observe.report.charts import Chart, chart, line
-from agent_rl.observe.report.page import html, section, study_page
 from benchmarks.command import Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, running
+from benchmarks.runs import RunFailed, finished
 
 EXAMPLE = EXAMPLES / "quickstart.toml"
 TASK = (
@@ -41,8 +40,6 @@ QUANTITIES = {"error_share": "tool_error_share_correct", "success": "success", "
 """Figures by the name of a step's own: shares of all sampled rollouts, kept or not."""
 LATE = 0.2
 """The last share of the steps is what a run is said to have reached."""
-WINDOW = 9
-"""Steps of a running mean."""
 
 Curves = dict[str, list[float]]
 
@@ -61,7 +58,7 @@ class Options:
     problems: int = 500
     """Held-out problems at the end of each run."""
     out: Path = Path("runs/roc")
-    """Where the runs and roc.html go."""
+    """Where the runs and roc.json go."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -93,13 +90,8 @@ def make(folder: Path, overrides: Sequence[str]) -> None:
             raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    trio.run(_until_its_end, folder, overrides)
+    trio.run(finished, EXAMPLE, folder, overrides)
     done.write_text(json.dumps(list(overrides)))
-
-
-async def _until_its_end(folder: Path, overrides: Sequence[str]) -> None:
-    async with running(EXAMPLE, folder, overrides) as run:
-        await run.wait()
 
 
 def one_seed(options: Options, seed: int) -> dict[str, Curves]:
@@ -125,49 +117,8 @@ def one_seed(options: Options, seed: int) -> dict[str, Curves]:
     return by_mode
 
 
-def _chart(title: str, conditions: Mapping[str, Sequence[Sequence[float]]], *, share: bool) -> Chart:
-    """Thin curves of single runs and a thick one of their mean, for each condition."""
-    last = max((len(run) for runs in conditions.values() for run in runs), default=0)
-    thin, thick = [], []
-    for colour, (name, runs) in enumerate(conditions.items(), 1):
-        smoothed = [[*smooth(run), *[math.nan] * (last - len(run))] for run in runs]
-        thin += [line(name, run, colour, faint=True) for run in smoothed]
-        thick.append(line(name, [_mean(at) for at in zip(*smoothed, strict=True)], colour))
-    steps = range(1, last + 1)
-    words = [
-        f"step {step}: " + ", ".join(f"{each['label']} {each['values'][step - 1]:.3g}" for each in thick)
-        for step in steps
-    ]
-    return chart(title, [*thin, *thick], list(steps), words, share=share)
-
-
-def smooth(values: Sequence[float]) -> list[float]:
-    """A centred running mean over `WINDOW` steps, of what was measured in them."""
-    half = WINDOW // 2
-    return [_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
-
-
-def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: Path) -> None:
-    """Draw, and print the table and the figures."""
-    titles = {
-        "error_share": "tool errors in correct rollouts, of their calls",
-        "success": "success of sampled rollouts",
-        "response_tokens": "response tokens",
-    }
-    charts = [
-        _chart(
-            title, {NAMES[mode]: [seed[mode][name] for seed in runs] for mode in modes}, share=name != "response_tokens"
-        )
-        for name, title in titles.items()
-    ]
-    count = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
-    note = f"Thin: each of {count}. Thick: their mean. Both are running means over {WINDOW} steps."
-    figure.write_text(html(study_page("bench roc", note, [section("curves", "Curves", [{"charts": charts}])])))
+def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str]) -> None:
+    """Print the table and the figures."""
     rows: list[list[object]] = []
     figures: dict[str, float] = {"seeds": float(len(runs))}
     for mode in modes:
@@ -181,14 +132,21 @@ def report(runs: Sequence[Mapping[str, Curves]], modes: Sequence[str], figure: P
             row.append(f"{factor * statistics.fmean(known):.1f} ({ends})")
         rows.append(row)
     header = ("resampling", "tool errors in correct rollouts, %", "success, %", "response tokens")
-    print_table(f"last {LATE:.0%} of the steps: mean over {count} (lowest to highest)", header, rows)
-    print(f"figure: {figure}")
+    print_table(f"last {LATE:.0%} of the steps: mean over {len(runs)} seeds (lowest to highest)", header, rows)
     print_figures(figures)
 
 
 def main(options: Options) -> int:
-    """Measure, draw, and print what was measured."""
+    """Measure, and print what was measured."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [one_seed(options, seed) for seed in seeds]
-    report(runs, options.modes, options.out / "roc.html")
+    unknown_as_none = [
+        {
+            mode: {name: [None if math.isnan(value) else value for value in values] for name, values in found.items()}
+            for mode, found in seed.items()
+        }
+        for seed in runs
+    ]
+    (options.out / "roc.json").write_text(json.dumps(unknown_as_none))
+    report(runs, options.modes)
     return 0

@@ -24,7 +24,8 @@ import logging
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -33,15 +34,22 @@ import structlog
 import transformers
 import trio
 
-from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.messages import Policy
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.rollout_engines import PaddedGenerate, engine_seconds
-from benchmarks.rollout_loop import AT_ONCE, generator, replay, requests, sample, turns
 from benchmarks.rollout_models import Lengths, larger_model, quickstart_model, save_writer, workload
+from benchmarks.rollout_sides import (
+    AT_ONCE,
+    PaddedGenerate,
+    engine_seconds,
+    generator,
+    replay,
+    requests,
+    sample,
+    torch_engine,
+    turns,
+)
 from benchmarks.tool_processes import tree_seconds
 
 MODELS = {"quickstart": quickstart_model, "larger": larger_model}
@@ -55,7 +63,7 @@ class Options:
     """The options."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """What the generator runs on."""
+    """Engine of the generator."""
     models: tuple[Literal["quickstart", "larger"], ...] = ("quickstart", "larger")
     """The quickstart's has 0.3M parameters, the larger one 25M."""
     prompts: int = 64
@@ -76,31 +84,20 @@ class Options:
         return 0.1 if self.quick else 1.0
 
 
-@dataclass
-class Figures:
+class Figures(defaultdict[str, list[float]]):
     """The figures by name, with a value for each round."""
 
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, name: str, value: float) -> None:
-        """Add the value of one round."""
-        self.values.setdefault(name, []).append(value)
+    def __init__(self) -> None:
+        super().__init__(list)
 
     def median(self, name: str) -> float:
         """The median over rounds."""
-        return statistics.median(self.values[name])
+        return statistics.median(self[name])
 
 
 async def compare_engines(model: Path, lengths: Lengths, options: Options, figures: Figures, name: str) -> list[object]:
     """Engine beside generate; a row for the table. Adds ``engine_ratio_to_generate`` and rates, suffix ``name``."""
-    engine = TorchEngine(
-        model,
-        max_rollouts=options.prompts,
-        kv_tokens=None,
-        threads=options.threads,
-        dtype="float32",
-        initial_policy=Policy(0, 0),
-    )
+    engine = torch_engine(model, options.prompts, options.threads)
     other = await trio.to_thread.run_sync(PaddedGenerate, model, options.threads)
     rates: dict[int, list[float]] = {batch: [] for batch in options.batches}
     own: list[float] = []
@@ -118,9 +115,9 @@ async def compare_engines(model: Path, lengths: Lengths, options: Options, figur
         nursery.cancel_scope.cancel()
     best = max(rates, key=lambda batch: statistics.median(rates[batch]))
     for number, rate in enumerate(own):
-        figures.add(f"engine_ratio_to_generate{name}", rate / rates[best][number])
-        figures.add(f"engine_tokens_per_s{name}", rate)
-        figures.add(f"generate_tokens_per_s{name}", rates[best][number])
+        figures[f"engine_ratio_to_generate{name}"].append(rate / rates[best][number])
+        figures[f"engine_tokens_per_s{name}"].append(rate)
+        figures[f"generate_tokens_per_s{name}"].append(rates[best][number])
     return [
         lengths,
         statistics.median(own),
@@ -136,15 +133,8 @@ async def compare_loops(
     model = folder / f"writer-{kind}"
     thinking, calling = EPISODES[kind]
     save_writer(model, spec, thinking=thinking, calling=calling)
-    engine = TorchEngine(
-        model,
-        max_rollouts=AT_ONCE,
-        kv_tokens=None,
-        threads=options.threads,
-        dtype="float32",
-        initial_policy=Policy(0, 0),
-    )
-    turns: list[float] = []
+    engine = torch_engine(model, AT_ONCE, options.threads)
+    counts: list[float] = []
     agreeing: list[float] = []
     async with generator(model, folder, options.threads) as stage, trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -154,17 +144,17 @@ async def compare_loops(
             if number == 0:  # warms both up
                 continue
             loop, alone = sampled.tokens / sampled.seconds, tokens / seconds
-            figures.add(f"{kind}_share_of_engine{name}", loop / alone)
-            figures.add(f"{kind}_tokens_per_s{name}", loop)
-            figures.add(f"{kind}_alone{name}", alone)
-            turns.append(sampled.turns)
+            figures[f"{kind}_share_of_engine{name}"].append(loop / alone)
+            figures[f"{kind}_tokens_per_s{name}"].append(loop)
+            figures[f"{kind}_alone{name}"].append(alone)
+            counts.append(sampled.turns)
             agreeing.append(tokens / sampled.tokens)
         nursery.cancel_scope.cancel()
     if min(agreeing) < 0.99:
         raise AssertionError(f"the engine alone wrote {min(agreeing):.3f} of the tokens it was to write again")
     return [
         "one turn" if calling == 0 else "with tools",
-        statistics.fmean(turns),
+        statistics.fmean(counts),
         figures.median(f"{kind}_tokens_per_s{name}"),
         figures.median(f"{kind}_alone{name}"),
         figures.median(f"{kind}_share_of_engine{name}"),
@@ -192,19 +182,19 @@ async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, fi
             if number == 0:  # warms both up
                 continue
             loop, alone = sampled.tokens / sampled.seconds, sampled.tokens / seconds
-            figures.add("generator_over_bare_vllm", loop / alone)
-            figures.add("generator_tokens_per_s_vllm", loop)
-            figures.add("bare_vllm_tokens_per_s", alone)
-            figures.add("generator_cpu_us_per_token_vllm", 1e6 * loop_cpu / sampled.tokens)
-            figures.add("bare_vllm_cpu_us_per_token", 1e6 * bare_cpu / sampled.tokens)
-            figures.add("generator_over_bare_vllm_cpu", bare_cpu / loop_cpu)
+            figures["generator_over_bare_vllm"].append(loop / alone)
+            figures["generator_tokens_per_s_vllm"].append(loop)
+            figures["bare_vllm_tokens_per_s"].append(alone)
+            figures["generator_cpu_us_per_token_vllm"].append(1e6 * loop_cpu / sampled.tokens)
+            figures["bare_vllm_cpu_us_per_token"].append(1e6 * bare_cpu / sampled.tokens)
+            figures["generator_over_bare_vllm_cpu"].append(bare_cpu / loop_cpu)
     wanted = (
         *("generator_tokens_per_s_vllm", "bare_vllm_tokens_per_s", "generator_over_bare_vllm"),
         *("generator_cpu_us_per_token_vllm", "bare_vllm_cpu_us_per_token", "generator_over_bare_vllm_cpu"),
     )
     header = ["round", "generator over vLLM", "bare vLLM", "generator / bare"]
     header += ["processor us a token", "bare vLLM's", "bare / generator"]
-    rows = [[number + 1, *(figures.values[name][number] for name in wanted)] for number in range(options.rounds)]
+    rows = [[number + 1, *(figures[name][number] for name in wanted)] for number in range(options.rounds)]
     title = f"tokens a second and processor time, {options.rollouts} rollouts a round, {AT_ONCE} at once"
     print_table(title, header, rows)
 
@@ -232,7 +222,7 @@ def against_vllm(options: Options, figures: Figures) -> int:
         raise WrongOptions("vLLM is not installed: `make test-vllm` builds .venv-vllm with it")
     with tempfile.TemporaryDirectory() as folder:
         trio.run(compare_vllm, quickstart_model(), Path(folder), options, figures)
-    print_figures({name: round(figures.median(name), 4) for name in figures.values})
+    print_figures({name: round(figures.median(name), 4) for name in figures})
     return 0
 
 
@@ -249,5 +239,5 @@ def main(options: Options) -> int:
         with tempfile.TemporaryDirectory() as folder:
             trio.run(measure, name, MODELS[name](), Path(folder), options, figures)
     wanted = ("_share_of_engine", "engine_", "generate_")
-    print_figures({name: round(figures.median(name), 4) for name in figures.values if any(w in name for w in wanted)})
+    print_figures({name: round(figures.median(name), 4) for name in figures if any(w in name for w in wanted)})
     return 0

@@ -11,7 +11,7 @@ benchmarks/README.md explains the figures.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import os
 import re
@@ -21,49 +21,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import trio
 
-from actors.roc_filter.stored import decode_stored
-from agent_rl.config.examples import EXAMPLES
+from actors.tool_executor import ToolExecutor
 from agent_rl.config.load import load_topology
-from agent_rl.records.opening import read_journal
-from benchmarks.bench_chaos import SCRIPTED, SHORTENED
-from benchmarks.chaos.accounting import (
-    SHARES,
-    Accounts,
-    percentile,
-    read_accounts,
-    within_noise,
-    wrong_prompts,
-    wrongly_trained,
-)
-from benchmarks.chaos.cluster import Cluster, one_host
-from benchmarks.chaos.scripted import read_trained, write_model
+from benchmarks.bench_chaos import EXAMPLE, SCRIPTED, SHORTENED, settings_in
+from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, summary_in
+from benchmarks.chaos.actors import written
+from benchmarks.chaos.host import Cluster, one_host
+from benchmarks.chaos.plan import Change, make_changes
 from benchmarks.chaos.sight import Lines
 from benchmarks.command import Overrides
-from benchmarks.reporting import print_figures, print_table
+from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
-from benchmarks.swapping.classes import written
-from benchmarks.swapping.plan import AFTER_SECONDS, Change, longest_gap, make_plan
 
-EXAMPLE = EXAMPLES / "quickstart.toml"
-OWN = "benchmarks.swapping.classes"
+OWN = "benchmarks.chaos.actors"
 CLASSES = {
     "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "group_affinity_scheduler:GroupAffinityScheduler"),
     "roc_filter": ("actors.roc_filter:RoCFilter", "shortest_correct_filter:ShortestCorrectFilter"),
     "learner": ("actors.learner:Learner", f"{OWN}:OtherLearner"),
-    "rollout_generator": (f"{OWN}:TimedGenerator", f"{OWN}:OtherGenerator"),
-    "tool_executor": ("actors.tool_executor:ToolExecutor", f"{OWN}:OtherExecutor"),
+    "rollout_generator": (f"{OWN}:RecordingGenerator", f"{OWN}:OtherGenerator"),
+    "tool_executor": ("actors.tool_executor:ToolExecutor", "benchmarks.bench_swap:OtherExecutor"),
 }
+"""By role: the class that a run begins with, and the one that takes turns with it."""
 WITHOUT_MODEL = CLASSES | {
-    "learner": ("benchmarks.chaos.scripted:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
+    "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
     "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
 }
+AFTER_SECONDS = 2.0
+"""A change may keep rollouts from generators for so long after it is done."""
 UNTIL_STOPPED = 1_000_000
 """Steps of a run that is stopped in order once all changes are made, and then has `LAST_STEPS` more."""
 LAST_STEPS = 2
@@ -71,9 +61,10 @@ LOOK_SECONDS = 0.1
 STEP_SECONDS = 600.0
 """A run that trains no step for so long stands still."""
 AWAY = re.compile(r"it was away for ([\d.]+) s \((beside|in place)")
-MUST_BE_0 = ("swap.lost", "swap.repeated", "swap.left_behind")
-MUST_NOT_BE_0 = ("swap.balanced", "swap.success_within_noise")
-"""Otherwise the exit code is 1. Success is None without twins."""
+
+
+class OtherExecutor(ToolExecutor):
+    """Another class."""
 
 
 @dataclass(kw_only=True)
@@ -96,6 +87,9 @@ class Options:
     """As for agent-rl run."""
 
 
+# A run ---------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Made:
     """A change that was made, between two times in monotonic seconds."""
@@ -109,31 +103,14 @@ class Made:
     """The seconds for which each process was away."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that ended."""
+@dataclass(frozen=True, kw_only=True)
+class Ended(Finished):
+    """A run that ended, and its changes."""
 
     made: Sequence[Made]
     times: Sequence[float]
     """When turns were written, until the run was stopped."""
     steps: int
-    accounts: Accounts
-    left: Sequence[str]
-    summary: Mapping[str, Any]
-    seconds: float
-    twin: Mapping[str, Any] | None = None
-
-
-def settings_of(options: Options, folder: Path, seed: int) -> list[str]:
-    """The settings of one run."""
-    classes = WITHOUT_MODEL if options.scripted else CLASSES
-    settings = [*(SCRIPTED if options.scripted else SHORTENED), f"run.seed={seed}"]
-    settings += [f"actors.{role}.class={names[0]}" for role, names in classes.items()]
-    settings.append(f"actors.rollout_generator.settings.record={folder / 'record'}")
-    if options.scripted:
-        settings.append(f'model={{path="{write_model(folder / "model")}"}}')
-        settings.append(f"actors.learner.settings.hurry={folder / 'hurry'}")
-    return [*settings, *options.overrides]
 
 
 class Steps:
@@ -165,14 +142,11 @@ class Steps:
 async def make(change: Change, cluster: Cluster, temporary: Path) -> Made:
     """Make a change as a user does. Raises RunFailed when it is refused."""
     command = [sys.executable, "-P", "-m", "actors.cli", *change.words(str(cluster.directory))]
+    environment = os.environ | {"TMPDIR": str(temporary)}
     while True:
         began = time.monotonic()
         done = await trio.run_process(
-            command,
-            capture_stdout=True,
-            stderr=subprocess.STDOUT,
-            check=False,
-            env=os.environ | {"TMPDIR": str(temporary)},
+            command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
         )
         ended, output = time.monotonic(), done.stdout.decode(errors="replace")
         if done.returncode == 0:
@@ -180,18 +154,19 @@ async def make(change: Change, cluster: Cluster, temporary: Path) -> Made:
         if "has not started yet" not in output:
             raise RunFailed(f"{change}: {output}")
     found = AWAY.findall(output)
-    ways = {way for _, way in found}
-    way = "scale" if change.number else "beside" if ways == {"beside"} else "in place"
+    way = "scale" if change.number else "beside" if {way for _, way in found} == {"beside"} else "in place"
     return Made(change, began, ended, way, tuple(float(seconds) for seconds, _ in found))
 
 
 async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Change], steps: int = 0) -> Ended:
     """One run with these changes; or, with ``steps``, one that is left alone for so many steps."""
     began = time.monotonic()
-    settings = settings_of(options, folder, seed)
-    topology = load_topology(EXAMPLE, settings)
-    made = []
-    with one_host(EXAMPLE, "local", folder, settings, small=False) as cluster:
+    classes = WITHOUT_MODEL if options.scripted else CLASSES
+    settings = [*(SCRIPTED if options.scripted else SHORTENED), f"run.seed={seed}"]
+    settings += [f"actors.{role}.class={names[0]}" for role, names in classes.items()]
+    settings += [*settings_in(folder, scripted=options.scripted), *options.overrides]
+    made: list[Made] = []
+    with one_host(EXAMPLE, folder, settings) as cluster:
         host, trained = next(iter(cluster.hosts.values())), Steps(cluster)
         try:
             if plan:
@@ -217,17 +192,17 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
                 raise RunFailed(f"the run ended with {code}\n{host.output[-3000:]}")
         finally:
             host.end()
-        journal = read_journal(cluster.directory)
-        try:
-            accounts = read_accounts(journal, len(topology.stages))
-            wrong = wrong_prompts(journal, topology, EXAMPLE.parent, decode_stored)
-            lost, again = wrongly_trained(journal, read_trained(cluster.directory)) if options.scripted else ((), ())
-        finally:
-            journal.close()
-        accounts = replace(accounts, lost=(*accounts.lost, *wrong, *lost), repeated=(*accounts.repeated, *again))
-        summary = json.loads((cluster.directory / "summary.json").read_text())
-        times = [at for at in written((folder / "record").read_text().splitlines()) if at <= stopped]
-        return Ended(made, times, steps, accounts, host.left_behind(), summary, time.monotonic() - began)
+        topology = load_topology(EXAMPLE, settings)
+        lines = (folder / "record").read_text().splitlines()
+        return Ended(
+            made=made,
+            times=[at for at in written(lines) if at <= stopped],
+            steps=steps,
+            accounts=accounts_of(cluster.directory, topology, EXAMPLE.parent, scripted=options.scripted),
+            left=host.left_behind(),
+            summary=summary_in(cluster.directory),
+            seconds=time.monotonic() - began,
+        )
 
 
 async def measure(options: Options, plans: Sequence[Sequence[Change]]) -> list[Ended]:
@@ -243,6 +218,15 @@ async def measure(options: Options, plans: Sequence[Sequence[Change]]) -> list[E
     return ended
 
 
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def longest_gap(times: Sequence[float], begin: float, end: float) -> float:
+    """The longest time between two of the sorted ``times`` that has a part between ``begin`` and ``end``; else NaN."""
+    pairs = itertools.pairwise(times)
+    return max((later - earlier for earlier, later in pairs if later > begin and earlier < end), default=math.nan)
+
+
 def pauses(run: Ended) -> list[tuple[Made, float]]:
     """For each change, the longest time around it in which no generator wrote a turn."""
     return [(made, longest_gap(run.times, made.began, made.ended + AFTER_SECONDS)) for made in run.made]
@@ -250,35 +234,24 @@ def pauses(run: Ended) -> list[tuple[Made, float]]:
 
 def between(run: Ended) -> list[float]:
     """The longest time without a turn between each change and the next one."""
-    windows = [(made.ended + AFTER_SECONDS, later.began) for made, later in zip(run.made, run.made[1:], strict=False)]
-    return [longest_gap(run.times, begin, end) for begin, end in windows if begin < end]
+    windows = [(made.ended + AFTER_SECONDS, later.began) for made, later in itertools.pairwise(run.made)]
+    gaps = [longest_gap(run.times, begin, end) for begin, end in windows if begin < end]
+    return [gap for gap in gaps if not math.isnan(gap)]
 
 
 def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
-    """All figures by name."""
+    """The figures by name, besides those of a `Verdict`."""
     paused = [(made, seconds) for run in runs for made, seconds in pauses(run) if not math.isnan(seconds)]
-    agree = within_noise([(run.summary, run.twin) for run in runs if run.twin is not None])
     figures: dict[str, float | None] = {
-        "swap.runs": len(runs),
-        "swap.steps": sum(run.steps for run in runs),
-        "swap.changes": sum(len(run.made) for run in runs),
-        "swap.lost": sum(len(run.accounts.lost) for run in runs),
-        "swap.repeated": sum(len(run.accounts.repeated) for run in runs),
-        "swap.balanced": int(all(run.accounts.balanced for run in runs)),
-        "swap.left_behind": sum(len(run.left) for run in runs),
-        "swap.pause_p95_s": percentile([seconds for _, seconds in paused], 0.95),
-        "swap.pause_p95_s_between": percentile([s for run in runs for s in between(run) if not math.isnan(s)], 0.95),
-        "swap.away_p95_s": percentile([seconds for made, _ in paused for seconds in made.away], 0.95),
-        "swap.seconds": sum(run.seconds for run in runs),
-        "swap.success_within_noise": None if agree is None else int(agree),
+        "steps": sum(run.steps for run in runs),
+        "changes": sum(len(run.made) for run in runs),
+        "pause_p95_s": percentile([seconds for _, seconds in paused], 0.95),
+        "pause_p95_s_between": percentile([seconds for run in runs for seconds in between(run)], 0.95),
+        "away_p95_s": percentile([seconds for made, _ in paused for seconds in made.away], 0.95),
     }
     for way in ("beside", "in place", "scale"):
         found = [seconds for made, seconds in paused if made.way == way]
-        figures[f"swap.pause_p95_s_{way.replace(' ', '_')}"] = percentile(found, 0.95)
-    for share in SHARES:
-        figures[f"swap.{share}"] = statistics.fmean(run.summary[share] for run in runs)
-        twins = [run.twin[share] for run in runs if run.twin is not None]
-        figures[f"swap.{share}_twin"] = statistics.fmean(twins) if twins else None
+        figures[f"pause_p95_s_{way.replace(' ', '_')}"] = percentile(found, 0.95)
     return figures
 
 
@@ -299,7 +272,7 @@ def rows_of(runs: Sequence[Ended]) -> list[tuple[str, int, float, float, float]]
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     classes = WITHOUT_MODEL if options.scripted else CLASSES
-    plans = [make_plan(seed, options.swaps, classes) for seed in range(options.seed, options.seed + options.seeds)]
+    plans = [make_changes(seed, options.swaps, classes) for seed in range(options.seed, options.seed + options.seeds)]
     if options.plan:
         print(*(change for plan in plans for change in plan), sep="\n")
         return 0
@@ -311,9 +284,7 @@ def main(options: Options) -> int:
         raise RunFailed(f"{shlex.join(words)}: {error}") from error
     header = ("change", "times", "median s without a turn", "most", "median s away")
     print_table("pauses of generation", header, rows_of(runs))
-    for run in runs:
-        for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
-            print(f"FAULT {line}")
-    figures = figures_of(runs)
-    print_figures(figures)
-    return 1 if any(figures[name] for name in MUST_BE_0) or any(figures[name] == 0 for name in MUST_NOT_BE_0) else 0
+    verdict = Verdict(runs)
+    verdict.print_faults()
+    print_figures({f"swap.{name}": value for name, value in {**figures_of(runs), **verdict.figures}.items()})
+    return verdict.exit_code

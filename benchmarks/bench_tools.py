@@ -1,15 +1,13 @@
 """Tool calls: how many a second, beside a fresh interpreter for each and beside the least that a fork server can be.
 
     agent-rl bench tools
-    agent-rl bench tools --endurance 200000
-    agent-rl bench tools --list
+    agent-rl bench tools --clients 0          # without the parts over links
 
-The mix is 40 snippets: 45 % plain Python, 30 % sympy, 10 % numpy, 15 % failing (``--list`` prints them). Rounds go
-through all sides in turn: ``python3 -c`` for each call; the floor (the same warm interpreters, fork and ``exec()``,
-nothing else); the sandbox at its levels of isolation at full load; and the sandbox at half of that load, where calls
-come at random times. Beside these, a client process asks an executor actor over links, as a run does. Then 45,000
-calls are outstanding at once, in one process and over links, and 1,024 children are alive at once.
-benchmarks/README.md explains the figures.
+The mix is the 40 snippets of `tool_snippets.toml`. Rounds go through all sides in turn: ``python3 -c`` for each call;
+the floor (the same warm interpreters, fork and ``exec()``, nothing else); the sandbox at full load, as isolated as the
+host allows; and the sandbox at half of that load, where calls come at random times. Beside these, a client process asks
+an executor actor over links, as a run does. Then 45,000 calls are outstanding at once, in one process and over links,
+and 1,024 children are alive at once. benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
@@ -25,21 +23,31 @@ from dataclasses import dataclass, field
 
 import trio
 
-from actors.sandbox.isolation.levels import LEVELS, Level
+from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import Sandbox, Weights
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.tool_linked import closed_load, linked_outstanding, load_steps, print_waits, report_steps
-from benchmarks.tool_load import all_alive, endurance, outstanding
-from benchmarks.tool_processes import Floor, children_of, run_fresh, used_by
+from benchmarks.tool_loads import (
+    Figures,
+    all_alive,
+    closed_load,
+    full_load,
+    linked_outstanding,
+    load_steps,
+    open_load,
+    outstanding,
+    print_waits,
+    report_steps,
+    running,
+)
+from benchmarks.tool_processes import SNIPPETS, Floor, children_of, run_fresh, used_by
 from benchmarks.tool_service import Call, Service, running_service
-from benchmarks.tool_snippets import SNIPPETS
 
 MODULES = ("numpy", "sympy")
 WEIGHTS = Weights(MODULES)
 CORES = 2
 """Fresh interpreters, and the floor's children of each of its interpreters, at once."""
 FAILING = 6 / 40
-FRESH, FLOOR, LINKED = "python3 -c", "floor", "over links"
+FRESH, FLOOR, SANDBOX, LINKED = "python3 -c", "floor", "sandbox", "over links"
 NOTHING = (0.0,) * 5
 
 
@@ -63,10 +71,6 @@ class Options:
     """Trivial calls outstanding at once; 0 leaves this part out."""
     alive: int = 1024
     """Children alive at once; 0 leaves this part out."""
-    endurance: int = 0
-    """So many calls in one executor."""
-    steps: bool = False
-    """The weaker levels of isolation beside the strongest."""
     clients: int = 4
     """Processes that ask executors over links, in the part with outstanding calls; 0 leaves out all parts over
     links."""
@@ -77,13 +81,11 @@ class Options:
     load_seconds: float = 10.0
     """Seconds of each of these rates."""
     seed: int = 0
-    list: bool = False
-    """Print the snippets and end."""
 
 
 @dataclass
 class Side:
-    """What one side took: calls a second of each round; of all calls, processor seconds of caller, interpreters and
+    """Costs of one side: calls a second of each round; of all calls, processor seconds of caller, interpreters and
     children, and page faults of the last two.
     """
 
@@ -130,52 +132,11 @@ def reaped_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def full_load(sandbox: Sandbox, codes: Sequence[str], callers: int) -> tuple[float, list[float]]:
-    """Seconds for all, each of the callers asking again as soon as it has its answer; the time each call took."""
-    rest = iter(codes)
-    latencies: list[float] = []
-
-    async def caller() -> None:
-        for code in rest:
-            asked = time.perf_counter()
-            result = await sandbox.execute(code)
-            latencies.append(time.perf_counter() - asked)
-            if result.outcome not in ("success", "error"):
-                raise RuntimeError(f"a snippet ended as {result.outcome}: {result.stderr}\n{code}")
-
-    started = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(callers):
-            nursery.start_soon(caller)
-    return time.perf_counter() - started, latencies
-
-
-async def open_load(
-    sandbox: Sandbox, codes: Sequence[str], rate: float, draw: random.Random
-) -> list[tuple[str, float]]:
-    """Calls that come at random times, ``rate`` a second whatever becomes of them: what each was and took."""
-    took: list[tuple[str, float]] = []
-
-    async def call(code: str, due: float) -> None:
-        await sandbox.execute(code)
-        took.append((code, trio.current_time() - due))
-
-    async with trio.open_nursery() as nursery:
-        due = trio.current_time()
-        for code in codes:
-            due += draw.expovariate(rate)
-            await trio.sleep_until(due)
-            nursery.start_soon(call, code, due)
-    return took
-
-
 class Bench:
     """The rounds that go through all sides in turn."""
 
-    def __init__(
-        self, options: Options, floor: Floor, sandboxes: dict[Level, Sandbox], service: Service | None
-    ) -> None:
-        self.options, self.floor, self.sandboxes, self.service = options, floor, sandboxes, service
+    def __init__(self, options: Options, floor: Floor, sandbox: Sandbox, service: Service | None) -> None:
+        self.options, self.floor, self.sandbox, self.service = options, floor, sandbox, service
         self.draw = random.Random(options.seed)
         self.sides: dict[str, Side] = {}
         self.overheads: list[float] = []
@@ -183,21 +144,23 @@ class Bench:
         self.linked_calls: list[Call] = []
         self.client_seconds = 0.0
 
-    async def rounds(self, pids: dict[Level, list[int]]) -> None:
-        """Measure; ``pids`` are the interpreters of each level."""
-        options = self.options
+    async def warm_up(self, pids: list[int]) -> list[int]:
+        """Start what is started when it is needed; the processes of all the sandbox's interpreters."""
         calls = [(code, loaded(code)) for code in SNIPPETS]
         self.own = self.floor.own_seconds(calls)
         self.floor.run(calls)
         weights = len({loaded(code) for code in SNIPPETS})
-        for level, sandbox in self.sandboxes.items():  # the heavier interpreters are started when they are needed
-            known = {*children_of(os.getpid())} - {*pids[level]}
-            while sandbox.figures["interpreters"] < options.interpreters * weights:
-                await full_load(sandbox, mix(1, self.draw), options.callers)
-            pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
+        others = {*children_of(os.getpid())} - {*pids}
+        while self.sandbox.figures["interpreters"] < self.options.interpreters * weights:
+            await full_load(self.sandbox, mix(1, self.draw), self.options.callers)
+        pids = [pid for pid in children_of(os.getpid()) if pid not in others]
         if self.service is not None:
-            await closed_load(self.service, mix(1, self.draw), options.callers)
-        strongest = next(iter(self.sandboxes))
+            await closed_load(self.service, mix(1, self.draw), self.options.callers)
+        return pids
+
+    async def rounds(self, pids: list[int]) -> None:
+        """Measure; ``pids`` are the sandbox's interpreters so far."""
+        options, pids = self.options, await self.warm_up(pids)
         for _ in range(options.rounds):
             codes = mix(options.fresh_passes, self.draw)
             before: tuple[float, ...] = (0.0, 0.0, reaped_seconds(), 0.0, 0.0)
@@ -209,16 +172,15 @@ class Bench:
             if failed != round(len(codes) * FAILING):
                 raise RuntimeError(f"{failed} of the floor's {len(codes)} calls failed, which is not the mix' share")
             self._side(FLOOR).count(len(codes), seconds, before, spent(self.floor.pids))
-            for level, sandbox in self.sandboxes.items():
-                codes = mix(options.passes, self.draw)
-                before = spent(pids[level])
-                seconds, latencies = await full_load(sandbox, codes, options.callers)
-                self._side(level).count(len(codes), seconds, before, spent(pids[level]))
-                self.sides[level].latencies += latencies
+            codes = mix(options.passes, self.draw)
+            before = spent(pids)
+            seconds, latencies = await full_load(self.sandbox, codes, options.callers)
+            self._side(SANDBOX).count(len(codes), seconds, before, spent(pids))
+            self.sides[SANDBOX].latencies += latencies
             if self.service is not None:
                 await self._linked_round(self.service)
-            half = self.sides[strongest].rates[-1] / 2
-            took = await open_load(self.sandboxes[strongest], mix(options.passes, self.draw), half, self.draw)
+            half = self.sides[SANDBOX].rates[-1] / 2
+            took = await open_load(self.sandbox, mix(options.passes, self.draw), half, self.draw)
             self.overheads += [seconds - self.own[code] for code, seconds in took]
 
     async def _linked_round(self, service: Service) -> None:
@@ -230,7 +192,7 @@ class Bench:
         self.linked_calls += answered.calls
         self.client_seconds += answered.cpu
 
-    async def linked_steps(self, service: Service) -> dict[str, float | str | None]:
+    async def linked_steps(self, service: Service) -> Figures:
         """Measure and print latency by offered rate over links; the figures of all rounds over links with it."""
         options, side = self.options, self.sides[LINKED]
         client = 1e3 * self.client_seconds / side.calls
@@ -239,13 +201,12 @@ class Bench:
         print_table("Processor ms a call over links", ["client", "executor"], [[client, executor]])
         full = statistics.median(side.rates)
         steps = await load_steps(service, full, options.load, options.load_seconds, options.seed)
-        bare = self.sides[next(iter(self.sandboxes))]
         return {
             "linked_speedup_over_fresh": self._ratio(LINKED, FRESH),
             "linked_share_of_floor": self._ratio(LINKED, FLOOR),
             "linked_speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(side.cpu_ms()),
             "linked_share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(side.cpu_ms()),
-            "linked_over_bare_cpu": sum(side.cpu_ms()) / sum(bare.cpu_ms()),
+            "linked_over_bare_cpu": sum(side.cpu_ms()) / sum(self.sides[SANDBOX].cpu_ms()),
             "linked_calls_per_s": full,
             "linked_client_ms": client,
             "linked_executor_ms": executor,
@@ -260,9 +221,8 @@ class Bench:
     def _side(self, name: str) -> Side:
         return self.sides.setdefault(name, Side())
 
-    def report(self) -> dict[str, float | str | None]:
+    def report(self) -> Figures:
         """Print the tables; the figures."""
-        strongest = next(iter(self.sandboxes))
         rows, costs = [], []
         for name, side in self.sides.items():
             shares = [rate / floor for rate, floor in zip(side.rates, self.sides[FLOOR].rates, strict=True)]
@@ -273,18 +233,10 @@ class Bench:
         print_table("The mix at full load", ["side", "calls/s", "slowest", "fastest", "of the floor"], rows)
         header = ["side", "caller", "interpreters", "children", "in all", "interpreters' pages", "children's pages"]
         print_table("Processor time a call in ms, by part; pages touched first or copied, a call", header, costs)
-        strong = self.sides[strongest]
-        kinds = {"plain": (), "numpy": ("numpy",), "sympy": ("sympy",)}
-        own = {kind: [t for code, t in self.own.items() if loaded(code) == modules] for kind, modules in kinds.items()}
-        print_table(
-            "Own run time, warm, in one process",
-            ["kind", "mean ms"],
-            [[k, 1e3 * statistics.mean(v)] for k, v in own.items()],
-        )
+        strong = self.sides[SANDBOX]
         return {
-            "isolation": strongest,
-            "speedup_over_fresh": self._ratio(strongest, FRESH),
-            "share_of_floor": self._ratio(strongest, FLOOR),
+            "speedup_over_fresh": self._ratio(SANDBOX, FRESH),
+            "share_of_floor": self._ratio(SANDBOX, FLOOR),
             "speedup_over_fresh_cpu": sum(self.sides[FRESH].cpu_ms()) / sum(strong.cpu_ms()),
             "share_of_floor_cpu": sum(self.sides[FLOOR].cpu_ms()) / sum(strong.cpu_ms()),
             "calls_per_s": statistics.median(strong.rates),
@@ -297,24 +249,21 @@ class Bench:
         }
 
 
-async def measure_mix(options: Options, levels: Sequence[Level]) -> dict[str, float | str | None]:
+async def measure_mix(options: Options, level: Level) -> Figures:
     """The part that alternates."""
-    pids: dict[Level, list[int]] = {level: [] for level in levels}
+    sandbox = Sandbox(
+        interpreters=options.interpreters, children=options.children, warm_modules=MODULES, isolation=level
+    )
     with Floor(sorted({loaded(code) for code in SNIPPETS}), CORES) as floor:
         async with trio.open_nursery() as nursery:
-            sandboxes: dict[Level, Sandbox] = {}
-            for level in levels:
-                sandboxes[level] = Sandbox(
-                    interpreters=options.interpreters, children=options.children, warm_modules=MODULES, isolation=level
-                )
-                known = set(children_of(os.getpid()))
-                await nursery.start(sandboxes[level].run)
-                pids[level] = [pid for pid in children_of(os.getpid()) if pid not in known]
+            known = set(children_of(os.getpid()))
+            await nursery.start(sandbox.run)
+            pids = [pid for pid in children_of(os.getpid()) if pid not in known]
             async with AsyncExitStack() as stack:
                 service = await stack.enter_async_context(running_service(1, 1)) if options.clients else None
-                bench = Bench(options, floor, sandboxes, service)
+                bench = Bench(options, floor, sandbox, service)
                 await bench.rounds(pids)
-                figures = bench.report()
+                figures = {"isolation": level, **bench.report()}
                 if service is not None:
                     figures |= await bench.linked_steps(service)
             nursery.cancel_scope.cancel()
@@ -322,47 +271,31 @@ async def measure_mix(options: Options, levels: Sequence[Level]) -> dict[str, fl
 
 
 async def strongest_level() -> Level:
-    """What the host allows."""
-    sandbox = Sandbox()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(sandbox.run)
-        nursery.cancel_scope.cancel()
-    assert sandbox.level is not None
-    return sandbox.level
+    """The strongest isolation that the host allows."""
+    async with running(Sandbox()) as sandbox:
+        assert sandbox.level is not None
+        return sandbox.level
 
 
-def main(options: Options) -> int:
-    """Measure and print. The exit code is 1 if a call was lost, answered twice or not answered."""
-    if options.list:
-        print("\n\n# ---\n".join(SNIPPETS))
-        return 0
-    figures, complete = trio.run(measure, options)
-    print_figures(figures)
-    return 0 if complete else 1
-
-
-async def measure(options: Options) -> tuple[dict[str, float | str | None], bool]:
-    """All parts that are wanted; whether every call of theirs was answered once."""
-    strongest = await strongest_level()
-    levels = LEVELS[LEVELS.index(strongest) :] if options.steps else (strongest,)
-    figures: dict[str, float | str | None] = {}
-    if options.rounds:
-        figures = await measure_mix(options, levels)
+async def measure(options: Options) -> Figures:
+    """All parts that are wanted."""
+    level = await strongest_level()
+    figures = await measure_mix(options, level) if options.rounds else {}
     if options.outstanding:
-        bare = await outstanding(options.outstanding, options.interpreters, options.children, strongest)
+        bare = await outstanding(options.outstanding, options.interpreters, options.children, level)
         figures |= bare
         if options.clients:
             linked = await linked_outstanding(options.outstanding, options.clients, options.executors)
             figures |= linked
             figures |= {name: bare[name] + linked[name] for name in ("outstanding_lost", "outstanding_duplicated")}
     if options.alive:
-        figures |= await all_alive(options.alive, options.interpreters, strongest)
-    if options.endurance:
-        figures |= await endurance(options.endurance, options.interpreters, options.children, strongest)
-    whole = {
-        "outstanding_lost": 0,
-        "outstanding_duplicated": 0,
-        "alive_answered": options.alive,
-        "endurance_lost": 0,
-    }
-    return figures, all(figures[name] == value for name, value in whole.items() if name in figures)
+        figures |= await all_alive(options.alive, options.interpreters, level)
+    return figures
+
+
+def main(options: Options) -> int:
+    """Measure and print. The exit code is 1 if a call was lost, answered twice or not answered."""
+    figures = trio.run(measure, options)
+    print_figures(figures)
+    whole = {"outstanding_lost": 0, "outstanding_duplicated": 0, "alive_answered": options.alive}
+    return 0 if all(figures[name] == value for name, value in whole.items() if name in figures) else 1

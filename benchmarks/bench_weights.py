@@ -1,16 +1,15 @@
-"""Weights over links: one policy from the learner to many hosts that pass its parts on, and what the learner pays.
+"""Weights over links: one policy from the learner to many hosts that pass its parts on.
 
     agent-rl bench weights
     agent-rl bench weights --hosts 1 16 --mbyte 128 --mbit 100 --rounds 3
-    agent-rl bench weights --finite
     agent-rl bench weights --ranks 1 2 --mbyte 128 --rounds 3
 
 Hosts are namespaces of this machine with networks of their own, and each sends at most --mbit (root is needed). The
 learner's side and the generators' are the shipped ones, over ZeroMQ with CURVE; there is no model and no engine. Time
 is from the announcement to the last host that has the whole file; processor time is that of the learner's process.
 
---finite measures only the check that weights are finite, and the checksums, on this machine. --ranks measures only
-transfers (`weights_in = "gloo"`) from so many ranks of a learner to one engine process, on this machine.
+--ranks measures only transfers (`weights_in = "gloo"`) from so many ranks of a learner to one engine process, on this
+machine (`sent_weights.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ import trio
 
 from actors.rollout_generator.serving import ServedPolicy
 from actors.weights.files import PublishedWeights
-from actors.weights.parts import part_checksums
 from agent_rl import messages
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 from benchmarks import sent_weights
@@ -47,7 +45,6 @@ LEARNER = "learner.0"
 PORT = 7711
 POLICY = Policy(1, 1)
 READY, GO, DONE = "ready", "go", "done"
-CHECKED_MB = 256
 
 
 @dataclass
@@ -59,11 +56,9 @@ class Options:
     mbyte: int = 128
     """Size of the policy's file."""
     mbit: float = 100.0
-    """What each host can send, in Mbit/s."""
+    """Rate at which each host can send, in Mbit/s."""
     rounds: int = 1
     """Measurements of each number; the figures are medians."""
-    finite: bool = False
-    """Measure the check and the checksums only."""
     ranks: tuple[int, ...] = ()
     """Measure transfers from so many ranks only."""
     part: Hidden = ()
@@ -77,41 +72,18 @@ def main(options: Options) -> int:
         return 0
     if options.ranks:
         print_figures(transfers(options))
-        return 0
-    figures: dict[str, float | str | None] = {**checks()}
-    rows = [(name, figures[name]) for name in ("finite_check_s_per_gb", "crc_s_per_gb")]
-    print_table(f"one core, {CHECKED_MB} MB of bfloat16", ("what", "processor time"), rows)
-    if not options.finite:
-        figures |= measured(options)
-    print_figures(figures)
+    else:
+        print_figures(measured(options))
     return 0
 
 
-def transfers(options: Options) -> dict[str, float | str | None]:
-    """What a policy's transfer takes, for each number of ranks."""
+def transfers(options: Options) -> dict[str, float]:
+    """Figures of a policy's transfer, for each number of ranks."""
     found = {ranks: sent_weights.measured(ranks, options.mbyte, options.rounds) for ranks in options.ranks}
     names = list(found[options.ranks[0]])
     rows = [(ranks, *each.values()) for ranks, each in found.items()]
     print_table(f"{options.mbyte} MiB of bfloat16 by gloo to one process", ("ranks", *names), rows)
     return {f"transfer_{name}_{ranks}": each[name] for ranks, each in found.items() for name in names}
-
-
-def checks() -> dict[str, float]:
-    """Processor seconds per GB of what the learner does with the bytes of a policy before it is announced."""
-    import torch
-
-    from agent_rl.learning.finite import not_finite
-
-    torch.set_num_threads(1)
-    tensors = [(str(number), torch.randn(1 << 20).to(torch.bfloat16)) for number in range(CHECKED_MB // 2)]
-    gigabytes = sum(tensor.nbytes for _, tensor in tensors) / 1e9
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "weights")
-        _fill(path, CHECKED_MB)
-        return {
-            "finite_check_s_per_gb": _least(lambda: not_finite(tensors)) / gigabytes,
-            "crc_s_per_gb": _least(lambda: part_checksums(path)) / gigabytes,
-        }
 
 
 def _fill(path: Path, mbyte: int) -> None:
@@ -120,15 +92,6 @@ def _fill(path: Path, mbyte: int) -> None:
     with path.open("wb") as file:
         for _ in range(mbyte):
             file.write(rng.randbytes(1 << 20))
-
-
-def _least(work: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(3):
-        began = time.process_time()
-        work()
-        seconds.append(time.process_time() - began)
-    return min(seconds)
 
 
 def measured(options: Options) -> dict[str, float]:

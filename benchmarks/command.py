@@ -30,7 +30,7 @@ class Failure(Exception):  # noqa: N818  (named for what it is)
 
 
 class WrongOptions(Failure):
-    """What the user asked for cannot be measured; the exit code is 2."""
+    """The options ask for something that cannot be measured; the exit code is 2."""
 
     code = 2
 

@@ -6,10 +6,10 @@ Both compute the same loss of the same sequences with the same optimizer, which 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.policy_model import DTYPES, ModelOptions
-from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.sharding import local
+from agent_rl.learning.policy_model import DTYPES
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.testing import algorithm, opened, rl_stage, trajectory
@@ -37,7 +35,7 @@ STAGE = rl_stage(warmup_steps=0, max_response_tokens=MAX_LENGTH)
 
 @dataclass(frozen=True)
 class Setting:
-    """What both sides are measured on."""
+    """The model, the sequences and the device that both sides are measured on."""
 
     model: Path
     sequences: int
@@ -55,19 +53,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Spent:
-    """What an update took, and the norm of its gradient."""
+    """Seconds of an update, and the norm of its gradient."""
 
     seconds: float
     processor: float
     """Processor seconds of all threads."""
     norm: float
-
-
-class Side(Protocol):
-    """One of the two."""
-
-    def update(self, work: Workload, seed: int) -> Spent:
-        """Forward, backward and AdamW on all sequences."""
 
 
 class Clock:
@@ -99,7 +90,7 @@ def responses(work: Workload, seed: int, vocabulary: int) -> list[np.ndarray[Any
 class Ours:
     """`Trainer.rl_step`: the policy loss with its figures, in micro-batches packed without padding."""
 
-    def __init__(self, setting: Setting, ranks: Ranks | None = None, *, checkpointed: bool = False) -> None:
+    def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._trainer = Trainer(
             setting.model,
@@ -109,22 +100,8 @@ class Ours:
             threads=setting.threads,
             seed=0,
             mismatch_tokens=0,
-            options=ModelOptions(activation_checkpointing=checkpointed),
-            ranks=ranks,
         )
         self.parameters = sum(p.numel() for p in self._trainer.model.module.parameters())
-
-    def weights(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """What is trained, by name; of several ranks, sharded."""
-        return self._trainer.model.named_parameters()
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """What this process holds of weights, gradients and moments."""
-        for _, parameter in self.weights():
-            yield local(parameter)
-            if parameter.grad is not None:
-                yield local(parameter.grad)
-        yield from self._trainer.optimizer.state()[0].values()
 
     def update(self, work: Workload, seed: int) -> Spent:
         """One step of a stage."""
@@ -229,3 +206,6 @@ def pad(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     for place, row in enumerate(rows):
         labels[place, row.prompt - 1 : len(row.tokens) - 1] = row.tokens[row.prompt :]
     return inputs, mask, labels
+
+
+Side = Ours | Padded

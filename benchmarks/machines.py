@@ -56,7 +56,7 @@ class Machine:
         return self._started[-1]
 
     def processes(self) -> dict[int, str]:
-        """What runs on this machine, besides what holds it: command lines by process."""
+        """Processes of this machine besides its keeper: command lines by process."""
         own = Path(f"/proc/{self.pid}/ns/net").readlink()
         found = {}
         for entry in Path("/proc").iterdir():

@@ -32,6 +32,11 @@ def print_figures(figures: Mapping[str, float | str | None]) -> None:
     print(json.dumps({**figures, **unknown}, allow_nan=False), flush=True)
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed; NaN without values."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
+
+
 def _cell(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

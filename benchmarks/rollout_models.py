@@ -34,7 +34,7 @@ Lengths = Literal["log-normal", "uniform", "equal"]
 
 
 def quickstart_model() -> InitialiseModel:
-    """What examples/quickstart.toml initialises, for longer sequences: 0.3M parameters."""
+    """The quickstart's model, for longer sequences: 0.3M parameters."""
     spec = load_topology(EXAMPLE).model.initialise
     assert spec is not None
     return spec.model_copy(update={"max_length": MAX_LENGTH, "tie_embeddings": False})

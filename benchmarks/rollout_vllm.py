@@ -21,7 +21,7 @@ import trio
 
 from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
-from benchmarks.rollout_loop import AT_ONCE
+from benchmarks.rollout_sides import AT_ONCE
 
 ENGINE = "actors.engines.vllm:VllmEngine"
 MEASURED = "seconds "

@@ -31,7 +31,7 @@ class RunFailed(Failure):
 
 @dataclass(frozen=True)
 class Window:
-    """What the actors of a run did between two rows of its timeline. Rates are per second, shares in [0, 1]."""
+    """Work of the actors between two rows of a timeline. Rates are per second, shares in [0, 1]."""
 
     seconds: float
     rollouts_per_s: float
@@ -106,6 +106,57 @@ def stage_rows(rows: Sequence[dict[str, Any]], stage: int, *, after_step: int = 
     return chosen
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Counters of a host at one moment: bytes at its network interfaces (loopback left out), ticks of its cores."""
+
+    sent: int
+    received: int
+    busy_ticks: int
+    all_ticks: int
+
+    @classmethod
+    def read(cls, text: str) -> Counters:
+        """From the texts of /proc/net/dev and /proc/stat, one after the other."""
+        sent = received = 0
+        ticks: list[int] = []
+        for line in text.splitlines():
+            name, colon, rest = line.partition(":")
+            fields = rest.split()
+            if colon and len(fields) >= 16 and name.strip() != "lo":
+                received += int(fields[0])
+                sent += int(fields[8])
+            elif line.startswith("cpu "):
+                ticks = [int(field) for field in line.split()[1:9]]
+        idle = sum(ticks[3:5])  # idle, and waiting for a disk
+        return cls(sent, received, sum(ticks) - idle, sum(ticks))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Load of a host between two moments. Bytes are per second; ``cores_busy`` is of all its cores, whoever used them.
+
+    ``capacity`` is what it can send; None where that was not measured.
+    """
+
+    sent: float
+    received: float
+    cores_busy: float
+    capacity: float | None = None
+
+    @classmethod
+    def between(cls, before: Counters, after: Counters, seconds: float, capacity: float | None) -> Traffic:
+        """From two readings that are ``seconds`` apart."""
+        ticks = max(1, after.all_ticks - before.all_ticks)
+        sent, received = after.sent - before.sent, after.received - before.received
+        return cls(sent / seconds, received / seconds, (after.busy_ticks - before.busy_ticks) / ticks, capacity)
+
+    @property
+    def used(self) -> float:
+        """The share of what it can send that it sends."""
+        return self.sent / self.capacity if self.capacity else 0.0
+
+
 class Run:
     """A run under way."""
 
@@ -141,6 +192,11 @@ class Run:
             ended = "did not end" if self.process.returncode is None else f"ended with {self.process.returncode}"
             raise RunFailed(f"the run {ended}\n{self._output.read_text()[-3000:]}")
 
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json."""
+        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text())
+        return summary
+
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl of one kind."""
         rows = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
@@ -153,24 +209,18 @@ def command_of(verb: str, file: Path, directory: Path, overrides: Sequence[str])
     return [sys.executable, "-P", "-m", "actors.cli", verb, str(file), *settings]
 
 
-def summary_of(file: Path, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Run ``agent-rl run FILE`` to its end; returns its summary. Raises RunFailed."""
-    command = command_of("run", file, directory, overrides)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"the run did not end within {RUN_SECONDS:.0f} s") from error
-    if done.returncode != 0:
-        raise RunFailed(f"the run ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return summary
-
-
 @asynccontextmanager
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
     async with started(command_of("run", file, folder / "run", overrides), folder) as run:
         yield run
+
+
+async def finished(file: Path, folder: Path, overrides: Sequence[str]) -> Run:
+    """The same, run to its end. Raises RunFailed."""
+    async with running(file, folder, overrides) as run:
+        await run.wait()
+        return run
 
 
 @asynccontextmanager

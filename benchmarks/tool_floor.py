@@ -74,7 +74,7 @@ def run_here(code: str) -> None:
 
 
 def in_child(codes: Sequence[str], work: Callable[[Sequence[str]], Any]) -> Any:
-    """What ``work`` gives when a fork does it, so that this process stays as it is."""
+    """Do ``work`` in a fork, so that this process stays as it is; its result."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:

@@ -1,8 +1,8 @@
-"""What the sandbox is measured against: a fresh interpreter for each call, and the least that a fork server can be.
+"""Snippets of tool benchmarks (`tool_snippets.toml`), what they are measured against, and what processes have used.
 
-The floor: the same warm interpreters (one bare, one for each set of modules), each of which forks a child for a call
-that does nothing but ``exec()`` and end. No isolation, no limits, no results, nobody who asks. Its program is
-``tool_floor.py``.
+The floor is the least that a fork server can be: the same warm interpreters (one bare, one for each set of modules),
+each of which forks a child for a call that does nothing but ``exec()`` and end. No isolation, no limits, no results,
+nobody who asks. Its program is ``tool_floor.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 from actors.sandbox.owner.interpreter import BOOT, ENVIRONMENT, ROOT
+
+_KINDS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("tool_snippets.toml").read_text())
+PLAIN, SYMPY, NUMPY, FAILING = (tuple(_KINDS[kind]) for kind in ("plain", "sympy", "numpy", "failing"))
+SNIPPETS = PLAIN + SYMPY + NUMPY + FAILING
 
 
 def run_fresh(codes: Sequence[str], at_once: int) -> float:
@@ -64,7 +69,7 @@ class Floor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the interpreters."""
+        """Process ids of the interpreters."""
         return [process.pid for process in self._processes.values()]
 
     def run(self, calls: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[float, int]:

@@ -1,17 +1,19 @@
-"""Tool calls as a run makes them: clients and executor actors as processes, and links between them.
+"""Tool calls as a run makes them: client processes, executor actors as processes, and links between them.
 
 ::
 
     Client (process) --> ToolCaller --> link over a Unix socket --> ToolExecutor (process) --> its sandbox
 
 Executors are started as the supervisor starts them, with shipped settings, and send their status to this process.
-Clients are ``tool_client.py``.
+A client process runs this file: it asks executors as a rollout generator does, with the generator's own `ToolCaller`
+and link. Its parent writes one JSON object a line to its standard input, and reads one a line of its standard output.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -19,27 +21,39 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
+import structlog
 import trio
 
+from actors.base import ActorContext
+from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.tool_calls import ToolCaller
 from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import actor_environment
+from actors.runtime.links import make_links
 from actors.runtime.networks import run_network
+from actors.runtime.process import received
 from actors.runtime.roster import written
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from agent_rl.messages import ActorStatus
+from agent_rl.environments.load import Environments
+from agent_rl.environments.python_tools import PYTHON_TOOL
+from agent_rl.messages import ActorStatus, Problem, RolloutRequest, Sampling, ToolCall, ToolResult
 from agent_rl.records.incarnations import read_epoch
 from agent_rl.records.run_directory import socket_directory
+from agent_rl.rollout.episode import RolloutTally
+from agent_rl.rollout.parsing import ParsedCall
 from benchmarks.command import Failure
 from benchmarks.tool_processes import children_of, used_by
-from transport import Delivery, LinkEvent, Node, PeerLeft, Registry
+from transport import Delivery, LinkEvent, Node, PeerLeft, Registry, keep_freed_memory
 from transport.errors import log_event
 
-EXECUTOR = "tool_executor"
+GENERATOR, EXECUTOR = "rollout_generator", "tool_executor"
 TOPOLOGY = """
 [run]
 name = "tools"
@@ -67,6 +81,7 @@ replicas = {clients}
 [actors.tool_executor]
 replicas = {executors}
 """
+SAMPLING = Sampling(temperature=1.0, max_response_tokens=1, max_turns=1)
 INCARNATION = 1
 STARTING_SECONDS = 120.0
 ANSWER_SECONDS = 1800.0
@@ -81,9 +96,9 @@ class ServiceFailed(Failure):
 
 @dataclass
 class Call:
-    """One call: the seconds it spent in each of `PLACES`, its outcome and its text."""
+    """One call: the seconds it spent in each of `PLACES`, its outcome, and the text that a model would read."""
 
-    seconds: tuple[float, float, float, float]
+    seconds: tuple[float, ...]
     outcome: str
     text: str
 
@@ -102,12 +117,18 @@ class Answered:
     cpu: float
 
 
+# The parent's side ---------------------------------------------------------------------------------------------------
+
+
 class Client:
-    """A client process; see ``tool_client.py``."""
+    """A client process."""
 
     def __init__(self, path: Path, name: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.tool_client", str(path), name]
+        command = [sys.executable, "-m", "benchmarks.tool_service", str(path), name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     async def ask(self, codes: Sequence[str], *, callers: int = 0, dues: Sequence[float] = ()) -> Answered:
         """Run all with so many callers, or each at its time. Raises ServiceFailed when the client has ended."""
@@ -118,27 +139,22 @@ class Client:
         if not answer:
             raise ServiceFailed("a client has ended, or did not answer in time; its error stands above")
         read = json.loads(answer)
-        calls = [Call(tuple(row[:4]), row[4], row[5]) for row in read["calls"]]
-        return Answered(calls, read["seconds"], read["cpu"])
+        return Answered([Call(tuple(row[:4]), row[4], row[5]) for row in read["calls"]], read["seconds"], read["cpu"])
 
     def _exchange(self, order: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(order + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline()
+        self._stdin.write(order + "\n")
+        self._stdin.flush()
+        return self._stdout.readline()
 
     def end(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._stdin.close()
         try:
             self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._stdout.close()
 
 
 @dataclass
@@ -177,20 +193,20 @@ class Service:
         return self._calls()
 
     def _calls(self) -> int:
-        figures = [status.figures.executor for status in self.statuses.values()]
+        statuses = self.statuses.values()
         retried = [
             each.values[0]
-            for status in self.statuses.values()
+            for status in statuses
             for each in status.metrics
             if each.name.endswith("tool_calls_retried_total")
         ]
-        return sum(each.calls for each in figures if each is not None) + int(sum(retried))
+        return sum(each.figures.executor.calls for each in statuses if each.figures.executor) + int(sum(retried))
 
     def used(self) -> tuple[float, ...]:
         """Processor seconds of the executors, their interpreters and the children; page faults of the last two."""
         interpreters = [pid for child in self.executors for pid in children_of(child.pid)]
         parts = [sum(part) for part in zip(*map(used_by, interpreters), strict=True)]
-        return (sum(map(own_seconds, (child.pid for child in self.executors))), *parts)
+        return (sum(own_seconds(child.pid) for child in self.executors), *parts)
 
 
 def own_seconds(pid: int) -> float:
@@ -221,7 +237,7 @@ async def running_service(clients: int, executors: int) -> AsyncIterator[Service
                         if name.startswith(f"{EXECUTOR}."):
                             service.executors.append(_executor(topology, path, name, [supervisor, *names]))
                     await service.started()
-                    service.clients = [Client(path, name) for name in names if name.startswith("rollout_generator.")]
+                    service.clients = [Client(path, name) for name in names if name.startswith(f"{GENERATOR}.")]
                     yield service
                 finally:
                     for client in service.clients:
@@ -250,3 +266,132 @@ def _executor(topology: Topology, path: Path, name: str, nodes: Sequence[str]) -
     child = start_child("actors.runtime.process", arguments, environment=environment, stderr=stderr)
     child.tell(written(dict.fromkeys(nodes, INCARNATION)))
     return child
+
+
+# The client's process ------------------------------------------------------------------------------------------------
+
+
+class OnlyTools(RolloutGenerator):
+    """The generator's link to executors, with its options, and no other link."""
+
+    links: ClassVar = {"tools": RolloutGenerator.links["tools"]}
+
+
+@dataclass
+class TimedLink:
+    """The link ``tools`` and, by call, when a call was given to it, when its reply came, and the reply."""
+
+    link: Any
+    calls: dict[str, tuple[float, float, ToolResult]] = field(default_factory=dict)
+
+    async def __call__(self, request: ToolCall, *, timeout: float, key: str | None = None) -> ToolResult:
+        """Call, and note the times."""
+        begun = time.monotonic()
+        result: ToolResult = await self.link(request, timeout=timeout, key=key)
+        self.calls[request.call] = (begun, time.monotonic(), result)
+        return result
+
+    async def until_reachable(self) -> None:
+        """Wait for an executor."""
+        await self.link.until_reachable()
+
+
+class Asking:
+    """One generator's tool calls. A row a call: the seconds of `Call`, its outcome, its text."""
+
+    def __init__(self, name: str, caller: ToolCaller, link: TimedLink, environment: str) -> None:
+        self._name, self._caller, self._link = name, caller, link
+        self._environment = environment
+        self._rollouts = 0
+
+    async def closed(self, codes: Sequence[str], callers: int) -> list[tuple[Any, ...]]:
+        """Run all, each of the callers asking again as soon as it has its answer."""
+        rows: list[tuple[Any, ...]] = [()] * len(codes)
+        rest = iter(enumerate(codes))
+
+        async def caller() -> None:
+            for at, code in rest:
+                rows[at] = await self._call(code, time.monotonic())
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(callers, len(codes))):
+                nursery.start_soon(caller)
+        return rows
+
+    async def open(self, codes: Sequence[str], dues: Sequence[float]) -> list[tuple[Any, ...]]:
+        """Run each at its time, in seconds from now, whatever becomes of the others; its wait counts from that time."""
+        rows: list[tuple[Any, ...]] = [()] * len(codes)
+
+        async def call(at: int, due: float) -> None:
+            rows[at] = await self._call(codes[at], due)
+
+        async with trio.open_nursery() as nursery:
+            start = time.monotonic()
+            for at, due in enumerate(dues):
+                await trio.sleep(max(0.0, start + due - time.monotonic()))
+                nursery.start_soon(call, at, start + due)
+        return rows
+
+    async def _call(self, code: str, due: float) -> tuple[Any, ...]:
+        self._rollouts += 1
+        rollout = f"{self._name}/{self._rollouts}"
+        problem = Problem("0", "", environment=self._environment)
+        request = RolloutRequest(rollout, rollout, 0, 0, 0, "train", problem, SAMPLING, 0)
+        response = await self._caller.call(request, "1", ParsedCall(PYTHON_TOOL, {"code": code}), {})
+        begun, ended, result = self._link.calls.pop(f"{rollout}/1")
+        over_link = ended - begun - result.queue_seconds - result.run_seconds
+        return begun - due, over_link, result.queue_seconds, result.run_seconds, result.outcome, response.text
+
+
+async def serve(path: Path, name: str) -> None:
+    """Do as standard input says until it ends."""
+    topology = load_topology(path)
+    settings = RolloutGenerator.Settings.model_validate(topology.actors[GENERATOR].settings)
+    node = Node(name, run_network(topology, path.parent), Registry.of(messages), incarnation=INCARNATION)
+    link = TimedLink(make_links(node, topology, GENERATOR, OnlyTools, settings)["tools"])
+    async with trio.open_nursery() as nursery:
+        context = ActorContext(
+            name=name,
+            role=GENERATOR,
+            replica=int(name.rpartition(".")[2]),
+            incarnation=INCARNATION,
+            topology=topology,
+            settings=settings,
+            directory=path.parent,
+            base=path.parent,
+            node=node,
+            nursery=nursery,
+            rng=random.Random(name),
+            log=structlog.get_logger(),
+            links={"tools": link},
+            open_journal=_no_journal,
+            started_at=time.time(),
+        )
+        toolboxes = Environments(topology, path.parent).toolboxes
+        asking = Asking(name, ToolCaller(context, RolloutTally(), toolboxes), link, next(iter(toolboxes)))
+        await nursery.start(
+            partial(node.run, _ignore, concurrency=RolloutGenerator.concurrency, receives=received(RolloutGenerator))
+        )
+        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+            order = json.loads(line)
+            began, used = time.monotonic(), time.process_time()
+            if "dues" in order:
+                rows = await asking.open(order["codes"], order["dues"])
+            else:
+                rows = await asking.closed(order["codes"], order["callers"])
+            seconds, used = time.monotonic() - began, time.process_time() - used
+            print(json.dumps({"calls": rows, "seconds": seconds, "cpu": used}), flush=True)
+        nursery.cancel_scope.cancel()
+
+
+async def _ignore(_delivery: Delivery) -> None:
+    """Nothing is sent to a client."""
+
+
+def _no_journal() -> Any:
+    raise AssertionError("a client keeps no journal")
+
+
+if __name__ == "__main__":
+    keep_freed_memory()  # as actors do
+    trio.run(serve, Path(sys.argv[1]), sys.argv[2])

@@ -23,7 +23,7 @@ MEMORY_BYTES = 4 + 4 + 1 + 8
 BYTES = {"float32": 4, "bfloat16": 2}
 """Of a weight as the learner computes with it, by ``model.dtype``."""
 JOURNAL_BYTES = 8
-"""Of a token in the journal, texts included: `agent-rl bench journal` prints 6.7, and tools' texts come on top."""
+"""Of a token in the journal, texts included: 6.7 (docs/decisions/studies.md), and tools' texts come on top."""
 
 
 def describe(topology: Topology) -> list[str]:

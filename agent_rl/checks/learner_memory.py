@@ -6,8 +6,8 @@
     kept:    activations, gathered embeddings                    from the forward pass on
     peak:    logits, or one layer's backward pass                the larger one: logits are gone when layers begin
 
-`agent-rl bench plan` compares the sum with what ranks take. Left out: what a GPU's allocator holds in reserve, and what
-the libraries take.
+`docs/decisions/studies.md` compares the sum with what ranks took. Left out: what a GPU's allocator holds in reserve,
+and what the libraries take.
 """
 
 from __future__ import annotations

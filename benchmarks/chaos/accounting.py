@@ -1,31 +1,41 @@
-"""What a run has lost, repeated and left at its end, from its journal and records. Pure."""
+"""Lost, repeated and left behind: the accounts of a run under faults or changes, by its journal and its machine."""
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import statistics
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.cli.records import decode_stored
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.groups.instructions import TOO_FEW_ROLLOUTS
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
+from agent_rl.records.opening import read_journal
+from benchmarks.chaos.actors import read_trained
 from benchmarks.chaos.doing import Done
-from benchmarks.chaos.plan import ENDS_RUN, Kind
-from benchmarks.chaos.recording import Turns
+from benchmarks.chaos.plan import ENDS_RUN
+from benchmarks.reporting import percentile
+from benchmarks.runs import RunFailed
 
 SHARES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
+MUST_BE_0 = ("lost", "repeated", "left_behind")
+MUST_NOT_BE_0 = ("balanced", "success_within_noise")
+"""Figures that decide the exit code. Success is None without twins."""
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a finished run's journal says. Both lists are empty when nothing went wrong."""
+    """The accounts of a finished run's journal. The first two lists are empty when nothing went wrong."""
 
     lost: tuple[str, ...]
     """Groups and problems that were never used, in words."""
@@ -34,18 +44,42 @@ class Accounts:
     balanced: bool
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that ended: its faults, and what is known of it."""
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run that ended, and what is known of it."""
 
-    done: Sequence[Done]
     accounts: Accounts
-    turns: Turns
     left: Sequence[str]
+    """Processes, files and control groups that are still there, in words."""
     summary: Mapping[str, Any]
     seconds: float
     twin: Mapping[str, Any] | None = None
     """The summary of the same run left alone."""
+
+
+def accounts_of(directory: Path, topology: Topology, base: Path, *, scripted: bool) -> Accounts:
+    """The accounts of the finished run in ``directory``. ``base``: the directory of the topology file."""
+    journal = read_journal(directory)
+    try:
+        accounts = read_accounts(journal, len(topology.stages))
+        wrong = wrong_prompts(journal, topology, base, decode_stored)
+        lost, again = wrongly_trained(journal, read_trained(directory)) if scripted else ([], [])
+    finally:
+        journal.close()
+    return Accounts((*accounts.lost, *wrong, *lost), (*accounts.repeated, *again), accounts.balanced)
+
+
+def summary_in(directory: Path) -> dict[str, Any]:
+    """The summary of the finished run in ``directory``."""
+    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return summary
+
+
+def kept(error: RunFailed, directory: Path) -> RunFailed:
+    """The same error, with the place of a copy of the run directory."""
+    copy = Path(tempfile.mkdtemp(prefix="chaos-kept-")) / "run"
+    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("filler"))
+    return type(error)(f"{error}\nthe main host's run directory is kept in {copy}")
 
 
 def read_accounts(journal: Journal, stages: int) -> Accounts:
@@ -79,7 +113,7 @@ def read_accounts(journal: Journal, stages: int) -> Accounts:
 def wrong_prompts(journal: Journal, topology: Topology, base: Path, decode: Callable[[bytes], Any]) -> list[str]:
     """Groups whose prompt is not that of their number: a prompt that is lost, or trained twice, moves all others.
 
-    ``base``: the directory of the topology file. ``decode`` reads what the journal holds of a group.
+    ``decode`` reads what the journal holds of a group.
     """
     tasks = Environments(topology, base).tasks()
     wrong = []
@@ -89,8 +123,8 @@ def wrong_prompts(journal: Journal, topology: Topology, base: Path, decode: Call
                 right = tasks.problem(at, group.number)
             else:
                 right = tasks.evaluation(group.number % (stage.problems if stage.kind == "evaluate" else 1 << 62))
-            if decode(group.opened).problem.id != right.id:
-                wrong.append(f"{group.id} asks {decode(group.opened).problem.id}, and its number is that of {right.id}")
+            if (asked := decode(group.opened).problem.id) != right.id:
+                wrong.append(f"{group.id} asks {asked}, and its number is that of {right.id}")
     return wrong
 
 
@@ -108,6 +142,12 @@ def wrongly_trained(journal: Journal, trained: Sequence[str]) -> tuple[list[str]
 def _twice(found: Iterable[Any]) -> list[Any]:
     seen: set[Any] = set()
     return [each for each in found if each in seen or seen.add(each)]  # type: ignore[func-returns-value]
+
+
+# Success beside twins ------------------------------------------------------------------------------------------------
+
+T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5th percentiles of Student's t with 1, 2, ... degrees of freedom."""
 
 
 def intervals_meet(one: Mapping[str, Any], other: Mapping[str, Any], share: str) -> bool:
@@ -128,29 +168,62 @@ def within_noise(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     return all(_holds_zero([one[share] - other[share] for one, other in pairs]) for share in SHARES)
 
 
-T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5th percentiles of Student's t with 1, 2, ... degrees of freedom."""
-
-
 def _holds_zero(differences: Sequence[float]) -> bool:
     t = T_95[min(len(differences) - 1, len(T_95)) - 1]
     half = t * statistics.stdev(differences) / math.sqrt(len(differences))
     return abs(statistics.fmean(differences)) <= half + 1e-12
 
 
+# Figures and verdict -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """The figures that runs under faults and runs under changes have in common, by name without their prefix."""
+
+    runs: Sequence[Finished]
+    figures: dict[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        runs = self.runs
+        agree = within_noise([(run.summary, run.twin) for run in runs if run.twin is not None])
+        self.figures = {
+            "runs": len(runs),
+            "lost": sum(len(run.accounts.lost) for run in runs),
+            "repeated": sum(len(run.accounts.repeated) for run in runs),
+            "balanced": int(all(run.accounts.balanced for run in runs)),
+            "left_behind": sum(len(run.left) for run in runs),
+            "seconds": sum(run.seconds for run in runs),
+            "success_within_noise": None if agree is None else int(agree),
+        }
+        for share in SHARES:
+            self.figures[share] = statistics.fmean(run.summary[share] for run in runs)
+            twins = [run.twin[share] for run in runs if run.twin is not None]
+            self.figures[f"{share}_twin"] = statistics.fmean(twins) if twins else None
+
+    @property
+    def exit_code(self) -> int:
+        """1 when anything is lost, repeated or left, an audit does not balance, or success is not that of the twins."""
+        good = not any(self.figures[name] for name in MUST_BE_0)
+        return 0 if good and all(self.figures[name] != 0 for name in MUST_NOT_BE_0) else 1
+
+    def print_faults(self) -> None:
+        """A line for everything that is lost, repeated or left."""
+        for run in self.runs:
+            for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
+                print(f"FAULT {line}")
+
+
+# Recovery -------------------------------------------------------------------------------------------------------------
+
+
 def is_heavy(done: Done) -> bool:
     """Whether the fault ended the run or its learner: these may take longer."""
-    return done.fault.kind in ENDS_RUN or (
-        done.fault.kind in {Kind.KILL, Kind.DOUBLE} and any(v.startswith("learner.") for v in done.fault.victims)
-    )
+    killed = done.fault.kind in {"kill", "double_kill"}
+    return done.fault.kind in ENDS_RUN or (killed and any(v.startswith("learner.") for v in done.fault.victims))
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of the values do not exceed; NaN without values."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else math.nan
-
-
-def _besides_engine(done: Done) -> float:
+def besides_engine(done: Done) -> float:
     """The seconds lost, without those until the next process of a killed generator ran."""
     engine = any(victim.startswith("rollout_generator.") for victim in done.fault.victims)
     return done.lost - (done.starting if engine and done.starting is not None else 0.0)
@@ -163,47 +236,10 @@ def seconds_lost(done: Sequence[Done]) -> list[tuple[str, int, float, float, flo
     by_kind: defaultdict[str, list[Done]] = defaultdict(list)
     for each in done:
         role = each.fault.victims[0].rpartition(".")[0]
-        by_kind[each.fault.kind.value + (f" {role}" if each.fault.kind is Kind.KILL else "")].append(each)
+        by_kind[each.fault.kind + (f" {role}" if each.fault.kind == "kill" else "")].append(each)
     rows = []
     for kind, found in sorted(by_kind.items()):
         lost, starting = [each.lost for each in found], [each.starting for each in found if each.starting is not None]
         began = statistics.median(starting) if starting else math.nan
         rows.append((kind, len(lost), statistics.median(lost), percentile(lost, 0.95), max(lost), began))
     return rows
-
-
-def _ratio(again: int, in_flight: int) -> float:
-    return again / in_flight if in_flight else float(again > 0)
-
-
-def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
-    """All figures by name."""
-    done = [each for run in runs for each in run.done]
-    again = sum((run.turns.again for run in runs), Counter[str]())
-    in_flight = sum((run.turns.in_flight for run in runs), Counter[str]())
-    agree = within_noise([(run.summary, run.twin) for run in runs if run.twin is not None])
-    figures: dict[str, float | None] = {
-        "chaos.faults": len(done),
-        "chaos.runs": len(runs),
-        "chaos.lost": sum(len(run.accounts.lost) for run in runs),
-        "chaos.repeated": sum(len(run.accounts.repeated) for run in runs),
-        "chaos.balanced": int(all(run.accounts.balanced for run in runs)),
-        "chaos.regenerated_turns": again.total(),
-        "chaos.turns_in_flight": in_flight.total(),
-        "chaos.regenerated_turns_over_in_flight": _ratio(again.total(), in_flight.total()),
-        "chaos.p95_s": percentile([each.lost for each in done if not is_heavy(each)], 0.95),
-        "chaos.p95_heavy_s": percentile([each.lost for each in done if is_heavy(each)], 0.95),
-        "chaos.p95_besides_engine_s": percentile([_besides_engine(each) for each in done if not is_heavy(each)], 0.95),
-        "chaos.left_behind": sum(len(run.left) for run in runs),
-        "chaos.seconds": sum(run.seconds for run in runs),
-        "chaos.success_within_noise": None if agree is None else int(agree),
-    }
-    for kind, _, _, p95, _, _ in seconds_lost(done):
-        figures[f"chaos.p95_s_{kind.replace(' ', '_')}"] = p95
-    for kind in sorted(again.keys() | in_flight.keys()):
-        figures[f"chaos.regenerated_turns_over_in_flight_{kind}"] = _ratio(again[kind], in_flight[kind])
-    for share in SHARES:
-        figures[f"chaos.{share}"] = statistics.fmean(run.summary[share] for run in runs)
-        twins = [run.twin[share] for run in runs if run.twin is not None]
-        figures[f"chaos.{share}_twin"] = statistics.fmean(twins) if twins else None
-    return figures

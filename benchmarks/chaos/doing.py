@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
-from benchmarks.chaos.cluster import Cluster, network_fault
-from benchmarks.chaos.host import fill
-from benchmarks.chaos.plan import ENDS_RUN, Fault, Kind, Moment
-from benchmarks.chaos.recording import FAULT, Record
+from benchmarks.chaos.actors import FAULT, Record
+from benchmarks.chaos.host import Cluster, fill, network_fault
+from benchmarks.chaos.plan import ENDS_RUN, Fault
 from benchmarks.chaos.sight import Sight, work_seen
 from benchmarks.runs import RunFailed
 
@@ -62,7 +61,7 @@ class Chaos:
         late: list[Fault] = []
         for index, fault in enumerate(faults):
             self._look()
-            if fault.moment is Moment.STAGE_CHANGE and self._sight.phase == "rl":
+            if fault.moment == "stage_change" and self._sight.phase == "rl":
                 late.append(fault)
             elif await self._moment(fault):
                 await self._do(fault)
@@ -109,11 +108,11 @@ class Chaos:
         while not self._sight.shows(fault.moment, since):
             if self._over:
                 return False
-            close = fault.moment is Moment.CHECKPOINT and self._sight.phase == "rl"
+            close = fault.moment == "checkpoint" and self._sight.phase == "rl"
             await trio.sleep(CLOSE_LOOK_SECONDS if close else LOOK_SECONDS)
             if not close:
                 self._look()
-                since = copy.copy(self._sight) if fault.moment is Moment.CHECKPOINT else since
+                since = copy.copy(self._sight) if fault.moment == "checkpoint" else since
         await trio.sleep(fault.delay)
         self._look()
         while not all(victim in self._sight.processes for victim in fault.victims if supervised(victim) is None):
@@ -126,39 +125,39 @@ class Chaos:
     async def _carry_out(self, fault: Fault) -> Done:
         for host in self._hosts.values():
             host.everyone()
-        self._record.add(FAULT, fault.kind.value)
+        self._record.add(FAULT, fault.kind)
         hit, starts, began = self._sight.phase, len(self._sight.starts), time.monotonic()
         first = fault.victims[0]
         host = self._hosts[supervised(first) or next(iter(self._hosts))]
         match fault.kind:
-            case Kind.STOP:
+            case "stop":
                 pid = self._process(first)
                 os.kill(pid, signal.SIGSTOP)
                 await trio.sleep(fault.seconds)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-            case Kind.KILL:
+            case "kill":
                 self._kill(first)
-            case Kind.DOUBLE:
+            case "double_kill":
                 self._kill(first)
                 await trio.sleep(fault.seconds)
                 self._look()
                 self._kill(fault.victims[1])
-            case Kind.CLOCK:
+            case "clock_jump":
                 host.jump(fault.seconds)
-            case Kind.SUPERVISOR:
+            case "supervisor":
                 os.kill(host.pid, signal.SIGKILL)
-            case Kind.HOST:
+            case "host":
                 host.kill_all()
-            case Kind.DISK:
+            case "full_disk":
                 await self._full_disk(fault)
-            case Kind.LINK | Kind.SLOW | Kind.PARTITION:
+            case "link_down" | "slow_link" | "partition":
                 await self._network(fault)
         over = time.monotonic()
         if fault.kind in ENDS_RUN:
             await host.ended()
             self._sight.started(time.monotonic(), fault.victims)
-            for each in self._hosts.values() if fault.kind is Kind.DISK else (host,):
+            for each in self._hosts.values() if fault.kind == "full_disk" else (host,):
                 await each.start()
         lost = await self._recovered(fault, began, over)
         starting = [seconds for actor, seconds in self._sight.starts[starts:] if actor in fault.victims]
@@ -196,7 +195,7 @@ class Chaos:
     async def _recovered(self, fault: Fault, began: float, over: float) -> float:
         """Wait until the work of all victims has gone on since; the seconds that it took."""
         back: dict[str, float] = {}
-        hit = over if fault.kind is Kind.DOUBLE else began  # the second signal came after some more work
+        hit = over if fault.kind == "double_kill" else began  # the second signal came after some more work
         while time.monotonic() < over + RECOVERY_SECONDS:
             self._look()
             for victim in set(fault.victims) - back.keys():

@@ -1,85 +1,31 @@
-"""The plan of a chaos run: which fault hits whom at which moment. Pure: the seed decides everything."""
+"""The plans of runs: which fault hits whom, and when; which actor is swapped or scaled. Pure: the seed decides.
+
+`faults.toml` has the kinds of faults and the moments.
+"""
 
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from agent_rl.config.addresses import supervisor_node
 
 T = TypeVar("T")
 
-
-class Kind(Enum):
-    """What happens. The value is the name for people and figures."""
-
-    KILL = "kill"
-    """SIGKILL to one process."""
-    DOUBLE = "double_kill"
-    """SIGKILL to two processes, or to one and soon after to its next process."""
-    STOP = "stop"
-    """SIGSTOP, and SIGCONT after some seconds."""
-    SUPERVISOR = "supervisor"
-    """SIGKILL to a host's supervisor. The same command then continues the run."""
-    HOST = "host"
-    """SIGKILL to all of a host's processes at once, its janitor included. The same command then continues the run."""
-    DISK = "full_disk"
-    """The disk of the run directory is filled. Once the run has ended, there is room again, and it is continued."""
-    CLOCK = "clock_jump"
-    """The wall clock that the processes of a host read jumps. The host's own clock is left alone."""
-    LINK = "link_down"
-    """The network of a host is down for some seconds."""
-    SLOW = "slow_link"
-    """The network of a host carries 20 Mbit/s for some seconds."""
-    PARTITION = "partition"
-    """Two hosts do not reach each other for some seconds."""
-
-
-ENDS_RUN = frozenset({Kind.SUPERVISOR, Kind.HOST, Kind.DISK})
-"""After these the host's part of the run has to be started again; after a full disk, that of all hosts."""
-NETWORK = frozenset({Kind.LINK, Kind.SLOW, Kind.PARTITION})
-"""These need several hosts."""
-LASTING = NETWORK | {Kind.STOP}
-
-
-class Moment(Enum):
-    """When it happens, in the order of a recipe. The value is the name for people and figures."""
-
-    START = "start"
-    SFT = "sft"
-    STAGE_CHANGE = "stage_change"
-    EVALUATION = "evaluation"
-    STEP = "step"
-    TRANSFER = "weight_transfer"
-    CHECKPOINT = "checkpoint"
-
-
-IN_RL = (Moment.STEP, Moment.TRANSFER, Moment.CHECKPOINT)
-WEIGHTS = {
-    Kind.KILL: 8,
-    Kind.STOP: 4,
-    Kind.DOUBLE: 3,
-    Kind.SUPERVISOR: 2,
-    Kind.HOST: 1,
-    Kind.DISK: 1,
-    Kind.CLOCK: 2,
-    Kind.LINK: 2,
-    Kind.SLOW: 1,
-    Kind.PARTITION: 2,
-}
-"""How often a kind is drawn, relative to the others. Each kind also comes once before any comes at random."""
-LASTING_SECONDS = (1.0, 6.0)
-GAP_SECONDS = (0.0, 4.0)
-"""Between the two signals of a double kill. A process needs some seconds to start, so the second may hit a start."""
-CLOCK_SECONDS = (-86_400.0, -3_600.0, -30.0, 30.0, 3_600.0, 86_400.0)
-DELAY_SECONDS = {Moment.START: 3.0, Moment.STAGE_CHANGE: 0.3, Moment.TRANSFER: 0.3, Moment.CHECKPOINT: 0.02}
-"""The longest time from when a moment is seen until the fault; moments that last have the default."""
-LONGEST_DELAY = 1.5
+_DATA = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
+KINDS: Mapping[str, Mapping[str, Any]] = _DATA["kinds"]
+MOMENTS: Mapping[str, float] = _DATA["moments"]
+"""The longest delay of each, in the order of a recipe."""
+ENDS_RUN = frozenset(name for name, kind in KINDS.items() if kind.get("ends_run"))
+NETWORK = frozenset(name for name, kind in KINDS.items() if kind.get("network"))
+EARLY = ("start", "sft", "stage_change", "evaluation")
+IN_RL = ("step", "weight_transfer", "checkpoint")
 QUICK = 0.25
-"""In a scripted run, whose processes start in a quarter of the time."""
+"""By this factor delays and durations are shorter in a scripted run, whose processes start in a quarter of the time."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +33,8 @@ class Fault:
     """One fault. ``seconds`` is how long it lasts, the gap of a double kill, or by how much the clock jumps."""
 
     number: int
-    kind: Kind
-    moment: Moment
+    kind: str
+    moment: str
     delay: float
     """Seconds from when the moment is seen until the fault."""
     victims: tuple[str, ...]
@@ -96,42 +42,51 @@ class Fault:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """As lines for people say it."""
-        sized = dict.fromkeys(LASTING, f" for {self.seconds:.1f} s")
-        sized |= {Kind.DOUBLE: f" {self.seconds:.1f} s apart", Kind.CLOCK: f" by {self.seconds:.0f} s"}
-        what = sized.get(self.kind, "")
-        return f"fault {self.number}: {self.kind.value} of {', '.join(self.victims)}{what} at {self.moment.value}"
+        """A line for people."""
+        says = KINDS[self.kind].get("says", " for {0:.1f} s" if self.seconds else "")
+        return (
+            f"fault {self.number}: {self.kind} of {', '.join(self.victims)}{says.format(self.seconds)} at {self.moment}"
+        )
 
 
 def make_plan(
-    seed: int, faults: int, homes: Mapping[str, str], *, per_run: int, kinds: Sequence[Kind], quick: bool = False
+    seed: int, faults: int, homes: Mapping[str, str], *, per_run: int, kinds: Sequence[str], quick: bool = False
 ) -> list[Fault]:
     """``faults`` faults, of which every run takes the next ``per_run``, `in_order`. ``homes``: the host of each actor.
 
-    Every kind, and every actor as the victim of a single kill, comes once before any comes again. ``quick``: what
-    lasts, and the time from a moment to its fault, is shorter by the factor `QUICK`.
+    Every kind, and every actor as the victim of a single kill, comes once before any comes again. ``quick``: as
+    `QUICK` says.
     """
     draw = random.Random(seed)
-    drawn_kinds = _dealt(draw, kinds, [WEIGHTS[kind] for kind in kinds], faults)
+    drawn_kinds = _dealt(draw, kinds, [KINDS[kind]["weight"] for kind in kinds], faults)
     actors = list(homes)
     killed = iter(_dealt(draw, actors, [1] * len(actors), faults))
     plan: list[Fault] = []
     for first in range(0, faults, per_run):
         block = drawn_kinds[first : first + per_run]
         for number, (kind, moment) in enumerate(zip(block, _moments(draw, len(block)), strict=True), first + 1):
-            delay = draw.uniform(0.0, DELAY_SECONDS.get(moment, LONGEST_DELAY))
-            victims, seconds = _victims(draw, kind, homes, killed)
-            if quick:
-                delay, seconds = delay * QUICK, seconds * (1.0 if kind is Kind.CLOCK else QUICK)
-            plan.append(Fault(number, kind, moment, delay, victims, seconds))
+            delay = draw.uniform(0.0, MOMENTS[moment])
+            victims = _victims(draw, kind, homes, killed)
+            seconds = 0.0
+            if "seconds" in KINDS[kind]:
+                seconds = draw.uniform(*KINDS[kind]["seconds"]) * (QUICK if quick else 1.0)
+            elif "choices" in KINDS[kind]:
+                seconds = draw.choice(KINDS[kind]["choices"])
+            plan.append(Fault(number, kind, moment, delay * (QUICK if quick else 1.0), victims, seconds))
     return plan
 
 
 def each_once(homes: Mapping[str, str]) -> list[Fault]:
     """Every actor is killed once during reinforcement learning, then every supervisor."""
-    kills: list[tuple[Kind, tuple[str, ...]]] = [(Kind.KILL, (actor,)) for actor in homes]
-    kills += [(Kind.SUPERVISOR, whole_host(host, homes)) for host in dict.fromkeys(homes.values())]
-    return [Fault(number, kind, Moment.STEP, 1.0, victims) for number, (kind, victims) in enumerate(kills, 1)]
+    kills: list[tuple[str, tuple[str, ...]]] = [("kill", (actor,)) for actor in homes]
+    kills += [("supervisor", whole_host(host, homes)) for host in dict.fromkeys(homes.values())]
+    return [Fault(number, kind, "step", 1.0, victims) for number, (kind, victims) in enumerate(kills, 1)]
+
+
+def in_order(faults: Sequence[Fault]) -> list[Fault]:
+    """The faults of one run in the order of a recipe. Moments of reinforcement learning come in any order."""
+    order = list(MOMENTS)
+    return sorted(faults, key=lambda fault: len(order) if fault.moment in IN_RL else order.index(fault.moment))
 
 
 def _dealt(draw: random.Random, what: Sequence[T], weights: Sequence[int], count: int) -> list[T]:
@@ -141,44 +96,76 @@ def _dealt(draw: random.Random, what: Sequence[T], weights: Sequence[int], count
     return (first + draw.choices(what, weights, k=count))[:count]
 
 
-def _moments(draw: random.Random, count: int) -> list[Moment]:
+def _moments(draw: random.Random, count: int) -> list[str]:
     """Where the faults of one run fall: a third before reinforcement learning, the rest within it."""
-    early = (Moment.START, Moment.SFT, Moment.STAGE_CHANGE, Moment.EVALUATION)
     before = max(1, count // 3)
-    return [draw.choice(early) for _ in range(before)] + [draw.choice(IN_RL) for _ in range(count - before)]
+    return [draw.choice(EARLY) for _ in range(before)] + [draw.choice(IN_RL) for _ in range(count - before)]
 
 
-def in_order(faults: Sequence[Fault]) -> list[Fault]:
-    """The faults of one run in the order of a recipe. Moments of reinforcement learning come in any order."""
-    order = list(Moment)
-    return sorted(faults, key=lambda fault: len(order) if fault.moment in IN_RL else order.index(fault.moment))
-
-
-def _victims(
-    draw: random.Random, kind: Kind, homes: Mapping[str, str], killed: Iterator[str]
-) -> tuple[tuple[str, ...], float]:
-    """Whom a fault of this kind hits, and its seconds. The first host is the main host."""
+def _victims(draw: random.Random, kind: str, homes: Mapping[str, str], killed: Iterator[str]) -> tuple[str, ...]:
+    """The actors and supervisors that a fault of this kind hits. The first host is the main host."""
     actors, hosts = list(homes), list(dict.fromkeys(homes.values()))
     host = draw.choice(hosts)
     match kind:
-        case Kind.KILL:
-            return (next(killed),), 0.0
-        case Kind.DOUBLE:
-            return (draw.choice(actors), draw.choice(actors)), draw.uniform(*GAP_SECONDS)
-        case Kind.STOP:
-            return (draw.choice([*actors, supervisor_node(host)]),), draw.uniform(*LASTING_SECONDS)
-        case Kind.CLOCK:
-            return (supervisor_node(host),), draw.choice(CLOCK_SECONDS)
-        case Kind.SUPERVISOR | Kind.HOST:
-            return whole_host(host, homes), 0.0
-        case Kind.DISK:
-            return tuple(node for each in hosts for node in whole_host(each, homes)), 0.0
-        case Kind.LINK | Kind.SLOW:
-            return (supervisor_node(host),), draw.uniform(*LASTING_SECONDS)
-        case Kind.PARTITION:
-            return tuple(map(supervisor_node, draw.sample(hosts, 2))), draw.uniform(*LASTING_SECONDS)
+        case "kill":
+            return (next(killed),)
+        case "double_kill":
+            return draw.choice(actors), draw.choice(actors)
+        case "stop":
+            return (draw.choice([*actors, supervisor_node(host)]),)
+        case "supervisor" | "host":
+            return whole_host(host, homes)
+        case "full_disk":
+            return tuple(node for each in hosts for node in whole_host(each, homes))
+        case "partition":
+            return tuple(map(supervisor_node, draw.sample(hosts, 2)))
+        case _:
+            return (supervisor_node(host),)
 
 
 def whole_host(host: str, homes: Mapping[str, str]) -> tuple[str, ...]:
     """The supervisor of a host, and its actors."""
     return (supervisor_node(host), *(actor for actor, home in homes.items() if home == host))
+
+
+# Changes -------------------------------------------------------------------------------------------------------------
+
+SCALED = ("rollout_generator", "tool_executor")
+"""Roles of which there may be several."""
+MOST_REPLICAS = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """A swap of a role for a class, or with ``number`` another number of its processes."""
+
+    role: str
+    class_path: str = ""
+    number: int = 0
+
+    def words(self, directory: str) -> list[str]:
+        """The arguments of ``agent-rl``."""
+        if self.number:
+            return ["scale", directory, self.role, str(self.number)]
+        return ["swap", directory, self.role, "--class", self.class_path]
+
+    def __str__(self) -> str:
+        return f"scale {self.role} {self.number}" if self.number else f"swap {self.role} {self.class_path}"
+
+
+def make_changes(seed: int, count: int, classes: Mapping[str, tuple[str, str]]) -> list[Change]:
+    """So many changes. Every swap and every scaling comes once before any comes again."""
+    rng = random.Random(f"swap/{seed}")
+    kinds = [*((role, False) for role in classes), *((role, True) for role in SCALED)]
+    replicas = dict.fromkeys(SCALED, 1)
+    swapped = dict.fromkeys(classes, 0)
+    plan: list[Change] = []
+    while len(plan) < count:
+        for role, scales in rng.sample(kinds, len(kinds)):
+            if scales:
+                replicas[role] = rng.choice([n for n in range(1, MOST_REPLICAS + 1) if n != replicas[role]])
+                plan.append(Change(role, number=replicas[role]))
+            else:
+                swapped[role] = 1 - swapped[role]
+                plan.append(Change(role, classes[role][swapped[role]]))
+    return plan[:count]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.timeline import FILE as TIMELINE
-from benchmarks.chaos.plan import Moment
 
 REPORTS_OF_BLUR = 3
 """For so many times the interval of reports, a row of the timeline may hold what a process said before a fault."""
@@ -73,12 +72,12 @@ class Row:
 
 @dataclass
 class Sight:
-    """What was seen of a run so far, over all its starts."""
+    """Everything seen of a run so far, over all its starts."""
 
     directory: Path
     """The run directory of the main host."""
     kinds: Sequence[str]
-    """Of the recipe's stages."""
+    """Kinds of the recipe's stages."""
     logs: Mapping[str, Path]
     """The log of each host's supervisor."""
     blur: float = 1.5
@@ -89,7 +88,7 @@ class Sight:
     starts: list[tuple[str, float]] = field(default_factory=list)
     """Actors that run again, and the seconds from the end of the process before."""
     checkpoints: frozenset[str] = frozenset()
-    """What there is in their folder."""
+    """Names in their folder."""
     stages_begun: int = 0
     steps_done: int = 0
     frontier: Frontier = field(default_factory=Frontier)
@@ -143,27 +142,26 @@ class Sight:
             return "start"
         return self.kinds[self.stage] if self.stage < len(self.kinds) else "end"
 
-    def shows(self, moment: Moment, since: Sight | None = None) -> bool:
+    def shows(self, moment: str, since: Sight | None = None) -> bool:
         """Whether it is this moment, or too late for it. ``since`` is what was seen when the waiting began."""
         stage = -1 if self.stage is None else self.stage
         match moment:
-            case Moment.START:
+            case "start":
                 return True
-            case Moment.SFT:
+            case "sft":
                 return stage >= 0
-            case Moment.EVALUATION:
+            case "evaluation":
                 return self.phase in {"evaluate", "rl", "end"}
-            case Moment.STEP:
+            case "step":
                 return self.phase == "rl" or stage > self.kinds.index("rl")
-            case Moment.STAGE_CHANGE:
+            case "stage_change":
                 return since is not None and self.stages_begun > since.stages_begun
-            case Moment.TRANSFER:
+            case "weight_transfer":
                 return since is not None and self.steps_done > since.steps_done
-            case Moment.CHECKPOINT:
-                if since is None or not self.shows(Moment.STEP):
-                    return False
-                now = self._checkpoint_names()
-                return now != since.checkpoints or any(name.endswith(".partial") for name in now)
+        if since is None or not self.shows("step"):
+            return False
+        now = self._checkpoint_names()  # the moment is a checkpoint
+        return now != since.checkpoints or any(name.endswith(".partial") for name in now)
 
 
 def work_seen(rows: Sequence[Row], victim: str, fault_at: float, over_at: float, blur: float) -> float | None:

@@ -375,22 +375,22 @@ def test_the_version_is_told_quickly():
 def test_bench_lists_its_subjects_and_names_them_for_a_wrong_one(capsys) -> None:
     assert main(["bench"]) == 0
     listed = capsys.readouterr().out
-    assert "quickstart" in listed
-    assert main(["bench", "quickstrt"]) == 2
-    assert "there is no benchmark 'quickstrt'; there are" in capsys.readouterr().err
+    assert "learning" in listed
+    assert main(["bench", "learnin"]) == 2
+    assert "there is no benchmark 'learnin'; there are" in capsys.readouterr().err
 
 
 def test_bench_lists_its_subjects_without_importing_them() -> None:
     code = "import sys; from actors.cli.main import main; main(['bench']); print([n for n in sys.modules if 'bench_' in n or n == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "quickstart" in done.stdout
+    assert "learning" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_bench_hands_arguments_to_the_subject(capsys) -> None:
-    assert main(["bench", "quickstart", "--seeds", "many"]) == 2
+    assert main(["bench", "learning", "--seeds", "many"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("agent-rl bench quickstart: ")
+    assert error.startswith("agent-rl bench learning: ")
     assert '--seeds: unable to convert "many" into int' in error
 
 

@@ -7,9 +7,7 @@ import trio
 
 from actors.sandbox.isolation import kernel
 from actors.sandbox.owner.client import Sandbox
-from benchmarks.hostile import Attack
-from benchmarks.hostile.reach import ATTACKS
-from benchmarks.hostile.running import failure
+from benchmarks.hostile import REACH, Attack, failure
 from tests.actors.sandbox.running import require, run_with
 
 AT_ONCE = 4
@@ -39,7 +37,7 @@ def test_every_attack_is_held_and_its_neighbour_unharmed(level: str) -> None:
     require(level)
     if level == "filtered" and kernel.landlock_version() < kernel.LANDLOCK_WITH_SCOPES:
         pytest.skip("this kernel's Landlock does not confine signals")  # and these are sent by root where tests are
-    attacks = [attack for attack in ATTACKS if level in attack.levels]
+    attacks = [attack for attack in REACH if level in attack.levels]
 
     async def main(sandbox: Sandbox) -> dict[str, str]:
         return await failures(sandbox, attacks)

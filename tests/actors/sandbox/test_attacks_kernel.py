@@ -8,7 +8,7 @@ import pytest
 
 from actors.sandbox.isolation.syscall_table import REFUSED
 from actors.sandbox.isolation.syscalls import numbers
-from benchmarks.hostile.reach import NUMBERS
+from benchmarks.hostile import NUMBERS
 from tests.actors.sandbox.conftest import Attacked
 
 MACHINE = platform.machine()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.sandbox.inside.child import USER_FILE, compiled_apart
-from benchmarks.tool_snippets import SNIPPETS
+from benchmarks.tool_processes import SNIPPETS
 
 CODES = (
     "",

@@ -1,5 +1,6 @@
-"""A run without a model: an engine that writes scripted turns, and a learner whose model is a list of trained groups.
+"""The classes of a run whose actors fail or are swapped: generators that record their turns, and actors of no model.
 
+A run without a model has an engine that writes scripted turns, and a learner whose model is a list of trained groups.
 Everything else is real: processes, links, scheduler, tools, filter, journal, and of the learner its recipe, checkpoints
 and published policies. No process loads torch, so a process starts in a second.
 """
@@ -7,13 +8,15 @@ and published policies. No process loads torch, so a process starts in a second.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import trio
@@ -22,6 +25,7 @@ from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnRes
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.settings import RolloutGeneratorSettings
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
@@ -39,16 +43,137 @@ from agent_rl.records.checkpoint_files import (
     verify,
 )
 from agent_rl.rollout.episode import Episode
-from benchmarks.chaos.recording import RecordingGenerator
+
+if TYPE_CHECKING:
+    from actors.engines.base import Engine
 
 LENGTH = 256
 """Tokens of a sequence."""
 TURN_SECONDS = (0.03, 0.15)
 """The shortest and the longest turn."""
 SUPERVISED_SECONDS = 0.02
-"""Of a step."""
+"""Duration of a supervised step."""
 TRAINED = "model.safetensors"
 """The file of a checkpoint that holds the trained groups as JSON; published policies have files of the same kind."""
+BEGUN, WRITTEN, ACKNOWLEDGED, FAULT = "begun", "written", "acknowledged", "fault"
+
+
+# Recorded turns ------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """Lines that several processes append to one file. What a killed process has written stays."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def add(self, *words: object) -> None:
+        """Append a line."""
+        os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+
+
+class RecordingSettings(RolloutGeneratorSettings):
+    """Settings of a generator, and the file of its record."""
+
+    record: Path
+
+
+class RecordingEngine:
+    """An engine that records the turns it begins, and when it has written them; all else is the engine's own."""
+
+    def __init__(self, engine: Engine, record: Record, process: str) -> None:
+        self._engine = engine
+        self._record = record
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: TurnRequest) -> TurnResult:
+        """Write one turn."""
+        self._record.add(BEGUN, self._process, request.rollout, len(request.tokens))
+        turn = await self._engine.generate(request)
+        self._record.add(WRITTEN, self._process, f"{time.monotonic():.3f}")
+        return turn
+
+
+class RecordingGenerator(RolloutGenerator):
+    """Records the turns of its engine, and the rollouts whose trajectory is acknowledged."""
+
+    Settings: ClassVar[type[RolloutGeneratorSettings]] = RecordingSettings
+
+    def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
+        assert isinstance(settings, RecordingSettings)
+        self._record = Record(settings.record)
+        self._process = f"{self.context.name}#{self.context.incarnation}"
+        engine: Any = RecordingEngine(super()._make_engine(directory, settings), self._record, self._process)
+        return engine  # type: ignore[no-any-return]
+
+    async def handle(self, message: Any) -> Any:
+        """Remember whose request is being taken in: `defer_ack` is called before anything is awaited."""
+        self._taken_in = message.rollout if isinstance(message, RolloutRequest) else ""
+        return await super().handle(message)
+
+    def defer_ack(self) -> Callable[[], None]:
+        """Record the rollout when its request is acknowledged, which is when its trajectory is."""
+        acknowledge, rollout = super().defer_ack(), self._taken_in
+
+        def record() -> None:
+            self._record.add(ACKNOWLEDGED, self._process, rollout)
+            acknowledge()
+
+        return record
+
+
+@dataclass
+class Turns:
+    """By kind of fault: turns that were begun again, and turns under way at processes that the fault ended."""
+
+    again: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[str] = field(default_factory=Counter)
+
+
+def read_turns(lines: Iterable[str]) -> Turns:
+    """Count the turns of a record.
+
+    A rollout that begins a turn with n tokens before it loses its earlier turns that began with n or more tokens:
+    these are generated again. Each rollout that a process has begun and that was not acknowledged when the process
+    ended has one turn under way, be it at the engine, at a tool, or on its way to the filter.
+    """
+    turns = Turns()
+    kind = "none"
+    begun: dict[str, list[int]] = {}
+    under_way: dict[str, dict[str, set[str]]] = {}
+    """By actor and process: rollouts."""
+    for line in lines:
+        word, name, *rest = line.split()
+        if word == FAULT:
+            kind = name
+        if word not in {BEGUN, ACKNOWLEDGED}:
+            continue
+        processes = under_way.setdefault(name.partition("#")[0], {})
+        if name not in processes and processes:
+            turns.in_flight[kind] += sum(map(len, processes.values()))
+            processes.clear()
+        rollouts = processes.setdefault(name, set())
+        if word == ACKNOWLEDGED:
+            rollouts.discard(rest[0])
+            continue
+        rollouts.add(rest[0])
+        tokens, known = int(rest[1]), begun.setdefault(rest[0], [])
+        while known and known[-1] >= tokens:
+            known.pop()
+            turns.again[kind] += 1
+        known.append(tokens)
+    return turns
+
+
+def written(lines: Iterable[str]) -> list[float]:
+    """When turns were written, in monotonic seconds, from the lines of a record."""
+    return sorted(float(line.split()[2]) for line in lines if line.startswith(f"{WRITTEN} "))
+
+
+# A generator without a model -----------------------------------------------------------------------------------------
 
 
 def write_model(directory: Path) -> Path:
@@ -148,7 +273,7 @@ class ScriptedTurns:
 
     @property
     def figures(self) -> EngineFigures:
-        """Those of an engine whose cache is never full."""
+        """The figures of an engine whose cache is never full."""
         return EngineFigures(
             kv_tokens_total=self._rows * LENGTH,
             max_rollouts=self._rows,
@@ -158,17 +283,12 @@ class ScriptedTurns:
         )
 
 
-def hide_torch() -> None:
-    """Let transformers find no torch, which takes two seconds of every start. For processes that do not need it."""
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-
-
-class Scripted(RolloutGenerator):
+class _Scripted(RolloutGenerator):
     """Turns of no model."""
 
     async def prepare(self) -> None:
-        """Load no torch."""
-        hide_torch()
+        """Let transformers find no torch, which would take two seconds of every start."""
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         self._answers: dict[str, str] = {}
         await super().prepare()
 
@@ -181,8 +301,11 @@ class Scripted(RolloutGenerator):
         return ScriptedTurns(directory, self._answers, settings.max_rollouts)
 
 
-class ScriptedGenerator(RecordingGenerator, Scripted):
+class ScriptedGenerator(RecordingGenerator, _Scripted):
     """Records the turns of its engine, which are scripted."""
+
+
+# A learner without a model -------------------------------------------------------------------------------------------
 
 
 class Trained:
@@ -191,11 +314,10 @@ class Trained:
     reference = None
     max_length = LENGTH
 
-    def __init__(self, seconds: float, hurry: Path | None = None, weights_mib: float = 0.0) -> None:
+    def __init__(self, seconds: float, hurry: Path | None = None) -> None:
         """``seconds``: of a step of reinforcement learning, until there is a file ``hurry``."""
         self._seconds = seconds
         self._hurry = hurry
-        self._padding = " " * int(weights_mib * (1 << 20))
         self.groups: list[str] = []
 
     def reset_optimizer(self) -> None:
@@ -220,8 +342,8 @@ class Trained:
         return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
 
     def copy_weights(self, version: int) -> Mapping[str, Any]:
-        """What is published."""
-        return {"version": version, "groups": len(self.groups), "padding": self._padding}
+        """The content of a published policy."""
+        return {"version": version, "groups": len(self.groups)}
 
     def stage(self, directory: Path, position: Position, extra: Mapping[str, Any]) -> StagedGroups:
         """Copy what a checkpoint holds."""
@@ -266,7 +388,7 @@ def read_trained(directory: Path) -> list[str]:
 
 
 class _Batches:
-    """Of nothing, without end."""
+    """An endless supply of empty batches."""
 
     drawn: ClassVar[list[int]] = []
 
@@ -281,7 +403,7 @@ class ScriptedModel(TrainedModel):
 
     def _load(self) -> tuple[Position, dict[str, Any]]:
         settings, log = self._context.settings, self._context.log
-        self.trainer = Trained(settings.step_seconds, settings.hurry, settings.weights_mib)
+        self.trainer = Trained(settings.step_seconds, settings.hurry)
         restored = self.checkpoints.restore(
             self.trainer.restore, lambda fault: log.warning("damaged checkpoint", fault=fault)
         )
@@ -307,11 +429,9 @@ class ScriptedSettings(LearnerSettings):
     """Settings of a learner, and the pace of reinforcement learning."""
 
     step_seconds: float = 0.5
-    """Of a step, so that the run lasts until all faults have come."""
+    """Duration of a step, so that the run lasts until all faults have come."""
     hurry: Path | None = None
     """Once this file exists, steps take no time."""
-    weights_mib: float = 0.0
-    """The size of a published policy."""
 
 
 class ScriptedLearner(Learner):
@@ -325,3 +445,22 @@ class ScriptedLearner(Learner):
 
     def _make_model(self) -> TrainedModel:
         return ScriptedModel(self.context)
+
+
+# Classes that take turns with the others in a run whose actors are swapped -------------------------------------------
+
+
+class OtherGenerator(RecordingGenerator):
+    """Another class."""
+
+
+class OtherScriptedGenerator(ScriptedGenerator):
+    """Another class."""
+
+
+class OtherLearner(Learner):
+    """Another class."""
+
+
+class OtherScriptedLearner(ScriptedLearner):
+    """Another class."""

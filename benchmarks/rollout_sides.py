@@ -1,4 +1,4 @@
-"""bench_rollout's second comparison: the generator among stand-ins, and its engine alone on the same sequences.
+"""The sides of bench_rollout: the embedded engine, `generate` on padded batches, and the generator among stand-ins.
 
 The stand-ins (scheduler, filter, and an executor that answers at once) share the generator's process and event loop
 over the in-memory network, so what they cost is counted as the loop's.
@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import trio
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList
 
 from actors.engines.base import Engine, TurnRequest
+from actors.engines.torch.engine import TorchEngine
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.load import load_topology
@@ -31,7 +35,7 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from benchmarks.rollout_models import EXAMPLE
+from benchmarks.rollout_models import EXAMPLE, Workload
 
 GENERATOR = "rollout_generator.0"
 AT_ONCE = 256
@@ -39,9 +43,95 @@ AT_ONCE = 256
 SAMPLING = Sampling(temperature=1.0, max_response_tokens=400, max_turns=4)
 
 
+# The engine beside generate -------------------------------------------------------------------------------------------
+
+
+def torch_engine(model: Path, rows: int, threads: int) -> TorchEngine:
+    """The embedded engine, with room for so many rollouts."""
+    return TorchEngine(
+        model, max_rollouts=rows, kv_tokens=None, threads=threads, dtype="float32", initial_policy=Policy(0, 0)
+    )
+
+
+async def engine_seconds(engine: Engine, work: Workload, seed: int) -> float:
+    """All prompts at once, each with its own length, at temperature 1."""
+    began = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for index, prompt in enumerate(work.prompts):
+            request = TurnRequest(
+                rollout=f"{seed}/{index}",
+                tokens=prompt,
+                max_tokens=int(work.lengths[index]),
+                temperature=1.0,
+                stop_tokens=frozenset(),
+                seed=1000 * seed + index,
+            )
+            nursery.start_soon(engine.generate, request)
+    seconds = time.perf_counter() - began
+    for index in range(len(work.prompts)):
+        engine.release(f"{seed}/{index}")
+    return seconds
+
+
+class PaddedGenerate:
+    """``model.generate`` as usually called: prompts padded on the left, a batch ends with its longest response.
+
+    It has what helps it: SDPA attention (eager was slower), the KV cache, inference mode, no filtering of logits,
+    prompts sorted by length when there is more than one batch, a row's end at its own length (from then on it is
+    padding), and no log-probabilities, which the engine computes too.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        self._model.eval()
+        self._threads = threads
+
+    def seconds(self, work: Workload, batch: int, seed: int) -> float:
+        """In batches of so many, one after the other. Blocks: to be called in a thread."""
+        torch.set_num_threads(self._threads)
+        order = list(range(len(work.prompts)))
+        if batch < len(order):
+            order.sort(key=lambda index: len(work.prompts[index]))
+        began = time.perf_counter()
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for first in range(0, len(order), batch):
+                chosen = order[first : first + batch]
+                self._generate([work.prompts[i] for i in chosen], torch.from_numpy(work.lengths[chosen]))
+        return time.perf_counter() - began
+
+    def _generate(self, prompts: Sequence[Sequence[int]], lengths: Tensor) -> None:
+        width, longest = max(map(len, prompts)), int(lengths.max())
+        tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
+        mask = torch.zeros_like(tokens)
+        for row, prompt in enumerate(prompts):
+            tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+
+        def ended(known: Tensor, _: Any, **__: Any) -> Tensor:
+            return lengths <= known.shape[1] - width
+
+        written = self._model.generate(
+            tokens,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=None,
+            pad_token_id=0,
+            max_new_tokens=longest,
+            stopping_criteria=StoppingCriteriaList([ended]),
+        )
+        assert written.shape == (len(prompts), width + longest)
+
+
+# The generator beside its engine -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Sampled:
-    """What a generator made of its requests, and how long all of them took."""
+    """A generator's trajectories, and the seconds that all of them took."""
 
     requests: Sequence[RolloutRequest]
     trajectories: Mapping[str, Trajectory]
@@ -115,8 +205,6 @@ async def sample(stage: Stage, wanted: Sequence[RolloutRequest]) -> Sampled:
 
 async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, int]:
     """Seconds and tokens of the engine alone writing the same turns of the same sequences, as many at once."""
-    from transformers import AutoTokenizer
-
     stop_tokens = frozenset({AutoTokenizer.from_pretrained(model).eos_token_id})
     places = trio.Semaphore(AT_ONCE)
     written = 0
@@ -147,7 +235,7 @@ async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, 
 
 
 def turns(trajectory: Trajectory) -> list[tuple[list[int], int]]:
-    """Of each turn: all tokens before it, and how many the model wrote in it."""
+    """For each turn: all tokens before it, and how many the model wrote in it."""
     mask = trajectory.loss_mask.astype(np.int8)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     prompt = trajectory.prompt_tokens.tolist()

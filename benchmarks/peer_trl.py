@@ -1,20 +1,27 @@
 """TRL's GRPOTrainer on the tasks, tools and rewards of ours; run by `agent-rl bench end_to_end`.
 
-    python -m benchmarks.peers.trl_grpo SPEC.json
+    python -m benchmarks.peer_trl SPEC.json
 
 The environment has TRL and this package. SPEC.json holds a `Spec`; its file ``rows`` gets a JSON object a line: one
 when training begins, one after each step.
+
+`CANDIDATES` are settings of TRL 1.16 that change its speed on a CPU, and not what it trains. They were read in its
+source and in that of transformers 5.23: `GRPOConfig` has no field for training without padding, and Liger's kernels
+need Triton, so every candidate trains padded batches. `generate` or transformers' continuous batching samples; with the
+latter a turn does not wait for the longest turn of its batch. TRL's client of a vLLM server refuses devices other than
+CUDA; vLLM in TRL's own process was not tried.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -30,6 +37,7 @@ from agent_rl.environments.maths.rewards import answers_equal, final_answer
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.environments.tools import rendered
 from agent_rl.rollout.parsing import cut_middle, harmless
+from benchmarks.command import WrongOptions
 from benchmarks.in_process_tools import Ran, run_python
 from transport import keep_freed_memory
 
@@ -72,9 +80,85 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 """How transformers reads a turn: as TRL's own for Qwen3, which writes calls alike, with this tokenizer's frame."""
 
 
+LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
+"""The same on both sides."""
+PROBE_SECONDS = 300.0
+"""How long an import of TRL may take."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run TRL."""
+
+    attention: str = "sdpa"
+    """``attn_implementation``."""
+    micro_batch: int | None = None
+    """``per_device_train_batch_size``; None: all completions of a step."""
+    threads: int = 2
+    """Torch's threads."""
+    keep_memory: bool = True
+    """The allocator keeps freed memory, as in processes of agent_rl."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of ``GRPOConfig``."""
+
+
+def continuous(requests: int) -> dict[str, Any]:
+    """Continuous batching of so many requests at a time; the cache has room for 256 tokens of each.
+
+    The defaults allot half of the memory to the cache, and size masks for it.
+    """
+    page = 16
+    blocks = {"page_size": page, "num_blocks": requests * 256 // page, "max_batch_tokens": max(256, requests)}
+    return {
+        "use_transformers_continuous_batching": True,
+        "transformers_continuous_batching_config": {**blocks, "max_requests_per_batch": requests},
+    }
+
+
+CANDIDATES: Mapping[str, Setting] = {
+    "sdpa": Setting(),
+    "eager": Setting(attention="eager"),
+    "sdpa, allocator as glibc has it": Setting(keep_memory=False),
+    "sdpa, one thread": Setting(threads=1),
+    "sdpa, micro-batches of 64": Setting(micro_batch=64),
+    "sdpa, two steps sampled at once": Setting(config={"steps_per_generation": 2}),
+    "sdpa, continuous batching, 32": Setting(config=continuous(32)),
+    "sdpa, continuous batching, 32, one thread": Setting(threads=1, config=continuous(32)),
+    "sdpa, continuous batching, 256": Setting(config=continuous(256)),
+}
+
+
+def setting_of(given: str) -> Setting:
+    """The named candidate, or what a JSON object says. Raises WrongOptions."""
+    if given in CANDIDATES:
+        return CANDIDATES[given]
+    try:
+        return Setting(**json.loads(given))
+    except (ValueError, TypeError) as error:
+        names = ", ".join(f'"{name}"' for name in CANDIDATES)
+        raise WrongOptions(
+            f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
+        ) from error
+
+
+def require_peer(python: Path) -> None:
+    """Raise WrongOptions unless the peer's environment has what it needs."""
+    remedy = (
+        "build it with `make bench-trl`, or by hand: `python3 -m venv .venv-trl`, then `.venv-trl/bin/pip install "
+        "torch==2.13.0 trl==1.16.0` and `.venv-trl/bin/pip install -e .`; or name another with --python"
+    )
+    if not python.exists():
+        raise WrongOptions(f"no environment with TRL: there is no {python}; {remedy}")
+    probe = [str(python), "-c", "import trl, agent_rl"]
+    tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
+    if tried.returncode:
+        reason = tried.stderr.strip().rpartition("\n")[2]
+        raise WrongOptions(f"the environment of {python} lacks TRL or agent_rl ({reason}); {remedy}")
+
+
 @dataclass(frozen=True)
 class Spec:
-    """What both sides are told."""
+    """The task of both sides."""
 
     model: str
     rows: str
@@ -87,19 +171,9 @@ class Spec:
     samples: int
     """Completions of each."""
     max_tokens: int
-    """Of a completion, tool responses included."""
-    max_turns: int
-    learning_rate: float
-    warmup_steps: int
+    """Most tokens of a completion, tool responses included."""
     tools: Tools
-    tool_response_chars: int
-    micro_batch: int
-    threads: int
-    attention: str
-    keep_memory: bool
-    """Of the allocator: as in our processes."""
-    config: dict[str, Any]
-    """Further fields of GRPOConfig."""
+    setting: Setting = field(default_factory=Setting)
 
     def write(self, path: Path) -> None:
         """For the peer's process."""
@@ -107,8 +181,9 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """What `write` wrote."""
-        return cls(**json.loads(path.read_text()))
+        """Read a file of `write`."""
+        read = json.loads(path.read_text())
+        return cls(**{**read, "setting": Setting(**read["setting"])})
 
 
 class InProcess:
@@ -195,7 +270,7 @@ class Isolated:
 
 
 def shown(ran: Ran, max_chars: int) -> str:
-    """What the model reads of a call, as our generator tells it with ``error_detail = "last_line"``."""
+    """The text of a call for the model, as our generator writes it with ``error_detail = "last_line"``."""
     stderr = ran.stderr.rstrip().rpartition("\n")[2] if ran.outcome == "error" else ran.stderr
     output = ToolOutput(ran.outcome, ran.stdout, stderr, ran.value, run_seconds=ran.seconds)
     return cut_middle(harmless(rendered(output)), max_chars)
@@ -231,7 +306,7 @@ class Rewards:
         self.success = 0.0
 
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
-        """Of each completion, a list of messages."""
+        """Judge completions, each a list of messages."""
         del rest
         turns = [[message["content"] for message in each if message["role"] == "assistant"] for each in completions]
         answers = [final_answer(*each) for each in turns]
@@ -251,9 +326,10 @@ def train(spec: Spec, rows: TextIO) -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    if spec.keep_memory:
+    setting = spec.setting
+    if setting.keep_memory:
         keep_freed_memory()
-    torch.set_num_threads(spec.threads)
+    torch.set_num_threads(setting.threads)
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = RESPONSE_TEMPLATE
@@ -263,16 +339,17 @@ def train(spec: Spec, rows: TextIO) -> None:
         [{"prompt": [{"role": "user", "content": each.text}], "gold": each.answer} for each in problems]
     )
     completions = spec.groups * spec.samples
+    micro_batch = setting.micro_batch or completions
     config = GRPOConfig(
         output_dir=spec.output,
         max_steps=spec.steps,
-        per_device_train_batch_size=spec.micro_batch,
-        gradient_accumulation_steps=completions // spec.micro_batch,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=completions // micro_batch,
         num_generations=spec.samples,
         num_iterations=1,
         shuffle_dataset=False,
         max_completion_length=spec.max_tokens,
-        max_tool_calling_iterations=spec.max_turns - 1,
+        max_tool_calling_iterations=MAX_TURNS - 1,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
@@ -281,15 +358,15 @@ def train(spec: Spec, rows: TextIO) -> None:
         epsilon_high=0.28,
         loss_type="dapo",
         scale_rewards="group",
-        learning_rate=spec.learning_rate,
+        learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=spec.warmup_steps,
+        warmup_steps=WARMUP_STEPS,
         max_grad_norm=1.0,
         weight_decay=0.0,
         optim="adamw_torch_fused",
         bf16=False,
         gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32", "attn_implementation": spec.attention},
+        model_init_kwargs={"dtype": "float32", "attn_implementation": setting.attention},
         use_cpu=True,
         seed=spec.seed,
         dataloader_pin_memory=False,
@@ -297,7 +374,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **spec.config,
+        **setting.config,
     )
     tools = InProcess() if spec.tools == "in_process" else Isolated()
     rewards = Rewards(tools)
@@ -322,7 +399,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         args=config,
         train_dataset=dataset,
         processing_class=tokenizer,
-        tools=[python_tool(tools, spec.tool_response_chars)],
+        tools=[python_tool(tools, RESPONSE_CHARS)],
         callbacks=[Tell()],
     )
     trainer.train()

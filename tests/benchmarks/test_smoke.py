@@ -1,0 +1,273 @@
+"""Every benchmark at its smallest size: it ends well and prints its figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from actors.cli.main import main
+from actors.weights.transfer import bucket_bytes
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from benchmarks import tool_loads
+from benchmarks.chaos.accounting import SHARES
+from benchmarks.command import call
+from benchmarks.peer_trl import CANDIDATES
+from tests.actors.sandbox.running import groups_or_skip, require
+from tests.machines import skip_without
+
+Figures = dict[str, float]
+
+SIZES = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
+SMALL = (
+    f"model.initialise={{{', '.join(f'{name}={size}' for name, size in SIZES.items())}}}",
+    *("algorithm.groups_per_step=2", "algorithm.samples=4", "algorithm.keep=2"),
+)
+
+
+def settings(*each: str) -> tuple[str, ...]:
+    return tuple(part for setting in each for part in ("--set", setting))
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The options of a benchmark's smallest size, figures that it prints, and what holds of them."""
+
+    options: Sequence[str]
+    names: Sequence[str]
+    holds: Callable[[Figures], object] = lambda _: True
+    needs: Callable[[], object] = lambda: None
+    codes: Sequence[int] = (0,)
+
+
+def nothing_lost(prefix: str) -> Callable[[Figures], bool]:
+    """A run has lost, repeated and left nothing."""
+    zero = [f"{prefix}.{name}" for name in ("lost", "repeated", "left_behind")]
+    return lambda figures: not any(figures[name] for name in zero) and figures[f"{prefix}.balanced"] == 1
+
+
+def as_its_twin(prefix: str) -> Callable[[Figures], bool]:
+    """The same, and success is that of the twin to the last bit."""
+    return lambda figures: (
+        nothing_lost(prefix)(figures)
+        and all(figures[f"{prefix}.{share}"] == figures[f"{prefix}.{share}_twin"] for share in SHARES)
+    )
+
+
+CHAOS = ("chaos.faults", "chaos.p95_s", "chaos.p95_heavy_s", "chaos.regenerated_turns_over_in_flight")
+FEW_FAULTS = ("--kinds", "kill", "stop", "double_kill", "supervisor", "clock_jump")
+ONE_TO_TWO = (1, 2)
+
+SMALLEST = {
+    "learning": Smallest(
+        ("--seeds", "1", *settings(*SMALL, "stages.0.steps=20", "stages.1.problems=4", "stages.2.steps=2")),
+        ("success_after_greedy_median", "minutes_median", "minutes_rl_median"),
+        lambda figures: (figures["seeds"], figures["overlap"]) == (1, 0),
+    ),
+    "roc": Smallest(
+        (
+            *("--seeds", "1", "--modes", "none", "paper", "--sft-steps", "3", "--problems", "2", "--steps", "2"),
+            *settings(*SMALL),
+        ),
+        ("seeds", "roc.error_share", "no_roc.error_share", "roc.success", "no_roc.response_tokens"),
+    ),
+    "throughput": Smallest(
+        (
+            *("quickstart", "--seconds", "3"),
+            *settings(*SMALL, "stages.0.steps=3", "stages.1.problems=1", "stages.2.steps=4000"),
+        ),
+        ("steps_per_s", "limited_by", "busy_learner.0", "cpu_roc_filter.0"),
+        lambda figures: figures["generated_tokens_per_s"] > figures["rollouts_per_s"] > 0,
+    ),
+    "overlap": Smallest(
+        (
+            *("--rounds", "1", "--steps", "4", "--sft-steps", "3"),
+            *settings(*SMALL[1:], 'environments=[{class="benchmarks.passed.parity:Parity"}]'),
+        ),
+        ("async_over_sync", "async_over_sync_slow_tools_share_of_bound", "learner_idle_share", "success_sync"),
+        lambda figures: figures["cpu_seconds_per_step_slow_tools_sync"] > 0,
+    ),
+    "rollout": Smallest(
+        ("--quick",),
+        ("engine_ratio_to_generate", "engine_tokens_per_s", "generate_tokens_per_s"),
+        lambda figures: figures["generator_share_of_engine"] > 0 < figures["agent_loop_share_of_engine"],
+    ),
+    "learner": Smallest(
+        ("--quick",),
+        ("learner_over_best_hf_last_small", "best_hf_small", "hf_peak_mib_small"),
+        lambda figures: (
+            figures["learner_over_best_hf_small_low"]
+            <= figures["learner_over_best_hf_small"]
+            <= figures["learner_over_best_hf_small_high"]
+        ),
+    ),
+    "tools": Smallest(
+        (
+            *("--rounds", "1", "--passes", "1", "--interpreters", "1", "--outstanding", "60", "--alive", "12"),
+            *("--clients", "2", "--load", "0.5", "--load-seconds", "1"),
+        ),
+        ("share_of_floor", "median_overhead_ms", "linked_over_bare_cpu", "linked_p99_ms_at_50", "outstanding_rss_mib"),
+        lambda figures: (
+            figures["outstanding_lost"] == figures["outstanding_duplicated"] == 0
+            and figures["alive_answered"] == figures["alive_at_once"] == 12
+            and figures["speedup_over_fresh"] > 1
+        ),
+    ),
+    "hostile": Smallest(
+        ("--quick",),
+        ("attacks", "broken", "quiet_p95_ms", "neighbour_p95_ratio", "neighbour_timeouts"),
+        lambda figures: figures["neighbours_harmed"] == 0,
+        lambda: require("strong"),
+        codes=(0, 1),  # a busy machine makes neighbours wait
+    ),
+    "hostile: many processes and sessions": Smallest(
+        ("--only", "spin-32", "sessions", "threads", "--seconds", "1.5"),
+        ("worst_class",),
+        lambda figures: figures["neighbour_timeouts"] == figures["neighbours_harmed"] == 0,
+        lambda: (require("strong"), groups_or_skip("cpu")),
+        codes=(0, 1),
+    ),
+    "weights": Smallest(
+        ("--hosts", "1", "3", "--mbyte", "4", "--mbit", "100"),
+        ("weights_s_1", "weights_3_over_1", "weights_cpu_3_over_1"),
+        lambda figures: figures["weights_sent_3"] <= 2,  # hosts pass parts on
+        lambda: skip_without("tc"),
+    ),
+    "weights: ranks": Smallest(
+        ("--ranks", *map(str, ONE_TO_TWO), "--mbyte", "256"),
+        ("transfer_seconds_2",),
+        lambda figures: all(
+            figures[f"transfer_rank_sent_mb_{ranks}"] == pytest.approx((256 << 20) / ranks / 1e6)
+            and figures[f"transfer_rank_growth_mb_{ranks}"] < bucket_bytes(ranks) / 1e6 + 20  # connections, threads
+            for ranks in ONE_TO_TWO
+        ),
+    ),
+    "chaos: every kind": Smallest(
+        ("--scripted", "--faults", "10", "--seed", "95"),
+        CHAOS,
+        lambda figures: (
+            nothing_lost("chaos")(figures)
+            and figures["chaos.faults"] == 10
+            and all(  # whoever keeps completed turns lives
+                figures.get(f"chaos.regenerated_turns_over_in_flight_{kind}", 0.0) <= 1.0
+                for kind in ("kill", "stop", "clock_jump")
+            )
+        ),
+    ),
+    "chaos: beside a twin": Smallest(
+        ("--scripted", "--faults", "20", "--seed", "2", "--twins", "1"), CHAOS, as_its_twin("chaos")
+    ),
+    "chaos: with a model": Smallest(("--short", "--faults", "5", *FEW_FAULTS), CHAOS, nothing_lost("chaos")),
+    "chaos: over three hosts": Smallest(
+        ("--scripted", "--hosts", "--faults", "10", "--seed", "1"),
+        CHAOS,
+        nothing_lost("chaos"),
+        lambda: skip_without("tc"),
+    ),
+    "chaos: each process once": Smallest(
+        ("--each-once",),
+        CHAOS,
+        lambda figures: nothing_lost("chaos")(figures) and figures["chaos.success_within_noise"] == 1,
+    ),
+    "swap": Smallest(
+        ("--scripted", "--swaps", "3", "--seeds", "1"), ("swap.pause_p95_s", "swap.changes"), as_its_twin("swap")
+    ),
+}
+"""By name, which begins with the subject."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_size_of_each_benchmark_has_its_figures(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_loads, "SAMPLE", 20)
+    smallest, subject = SMALLEST[name], name.partition(":")[0]
+    smallest.needs()
+    out = ("--out", str(tmp_path)) if subject == "roc" else ()
+    code = call(subject, [*smallest.options, *out])
+    printed = capfd.readouterr().out
+    assert code in smallest.codes, printed
+    figures = json.loads(printed.splitlines()[-1])
+    assert figures.keys() >= set(smallest.names)
+    assert all(value is None or isinstance(value, str) or math.isfinite(value) for value in figures.values())
+    assert smallest.holds(figures), figures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("learning --seeds 1 --set stages.0.steps=many", 1, "agent-rl bench learning: the run ended with 2\n"),
+        ("throughput quickstart --stage afterr", 2, "no stage to measure among format, before, rl, after"),
+        ("throughput quickstart --set run.seed=x", 2, "run.seed"),
+        ("chaos --kinds floods", 2, "--kinds: no fault is named floods; there are kill, double_kill, "),
+        ("end_to_end --peer trl --python nowhere/python", 2, "no environment with TRL: there is no nowhere/python"),
+        ("end_to_end --peer trl --python /bin/false", 2, "the environment of /bin/false lacks TRL or agent_rl"),
+        ("end_to_end --peer trl --python /bin/true --steps 1", 2, "--steps 1, --tournament-steps 5: name at least 2"),
+        ('end_to_end --peer trl --python /bin/true --setting {"micro_batch":48}', 2, "of 48 do not divide the 256"),
+        ("end_to_end --peer trl --python /bin/true --setting fast", 2, "--setting fast: neither a candidate ("),
+        ('end_to_end --peer trl --python /bin/true --setting {"thread":1}', 2, "nor a JSON object of a setting's"),
+    ],
+)
+def test_wrong_options_are_told_with_the_remedy(
+    arguments: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments.split(" ")]) == code
+    assert said in capsys.readouterr().err
+
+
+PEER = """
+import json, pathlib, sys
+if sys.argv[1] == "-m":
+    spec = json.loads(pathlib.Path(sys.argv[3]).read_text())
+    if spec["setting"]["attention"] == "eager":
+        sys.exit("no such attention")
+    count = spec["groups"] * spec["samples"]
+    seconds = 0.5 if spec["setting"]["threads"] == 1 else 1.0
+    rows = [{"kind": "begin", "wall": 99.0}]
+    for step in range(spec["steps"]):
+        row = {"kind": "step", "wall": 100.0 + seconds * step, "rollouts": count, "trained": count, "success": 0.25}
+        rows.append(row)
+    pathlib.Path(spec["rows"]).write_text("".join(json.dumps(row) + chr(10) for row in rows))
+"""
+
+
+@pytest.mark.slow
+def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in, model = tmp_path / "python", tmp_path / "model"
+    (tmp_path / "peer.py").write_text(PEER)
+    # A path with spaces cannot stand behind "#!".
+    stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/peer.py" "$@"\n')
+    stand_in.chmod(0o700)
+    initialise_model(InitialiseModel(**SIZES), model, 0)
+    small = [
+        "--steps",
+        "2",
+        "--groups",
+        "2",
+        "--samples",
+        "4",
+        "--rounds",
+        "1",
+        "--max-tokens",
+        "20",
+        "--tools",
+        "in_process",
+    ]
+    assert call("end_to_end", ["--peer", "trl", *small, "--python", str(stand_in), "--model", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert "no such attention" in out
+    assert "its micro-batches do not divide a step's completions" in out
+    assert any(f"TRL's setting: {name}\n" in out for name, each in CANDIDATES.items() if each.threads == 1)
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["trl_in_process_trained_per_s"] == 16.0
+    assert figures["trl_in_process_success"] == 0.25
+    assert figures["agent_rl_in_process_sampled_per_s"] > 0
+    assert "over_trl_in_process" in figures
+    assert "over_trl_isolated" not in figures
