@@ -1,4 +1,6 @@
-"""Whether two answers are the same: from text to notation, statement, formula and value. See docs/answer_checking.md.
+"""Whether the content of a box states the gold answer. See docs/answer_checking.md.
 
-``rewards.answers_equal`` is the way in. Nothing is imported here: finding a box needs no mathematics.
+``comparing.check`` is the way in: ``notation`` spells a text in one way, ``reading`` finds what it states, with
+``grammar`` for the formulas in it, and ``comparing`` decides, with ``equality`` for formulas and ``sets`` for sets of
+numbers. Nothing is imported here: finding a box needs no mathematics.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,59 +45,68 @@ class Calculus:
 
 Formula: TypeAlias = Number | Name | Apply | Calculus
 
-
 CALL = "call "
 """What the name of an unknown function follows in ``Apply.function``."""
 CONSTANTS = frozenset({"pi", "e", "i", "oo"})
+PI, INFINITY, ONE = Name("pi"), Name("oo"), Number(Fraction(1))
+
+
+def neg(formula: Formula) -> Formula:
+    """The negative of a formula."""
+    return Apply("neg", (formula,))
+
+
+def parts_of(formula: Formula) -> Iterator[Formula]:
+    """The formula and everything that it is built of."""
+    yield formula
+    for argument in formula.arguments if isinstance(formula, Apply) else ():
+        yield from parts_of(argument)
+
+
+def rebuilt(formula: Formula, change: Callable[[Formula], Formula]) -> Formula:
+    """The formula with each part changed, the innermost parts first."""
+    if isinstance(formula, Apply):
+        formula = Apply(formula.function, tuple(rebuilt(argument, change) for argument in formula.arguments))
+    return change(formula)
 
 
 def names_in(formula: Formula) -> set[str]:
-    """The variables of a formula; those of a Calculus are not known here."""
-    if isinstance(formula, Name):
-        return set() if formula.text in CONSTANTS else {formula.text}
-    if isinstance(formula, Apply):
-        return set[str]().union(*map(names_in, formula.arguments))
-    return set()
+    """The variables of a formula; the variables of a Calculus are not known here."""
+    return {part.text for part in parts_of(formula) if isinstance(part, Name)} - CONSTANTS
 
 
 def renamed(formula: Formula, names: dict[str, str]) -> Formula:
     """The formula with variables, and unknown functions that are called, renamed."""
-    if isinstance(formula, Name):
-        return Name(names.get(formula.text, formula.text))
-    if isinstance(formula, Apply):
-        called = formula.function.removeprefix(CALL)
-        function = CALL + names.get(called, called) if formula.function.startswith(CALL) else formula.function
-        return Apply(function, tuple(renamed(argument, names) for argument in formula.arguments))
-    return formula
 
+    def change(part: Formula) -> Formula:
+        if isinstance(part, Name):
+            return Name(names.get(part.text, part.text))
+        if isinstance(part, Apply) and part.function.startswith(CALL):
+            called = part.function.removeprefix(CALL)
+            return Apply(CALL + names.get(called, called), part.arguments)
+        return part
 
-def holds(formula: Formula, part: Formula) -> bool:
-    """Whether a part stands somewhere in a formula."""
-    inner = formula.arguments if isinstance(formula, Apply) else ()
-    return formula == part or any(holds(argument, part) for argument in inner)
+    return rebuilt(formula, change)
 
 
 def called_in(formula: Formula) -> set[str]:
     """The unknown functions of one argument that a formula calls."""
-    if not isinstance(formula, Apply):
-        return set()
-    own = {formula.function.removeprefix(CALL)} if _calls(formula) else set[str]()
-    return own.union(*map(called_in, formula.arguments))
+    return {called for part in parts_of(formula) if (called := _called(part))}
 
 
 def with_products(formula: Formula, letters: AbstractSet[str]) -> Formula:
     """The formula with ``h(a + b)`` as a product, for the letters that are variables elsewhere."""
-    if not isinstance(formula, Apply):
-        return formula
-    arguments = tuple(with_products(argument, letters) for argument in formula.arguments)
-    called = formula.function.removeprefix(CALL)
-    if _calls(formula) and called in letters:
-        return Apply("mul", (Name(called), *arguments))
-    return Apply(formula.function, arguments)
+
+    def change(part: Formula) -> Formula:
+        called = _called(part)
+        return Apply("mul", (Name(called), *part.arguments)) if called in letters and isinstance(part, Apply) else part
+
+    return rebuilt(formula, change)
 
 
-def _calls(formula: Apply) -> bool:
-    return formula.function.startswith(CALL) and len(formula.arguments) == 1
+def _called(part: Formula) -> str:
+    calls = isinstance(part, Apply) and part.function.startswith(CALL) and len(part.arguments) == 1
+    return part.function.removeprefix(CALL) if calls and isinstance(part, Apply) else ""
 
 
 def signs_of(formula: Formula) -> list[Formula]:
@@ -104,25 +114,16 @@ def signs_of(formula: Formula) -> list[Formula]:
 
     ``\mp`` is the opposite of ``\pm``. Several ``\pm`` without it could mean two or more values: Unreadable.
     """
-    upper, lower = _count(formula, "pm"), _count(formula, "mp")
-    if not upper and not lower:
-        return [formula]
-    if upper + lower > 1 and not (upper and lower):
+    signs = [part.function for part in parts_of(formula) if isinstance(part, Apply) and part.function in ("pm", "mp")]
+    if len(signs) > 1 and len(set(signs)) == 1:
         raise Unreadable("several signs are left open")
-    return [_with_sign(formula, sign) for sign in (1, -1)]
 
+    def signed(positive: str) -> Formula:
+        def change(part: Formula) -> Formula:
+            if not isinstance(part, Apply) or part.function not in ("pm", "mp"):
+                return part
+            return part.arguments[0] if part.function == positive else neg(part.arguments[0])
 
-def _count(formula: Formula, function: str) -> int:
-    if not isinstance(formula, Apply):
-        return 0
-    return (formula.function == function) + sum(_count(argument, function) for argument in formula.arguments)
+        return rebuilt(formula, change)
 
-
-def _with_sign(formula: Formula, sign: int) -> Formula:
-    if not isinstance(formula, Apply):
-        return formula
-    arguments = tuple(_with_sign(argument, sign) for argument in formula.arguments)
-    if formula.function in ("pm", "mp"):
-        positive = (formula.function == "pm") == (sign > 0)
-        return arguments[0] if positive else Apply("neg", arguments)
-    return Apply(formula.function, arguments)
+    return [signed("pm"), signed("mp")] if signs else [formula]

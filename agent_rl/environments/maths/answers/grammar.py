@@ -9,24 +9,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from agent_rl.environments.maths.answers.formulas import CALL, Apply, Calculus, Formula, Name, Number, Unreadable
-from agent_rl.environments.maths.answers.tokens import Token, number_of
-from agent_rl.environments.maths.answers.vocabulary import DECORATIONS, FONTS, FUNCTIONS, GREEK, words
+from agent_rl.environments.maths.answers.formulas import (
+    CALL,
+    INFINITY,
+    ONE,
+    PI,
+    Apply,
+    Calculus,
+    Formula,
+    Name,
+    Number,
+    Unreadable,
+    neg,
+)
+from agent_rl.environments.maths.answers.notation import DECORATIONS, FONTS, GREEK, Token, tokens_of, words
 
+MAX_DIGITS = 1000
+"""Of one literal number."""
+FUNCTIONS = words(
+    """sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh ln log lg exp sqrt abs gcd lcm max min
+    floor ceil"""
+)
 _CALCULUS = words(r"\lim \sum \prod \int \iint \oint")
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 """Letters that name a function when a parenthesis follows; any other letter is a factor before it."""
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_PRODUCTS = frozenset({"*", r"\cdot", r"\times", r"\ast"})
-_REMAINDERS = frozenset({r"\bmod", r"\mod", "mod"})
-_QUOTIENTS = frozenset({"/", r"\div"})
+_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "ln": "log", "lg": "log"}
+_SEVERAL_ARGUMENTS = frozenset({"gcd", "lcm", "max", "min", "log"})
+_SIGNS = {"+": "", "-": "neg", r"\pm": "pm", r"\mp": "mp"}
+_OPERATORS = {
+    **dict.fromkeys(("*", r"\cdot", r"\times", r"\ast"), "mul"),
+    **dict.fromkeys(("/", r"\div"), "div"),
+    **dict.fromkeys((r"\bmod", r"\mod", "mod"), "mod"),
+}
 _BETWEEN = {r"\over": "div", r"\choose": "binomial"}
 """TeX's commands between two parts."""
-_ENDS = {"(": ")", "[": "]", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_BRACKETS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceil"}
+_INFINITIES = frozenset({"∞", r"\infty", "oo", "inf", "infinity"})
+_FACTOR_COMMANDS = GREEK | FONTS | DECORATIONS | words(r"\frac \pi \binom \lfloor \lceil \infty")
+
+
+def formula_of(text: str) -> Formula:
+    """Read all of a cleaned text as one expression. Raises Unreadable."""
+    return parse_formula(tokens_of(text), text)
 
 
 def parse_formula(tokens: Sequence[Token], source: str) -> Formula:
-    """Read all of ``tokens``, cut from ``source``, as one expression."""
+    """Read all of ``tokens``, cut from ``source``, as one expression. Raises Unreadable."""
     if not tokens:
         raise Unreadable("empty")
     if any(token.text in _CALCULUS for token in tokens):
@@ -36,6 +65,17 @@ def parse_formula(tokens: Sequence[Token], source: str) -> Formula:
     if parser.peek():
         raise Unreadable(f"unexpected {parser.peek()}")
     return formula
+
+
+def number_of(text: str) -> Number:
+    """The number that a token spells, a decimal with its significant digits. Raises Unreadable."""
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(mantissa) > MAX_DIGITS or len(exponent) > 4 or abs(int(exponent or "0")) > MAX_DIGITS:
+        raise Unreadable("a number is too long")
+    value = Fraction(mantissa) * Fraction(10) ** int(exponent or "0")
+    if "." not in text and not exponent:
+        return Number(value)
+    return Number(value, len(mantissa.replace(".", "").lstrip("0")))
 
 
 class _Parser:
@@ -57,9 +97,20 @@ class _Parser:
         self.position += 1
         return self.tokens[self.position - 1]
 
+    def took(self, *texts: str) -> bool:
+        """Take the next token if it is one of these."""
+        found = self.peek() in texts and self.peek() != ""
+        self.position += found
+        return found
+
     def expect(self, text: str) -> None:
         if self.take().text != text:
             raise Unreadable(f"{text} is missing")
+
+    def replace_last(self, token: Token, taken: int) -> None:
+        """Put back what follows the first ``taken`` characters of the token that was taken last."""
+        self.position -= 1
+        self.tokens[self.position] = token._replace(text=token.text[taken:], start=token.start + taken)
 
     def whole(self) -> Formula:
         r"""All that a pair of braces encloses: ``{15 \over 17}``, ``{8 \choose 4}``, or a sum."""
@@ -70,7 +121,7 @@ class _Parser:
 
     def sum(self) -> Formula:
         terms = [self.product()]
-        while (sign := self.peek()) in ("+", "-", r"\pm", r"\mp"):
+        while (sign := self.peek()) in _SIGNS:
             self.take()
             terms.append(_signed(sign, self.product()))
         return terms[0] if len(terms) == 1 else Apply("add", tuple(terms))
@@ -79,15 +130,10 @@ class _Parser:
         result = self.sign()
         slash = False
         while True:
-            if self.peek() in _PRODUCTS:
+            operation = _OPERATORS.get(self.peek())
+            if operation:
                 self.take()
-                result, slash = Apply("mul", (result, self.sign())), False
-            elif self.peek() in _QUOTIENTS:
-                self.take()
-                result, slash = Apply("div", (result, self.sign())), True
-            elif self.peek() in _REMAINDERS:
-                self.take()
-                result, slash = Apply("mod", (result, self.sign())), True
+                result, slash = Apply(operation, (result, self.sign())), operation != "mul"
             elif self.starts_factor():
                 if slash:
                     raise Unreadable("what follows a quotient could belong to its denominator or not")
@@ -101,7 +147,7 @@ class _Parser:
                 return result
 
     def sign(self) -> Formula:
-        if (sign := self.peek()) in ("+", "-", r"\pm", r"\mp"):
+        if (sign := self.peek()) in _SIGNS:
             self.take()
             return _signed(sign, self.power())
         return self.power()
@@ -152,13 +198,7 @@ class _Parser:
             raise Unreadable("two numbers side by side")
         if token.text == "|":
             return not self.bars
-        return token.kind == "command" and (
-            token.text in GREEK
-            or token.text[1:] in FUNCTIONS
-            or token.text in (r"\frac", r"\pi", r"\binom", r"\lfloor", r"\lceil", r"\infty")
-            or token.text in FONTS
-            or token.text in DECORATIONS
-        )
+        return token.kind == "command" and (token.text in _FACTOR_COMMANDS or token.text[1:] in FUNCTIONS)
 
     def after_power(self) -> bool:
         """Whether a number follows a power as its factor: ``2^{3}5``, ``2^3 3^2``. Without braces a space tells it
@@ -178,11 +218,10 @@ class _Parser:
             base = {
                 "!": Apply("factorial", (base,)),
                 "%": Apply("div", (base, Number(Fraction(100)))),
-                "°": Apply("div", (Apply("mul", (base, Name("pi"))), Number(Fraction(180)))),
+                "°": Apply("div", (Apply("mul", (base, PI)), Number(Fraction(180)))),
             }[mark]
-        if self.peek() not in ("^", "**"):
+        if not self.took("^", "**"):
             return base
-        self.take()
         exponent = self.exponent()
         self.power_end = self.position
         if self.peek() == "!":
@@ -199,8 +238,7 @@ class _Parser:
 
     def group(self) -> Formula:
         """What TeX takes as one argument: braces, or one token (of a number, one digit)."""
-        if self.peek() == "{":
-            self.take()
+        if self.took("{"):
             inner = self.whole()
             self.expect("}")
             return inner
@@ -209,8 +247,7 @@ class _Parser:
             if not token.text.isdigit():
                 raise Unreadable("a decimal without braces")
             if len(token.text) > 1:
-                self.position -= 1
-                self.tokens[self.position] = token._replace(text=token.text[1:], start=token.start + 1)
+                self.replace_last(token, 1)
             return Number(Fraction(token.text[0]))
         self.position -= 1
         return self.atom()
@@ -223,21 +260,20 @@ class _Parser:
             digits = self.take()
             self.take()
             return self.literal(digits)
-        if token.text in _ENDS or token.text == "{":
+        if token.text in _BRACKETS and token.text != r"\{":
             inner = self.whole() if token.text == "{" else self.sum()
-            self.expect(_ENDS.get(token.text, "}"))
-            wrap = {r"\lfloor": "floor", r"\lceil": "ceil"}.get(token.text)
-            return Apply(wrap, (inner,)) if wrap else inner
+            self.expect(_BRACKETS[token.text])
+            return Apply(_ROUNDED[token.text], (inner,)) if token.text in _ROUNDED else inner
         if token.text == "|":
             self.bars += 1
             inner = self.sum()
             self.expect("|")
             self.bars -= 1
             return Apply("abs", (inner,))
-        if token.text in ("∞", r"\infty", "oo", "inf", "infinity"):
-            return Name("oo")
+        if token.text in _INFINITIES:
+            return INFINITY
         if token.text in ("pi", r"\pi"):
-            return Name("pi")
+            return PI
         if token.kind in ("letters", "command") and token.text.lstrip("\\") in FUNCTIONS:
             return self.function(token.text.lstrip("\\"))
         if token.kind == "letters":
@@ -245,8 +281,7 @@ class _Parser:
         if token.text in GREEK:
             return self.named(token.text)
         if token.text in (r"\frac", r"\binom"):
-            parts = self.group(), self.group()
-            return Apply("div" if token.text == r"\frac" else "binomial", parts)
+            return Apply("div" if token.text == r"\frac" else "binomial", (self.group(), self.group()))
         if token.text in FONTS:
             return self.upright()
         if token.text in DECORATIONS:
@@ -255,18 +290,15 @@ class _Parser:
 
     def literal(self, token: Token) -> Formula:
         number = number_of(token.text)
-        if self.peek() in (r"\overline", r"\bar", r"\dot") and "." in token.text:
-            self.take()
+        if "." in token.text and self.took(r"\overline", r"\bar", r"\dot"):
             block = self.raw_group()
             if not block.isdigit():
                 raise Unreadable("a repeating block that is no number")
             shift = Fraction(10) ** len(token.text.partition(".")[2])
             return Number(number.value + Fraction(int(block), 10 ** len(block) - 1) / shift)
-        if self.peek() == "_":
-            self.take()
-            base = self.group_text()
+        if self.took("_"):
             try:
-                return Number(Fraction(int(token.text, int(base))))
+                return Number(Fraction(int(token.text, int(self.group_text()))))
             except ValueError:
                 raise Unreadable("a number with a subscript that is no base") from None
         return number
@@ -274,26 +306,21 @@ class _Parser:
     def function(self, name: str) -> Formula:
         if name == "sqrt":
             return self.root()
-        base = self.subscript_formula()
+        base = self.group() if self.took("_") else None
         exponent: Formula | None = None
-        if self.peek() in ("^", "**"):
-            self.take()
+        if self.took("^", "**"):
             exponent = self.exponent()
-            if base is None:
-                base = self.subscript_formula()
+            if base is None and self.took("_"):
+                base = self.group()
         arguments = self.arguments()
-        name = _ALIASES.get(name, name)
-        if exponent == Apply("neg", (Number(Fraction(1)),)) and name in ("sin", "cos", "tan"):
+        if exponent == neg(ONE) and name in ("sin", "cos", "tan"):
             name, exponent = f"arc{name}", None
-        if base is not None:
-            if name != "log" or len(arguments) != 1:
-                raise Unreadable(f"a subscript of {name}")
-            arguments = (*arguments, base)
-        elif name == "lg":
-            name, arguments = "log", (*arguments, Number(Fraction(10)))
-        elif name == "ln":
-            name = "log"
-        if len(arguments) > 1 and name not in ("gcd", "lcm", "max", "min", "log"):
+        if base is not None and (name != "log" or len(arguments) != 1):
+            raise Unreadable(f"a subscript of {name}")
+        if base is not None or name == "lg":
+            arguments = (*arguments, base or Number(Fraction(10)))
+        name = _ALIASES.get(name, name)
+        if len(arguments) > 1 and name not in _SEVERAL_ARGUMENTS:
             raise Unreadable(f"{name} of several arguments")
         result = Apply(name, arguments)
         return result if exponent is None else Apply("pow", (result, exponent))
@@ -301,10 +328,9 @@ class _Parser:
     def arguments(self) -> tuple[Formula, ...]:
         """In parentheses, or else the product of what follows up to the next sign, function or parenthesis."""
         if self.peek() in ("(", "[", "{", r"\{"):
-            closing = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}[self.take().text]
+            closing = _BRACKETS[self.take().text]
             found = [self.sum()]
-            while self.peek() == ",":
-                self.take()
+            while self.took(","):
                 found.append(self.sum())
             self.expect(closing)
             return tuple(found)
@@ -315,8 +341,7 @@ class _Parser:
 
     def root(self) -> Formula:
         index: Formula = Number(Fraction(2))
-        if self.peek() == "[":
-            self.take()
+        if self.took("["):
             index = self.sum()
             self.expect("]")
         if self.peek() == "(":
@@ -332,19 +357,16 @@ class _Parser:
         if len(word) == 1:
             return self.named(word)
         if word[:-1] in FUNCTIONS:
-            first = len(word) - 1
-        elif len(word) <= 3:
-            first = 1
-        else:
+            self.replace_last(token, len(word) - 1)
+            return self.function(word[:-1])
+        if len(word) > 3:
             raise Unreadable(f"the word {word}")
-        self.position -= 1
-        self.tokens[self.position] = token._replace(text=word[first:], start=token.start + first)
-        return Name(word[0]) if first == 1 else self.function(word[:-1])
+        self.replace_last(token, 1)
+        return Name(word[0])
 
     def named(self, letter: str) -> Formula:
         text = letter + self.subscript()
-        while self.peek() == "'":
-            self.take()
+        while self.took("'"):
             text += "'"
         if self.peek() == "(" and (text[0] in _UNKNOWN_FUNCTIONS or "'" in text):
             return Apply(CALL + text, self.arguments())
@@ -357,21 +379,12 @@ class _Parser:
             return self.function(text)
         if len(text) == 1 and text.isalpha():
             return self.named(text)
-        if text and all(character in "0123456789." for character in text):
+        if text.isascii() and text.replace(".", "", 1).isdigit():
             return number_of(text)
         raise Unreadable(f"the words {text}")
 
     def subscript(self) -> str:
-        if self.peek() != "_":
-            return ""
-        self.take()
-        return f"_{self.group_text()}"
-
-    def subscript_formula(self) -> Formula | None:
-        if self.peek() != "_":
-            return None
-        self.take()
-        return self.group()
+        return f"_{self.group_text()}" if self.took("_") else ""
 
     def group_text(self) -> str:
         """The text of a braced group or of one token."""
@@ -382,15 +395,13 @@ class _Parser:
         self.expect("{")
         parts: list[str] = []
         open_braces = 1
-        while True:
+        while open_braces:
             text = self.take().text
             open_braces += (text == "{") - (text == "}")
-            if not open_braces:
-                return "".join(parts)
             if text not in FONTS and text not in "{}":
                 parts.append(text)
+        return "".join(parts)
 
 
 def _signed(sign: str, term: Formula) -> Formula:
-    function = {"+": "", "-": "neg", r"\pm": "pm", r"\mp": "mp"}[sign]
-    return Apply(function, (term,)) if function else term
+    return Apply(_SIGNS[sign], (term,)) if _SIGNS[sign] else term

@@ -6,40 +6,35 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from agent_rl.environments.maths.answers.formulas import Apply, Formula, Name, Number
+from agent_rl.environments.maths.answers.formulas import INFINITY, PI, Apply, Formula, Number, neg
 from agent_rl.environments.maths.answers.units import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A formula; its unit, if stated and known, or the words that say what is counted; its letters, if it is only
-    letters.
-
-    ``lax_unit``: the unit is also met as a word for a number, ``5 decades``, so that it is converted but not left out.
-    """
+    """A formula; its unit, if stated; its letters, if it is only letters."""
 
     formula: Formula
     unit: Unit | None = None
-    label: frozenset[str] = frozenset()
     letters: str = ""
-    lax_unit: bool = False
 
+    @property
+    def marked(self) -> bool:
+        """Whether its unit is percent or degree, which are numbers."""
+        return self.unit is not None and self.unit.dimension in MARKS
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A time of day, in seconds after midnight; not ``marked`` if it may be in either half of the day.
-
-    ``ratio``: the numbers on both sides of the colon, where ``7:32`` may also be a ratio.
-    """
-
-    seconds: int
-    marked: bool
-    ratio: tuple[int, int] | None = None
+    @property
+    def in_base(self) -> Formula:
+        """The value in the base unit of its dimension; percent and degrees as numbers."""
+        if self.unit is None or self.unit.factor == 1:
+            return self.formula
+        scaled = Apply("mul", (self.formula, Number(self.unit.factor)))
+        return Apply("mul", (scaled, PI)) if self.unit.dimension == "°" else scaled
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A text, squeezed: letters and digits only, in lower case."""
+    """A text that is no formula, in lower case."""
 
     text: str
 
@@ -55,11 +50,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Bracketed:
-    """A tuple, vector or interval, with its brackets."""
+    """A tuple, vector or interval; ``brackets`` is the opening and the closing one."""
 
-    opening: str
+    brackets: str
     items: tuple[Answer, ...]
-    closing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +88,23 @@ class Comparison:
     sides: tuple[Formula, ...]
     relations: tuple[str, ...]
 
+    @property
+    def ascending(self) -> Comparison:
+        """The comparison without > and >=."""
+        if self.relations[0][0] != ">":
+            return self
+        relations = tuple(relation.replace(">", "<") for relation in reversed(self.relations))
+        return Comparison(tuple(reversed(self.sides)), relations)
 
-Answer: TypeAlias = Value | Clock | Words | Listing | Bracketed | Region | Matrix | Named | Comparison
 
-REALS = Bracketed("(", (Value(Apply("neg", (Name("oo"),))), Value(Name("oo"))), ")")
+Answer: TypeAlias = Value | Words | Listing | Bracketed | Region | Matrix | Named | Comparison
+
+REALS = Bracketed("()", (Value(neg(INFINITY)), Value(INFINITY)))
+EMPTY = Listing((), braces=True)
 MARKS = {"%": Fraction(1, 100), "°": Fraction(1, 180)}
 """Percent, and degrees as multiples of pi."""
 
 
-def in_base(value: Value) -> Formula:
-    """The value in the base unit of its dimension; percent and degrees as numbers."""
-    if value.unit is None or value.unit.factor == 1:
-        return value.formula
-    scaled = Apply("mul", (value.formula, Number(value.unit.factor)))
-    return Apply("mul", (scaled, Name("pi"))) if value.unit.dimension == "°" else scaled
+def all_named(items: tuple[Answer, ...]) -> bool:
+    """Whether each item has a name."""
+    return all(isinstance(item, Named) for item in items)

@@ -25,7 +25,7 @@ from agent_rl.environments.maths.answers.evaluation import (
     infinite,
     variables_of,
 )
-from agent_rl.environments.maths.answers.formulas import Apply, Formula, Number
+from agent_rl.environments.maths.answers.formulas import Apply, Formula, Number, parts_of
 
 FINEST = 10**25
 """Numerators and denominators of the exact parts of an inexact formula: finer ones would be lost in the comparison."""
@@ -61,10 +61,9 @@ def identical(first: Formula, second: Formula) -> bool:
     try:
         if infinite(first) or infinite(second):
             return infinite(first) == infinite(second)
-        variables = variables_of(first) | variables_of(second)
-        if not variables:
+        if not variables_of(first) and not variables_of(second):
             return agree(closed_value(first), closed_value(second))
-        return _same_function(first, second, sorted(variables))
+        return _same_function(first, second)
     except Undefined:
         return False
 
@@ -89,54 +88,56 @@ def agree(first: Result, second: Result) -> bool:
 
 def ratio_of(first: Formula, second: Formula) -> Result | None:
     """The constant by which ``first`` is a multiple of ``second``, as functions; None if there is none. Not 0."""
-    variables = sorted(variables_of(first) | variables_of(second))
-    ratios: list[Result] = []
     with mpmath.mp.workdps(DIGITS):
-        for point in _points(first, second, variables):
-            try:
-                a, b = evaluate(first, point), evaluate(second, point)
-                if not a or not b:
-                    continue
-                ratios.append(a / b if isinstance(a, Fraction) == isinstance(b, Fraction) else inexact(a) / inexact(b))
-            except Undefined:
-                continue
+        found = [(a, b) for a, b in _values(first, second) if a and b]
+        ratios = [
+            a / b if isinstance(a, Fraction) == isinstance(b, Fraction) else inexact(a) / inexact(b) for a, b in found
+        ]
     if len(ratios) < MIN_POINTS or not all(agree(ratio, ratios[0]) for ratio in ratios):
         return None
     return ratios[0]
 
 
-def _same_function(first: Formula, second: Formula, variables: list[str]) -> bool:
+def _same_function(first: Formula, second: Formula) -> bool:
     agreed = 0
-    with mpmath.mp.workdps(DIGITS):
-        for point in _points(first, second, variables):
+    for values in _values(first, second):
+        if not agree(*values):
+            return False
+        agreed += 1
+    return agreed >= MIN_POINTS
+
+
+def _values(first: Formula, second: Formula) -> Iterator[tuple[Result, Result]]:
+    """The values of two functions at the points where both are defined."""
+    for point in _points(first, second):
+        with mpmath.mp.workdps(DIGITS):
             try:
                 values = evaluate(first, point), evaluate(second, point)
             except Undefined:
                 continue
-            if not agree(*values):
-                return False
-            agreed += 1
-    return agreed >= MIN_POINTS
+        yield values
 
 
-def _points(first: Formula, second: Formula, variables: list[str]) -> Iterator[dict[str, Fraction]]:
+def _points(first: Formula, second: Formula) -> Iterator[dict[str, Fraction]]:
     """Points with fractions of both signs, some of them farther out; the same for the same variables."""
+    variables = sorted(variables_of(first) | variables_of(second))
     random = Random(",".join(variables))
     count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
     for scale in islice(cycle(_SCALES), count):
         yield {
-            name: Fraction(random.choice((1, -1)) * random.randint(5 * scale, 45 * scale), random.choice((11, 13, 17)))
+            name: Fraction(random.choice((1, -1)) * random.randint(5 * scale, 45 * scale), random.choice((11, 13, 16, 17)))
             for name in variables
         }
 
 
 def _branches(formula: Formula) -> bool:
     """Whether a function in the formula has branches; a power does where its exponent is no integer."""
-    if not isinstance(formula, Apply):
-        return False
-    *_, last = formula.arguments
-    whole_power = formula.function == "pow" and isinstance(last, Number) and last.value.denominator == 1
-    return (formula.function in _BRANCHING and not whole_power) or any(map(_branches, formula.arguments))
+    for part in parts_of(formula):
+        if isinstance(part, Apply) and part.function in _BRANCHING:
+            last = part.arguments[-1]
+            if part.function != "pow" or not isinstance(last, Number) or last.value.denominator != 1:
+                return True
+    return False
 
 
 def _spells(formula: Formula, other: Formula) -> bool:
