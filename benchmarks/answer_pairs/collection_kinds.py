@@ -189,7 +189,7 @@ def matrices(rng: Random) -> Case:
         return [*found, Form(("matrix", *lines), lambda s: f"[{', '.join(f'[{joined(row, s)}]' for row in rows)}]")]
 
     (first, *others), *below = rows
-    changed = [
+    changed: list[tuple[str, Sequence[Row]]] = [
         ("order", [list(row) for row in zip(*rows, strict=True)]),
         ("order", rows[::-1]),
         ("order", [row[::-1] for row in rows]),
