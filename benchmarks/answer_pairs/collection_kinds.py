@@ -174,7 +174,8 @@ def points(rng: Random) -> Case:
 def matrices(rng: Random) -> Case:
     """Matrices of two or three rows."""
     height, width = rng.choice(((2, 2), (2, 2), (2, 3), (3, 3), (3, 2)))
-    rows: list[Row] = [[tree(rng.randint(-9, 9)) for _ in range(width)] for _ in range(height)]
+    rows: list[list[Tree]] = [[tree(rng.randint(-9, 9)) for _ in range(width)] for _ in range(height)]
+    rows[0][0], rows[0][1], rows[1][0] = map(tree, rng.sample(range(-9, 10), 3))  # it is not symmetric
 
     def body(rows: Sequence[Row], style: Style) -> str:
         return BREAK.join(" & ".join(text(entry, style) for entry in row) for row in rows)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from agent_rl.environments.maths.answers.formulas import Unreadable
-
 MAX_CHARACTERS = 1500
+
+
+class Unreadable(Exception):  # noqa: N818  it is an outcome of reading, not a fault
+    """The text is no formula or answer, none with one meaning, or one that is too large."""
 
 
 def words(text: str) -> frozenset[str]:

@@ -12,26 +12,27 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from agent_rl.environments.maths.answers.equality import closed_value, rounds_to, same
-from agent_rl.environments.maths.answers.evaluation import Undefined, variables_of
+from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same, variables_of
 from agent_rl.environments.maths.answers.formulas import (
     CONSTANTS,
+    FUNCTIONS,
     Apply,
     Formula,
     Name,
     Number,
-    Unreadable,
+    formula_of,
     names_in,
     neg,
+    parse_formula,
     signs_of,
 )
-from agent_rl.environments.maths.answers.grammar import FUNCTIONS, formula_of, parse_formula
 from agent_rl.environments.maths.answers.notation import (
     DECORATIONS,
     GREEK,
     MAX_CHARACTERS,
     UPRIGHT,
     Token,
+    Unreadable,
     cleaned,
     enclosed,
     end_of,
@@ -41,6 +42,7 @@ from agent_rl.environments.maths.answers.notation import (
     words,
 )
 from agent_rl.environments.maths.answers.statements import (
+    CURRENCY_SIGNS,
     EMPTY,
     MARKS,
     REALS,
@@ -51,13 +53,10 @@ from agent_rl.environments.maths.answers.statements import (
     Matrix,
     Named,
     Region,
+    Unit,
     Value,
     Words,
     all_named,
-)
-from agent_rl.environments.maths.answers.units import (
-    CURRENCY_SIGNS,
-    Unit,
     is_abbreviation,
     same_dimension,
     scaled,
@@ -131,7 +130,7 @@ _FUNCTION = re.compile(
 _QUANTITIES = words(
     """the a an of in for its is number total sum area perimeter volume length width height radius diameter angle
     distance speed time cost price age probability average mean median mode product quotient difference ratio
-    remainder slope answer value result function maximum minimum max min circumference side base apples triangle circle"""
+    remainder slope answer value result function maximum minimum max min circumference side base"""
 )
 """Words that name what a number is; other words, as ``not``, may change it."""
 _DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
