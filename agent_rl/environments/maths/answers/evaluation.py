@@ -338,7 +338,7 @@ POINTS, MIN_POINTS = 8, 3
 BRANCHING_POINTS = 64
 """Where a function with branches (absolute values, roots, floors) is involved: two may differ in a small part only."""
 _BRANCHING = frozenset({"abs", "root", "pow", "floor", "ceil", "max", "min", "log", "arcsin", "arccos"})
-_SCALES = (1, 1, 10, 1, 100, 1, 1000, 1)
+_SCALES, _DENOMINATORS = (1, 1, 10, 1, 100, 1, 1000, 1), (11, 13, 16, 17)
 DECIMAL_DIGITS = 6
 """Significant digits from which a decimal may stand for a number that no decimal spells (Math-Verify's default: 6
 places).
@@ -431,12 +431,9 @@ def _points(first: Formula, second: Formula) -> Iterator[dict[str, Fraction]]:
     variables = sorted(variables_of(first) | variables_of(second))
     random = Random(",".join(variables))
     count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
-    denominators = (11, 13, 16, 17)
     for scale in islice(cycle(_SCALES), count):
         yield {
-            name: Fraction(
-                random.choice((1, -1)) * random.randint(5 * scale, 45 * scale), random.choice((11, 13, 16, 17))
-            )
+            name: random.choice((1, -1)) * Fraction(random.randint(5 * scale, 45 * scale), random.choice(_DENOMINATORS))
             for name in variables
         }
 
