@@ -130,7 +130,7 @@ _FUNCTION = re.compile(
 _QUANTITIES = words(
     """the a an of in for its is number total sum area perimeter volume length width height radius diameter angle
     distance speed time cost price age probability average mean median mode product quotient difference ratio
-    remainder slope answer value result function maximum minimum max min circumference side base"""
+    remainder slope answer value result function maximum minimum max min circumference side base triangle"""
 )
 """Words that name what a number is; other words, as ``not``, may change it."""
 _DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
@@ -547,7 +547,8 @@ def _in_words(source: str) -> Answer:
         return Words(squeezed(source))
     spelt = " ".join(UPRIGHT.sub(r" \1 ", source).split())
     if _NUMBERED_WORDS.fullmatch(spelt):
-        return Words(spelt.rstrip("."))
+        named = re.search(r":|[A-Za-z]{3}", spelt)  # 1:51 PM, June 20, but not 5 MW
+        return Words((spelt.casefold() if named else spelt).rstrip("."))
     raise Unreadable("neither a formula nor words")
 
 
