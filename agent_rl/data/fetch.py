@@ -23,7 +23,7 @@ from typing import Any
 
 from agent_rl.data.filters import Review, Tally, renamed
 from agent_rl.data.rows import DataError, Row, json_line
-from agent_rl.environments.maths.answers.text import boxes_in
+from agent_rl.environments.maths.rewards import boxes_in
 from agent_rl.environments.task_files import FORMATS, read_rows
 from agent_rl.files.disk import whole
 from agent_rl.models.hub import HubError, HubFiles, dataset_file, dataset_files

@@ -311,7 +311,8 @@ def _quotient(parts: tuple[Tree, ...], style: Style) -> tuple[str, int]:
 
 def _power(parts: tuple[Tree, ...], style: Style) -> tuple[str, int]:
     base, exponent = parts
-    if base.head == "call" and base.name != "abs" and exponent.head == "number" and not style.plain:
+    named = base.head == "call" and base.name != "abs"
+    if named and exponent.head == "number" and exponent.value > 0 and not style.plain:
         argument = bracketed(_written(base.parts[0], style)[0], style)
         return f"\\{base.name}^{{{exponent.value}}}{argument}", _POWER
     written, raised = _at_least(base, _ATOM, style), _written(exponent, style)[0]

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from benchmarks.answer_pairs import KINDS, Pair, equal_pair, near_miss, pairs
-from benchmarks.answer_pairs.meanings import same
+from benchmarks.answer_pairs.forms import altered, differ, same
 from benchmarks.answer_pairs.trees import (
     IMAGINARY,
     Style,
@@ -45,7 +45,8 @@ def test_pairs_seldom_repeat_and_come_of_all_kinds() -> None:
     assert len(set(drawn)) > 0.97 * len(drawn)
     assert {pair.kind for pair in drawn} == set(KINDS)
     mutations = Counter(pair.mutation for pair in drawn)
-    assert {"sign", "scale", "order", "unit", "bound", "nesting", "scale word", "unknown word"} <= set(mutations)
+    expected = {"sign", "scale", "order", "unit", "bound", "nesting", "scale word", "unknown word", "exponent", "+C"}
+    assert expected <= set(mutations)
     assert all(pair.gold.strip() != pair.prediction.strip() for pair in drawn)
 
 
@@ -56,7 +57,7 @@ def test_all_forms_of_a_case_mean_the_same_and_mutations_something_else(kind: st
         case = KINDS[kind][1](rng)
         assert len({form.write(Style()) for form in case.forms}) > 1
         assert all(same(case.forms[0].meaning, form.meaning) for form in case.forms)
-        changed = [not same(case.forms[0].meaning, form.meaning) for _, form in case.wrong]
+        changed = [differ(case.forms[0].meaning, form.meaning) for _, form in case.wrong]
         assert sum(changed) > 0.6 * len(changed)
         assert all(mutation for mutation, _ in case.wrong)
 
@@ -93,6 +94,18 @@ def test_pairs_tell_kind_and_mutation() -> None:
 )
 def test_values(first, second, equal: bool) -> None:
     assert same_value(first, second) is equal
+
+
+def test_any_part_of_an_expression_is_mutated_and_what_has_no_value_does_not_differ() -> None:
+    x = symbol("x")
+    expression = add(mul(3, power(x, 2)), call("sin", x), root(5))
+    written = {text(form.meaning): mutation for mutation, form in altered(Random(1), expression, 400)}
+    assert written[r"2x^{2} + \sin(x) + \sqrt{5}"] == "off by one"
+    assert written[r"3x^{2} + \cos(x) + \sqrt{5}"] == "function"
+    assert written[r"3x^{2} + \sin(x)"] == "dropped part"
+    assert written[r"3x^{2} + \sin(x) + \sqrt[3]{5}"] == "exponent"
+    assert len(set(written.values())) > 8
+    assert not differ(div(1, 0), tree(1))
 
 
 def test_meanings_compare_by_order_nesting_and_ends() -> None:

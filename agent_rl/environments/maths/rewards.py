@@ -9,8 +9,7 @@ such as a child of a sandbox that is a checker.
 from __future__ import annotations
 
 import re
-
-from agent_rl.environments.maths.answers.text import boxes_in
+from typing import NamedTuple
 
 OPENING, CLOSING = "<answer>", "</answer>"
 
@@ -20,6 +19,9 @@ _SEPARATOR = r"(?:,|\{,\}|\\[,!;: ]|,\\!|~|\s|\u00a0|\u2009|\u202f)"
 _INTEGER = rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+|[0-9]+"
 _NUMBER = re.compile(rf"([+-]?)\s*(?:({_INTEGER})(?:\.([0-9]*))?|\.([0-9]+))")
 _FULL_STOP = re.compile(r"(?<!\.)\.$")
+_BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\boxed\s*(?=\{)")
+_NOTHING = re.compile(r"[\s$]*")
 _DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 
 
@@ -86,10 +88,10 @@ def answers_equal(gold: str, prediction: str) -> bool:
     decided = exactly_equal(gold, prediction)
     if decided is not None:
         return decided
-    from agent_rl.environments.maths.answers.comparing import answers_agree
+    from agent_rl.environments.maths.answers.comparing import check
 
     try:
-        return answers_agree(gold, prediction)
+        return check(gold, prediction)
     except RecursionError:  # nested too deeply
         return False
 
@@ -97,6 +99,43 @@ def answers_equal(gold: str, prediction: str) -> bool:
 def check(gold: str, prediction: str) -> str:
     """``equal`` or ``different``, for a checker's child."""
     return "equal" if answers_equal(gold, prediction) else "different"
+
+
+def boxes_in(text: str) -> list[tuple[int, int, str]]:
+    r"""Begin, end and content, stripped, of each ``\boxed{...}`` with balanced braces that no other such box encloses.
+
+    In order; linear in the length of ``text``. An escaped brace is none, a stray one no obstacle. A box that holds but
+    another box is that box; in any other the boxes are braces: ``\boxed{-\boxed{5}}`` is -5.
+    """
+    open_braces: list[tuple[int, int] | None] = []  # where a box and its content begin; None for another brace
+    found: list[_Box] = []
+    for token in _BOX_OR_BRACE.finditer(text):
+        if token[0] == "{":
+            open_braces.append(None)
+        elif token[0].startswith(r"\boxed"):
+            open_braces.append((token.start(), token.end()))
+        elif token[0] == "}" and open_braces:
+            box = open_braces.pop()
+            if box:
+                begin, content = box
+                inner: list[_Box] = []
+                while found and found[-1].begin > begin:
+                    inner.append(found.pop())
+                alone = len(inner) == 1 and _NOTHING.fullmatch(text, content, inner[0].begin)
+                if alone and _NOTHING.fullmatch(text, inner[0].end, token.start()):
+                    found.append(inner[0]._replace(begin=begin, end=token.end()))
+                else:
+                    found.append(_Box(begin, token.end(), content, token.start()))
+    return [(box.begin, box.end, _BOX.sub("", text[box.first : box.last]).strip()) for box in found]
+
+
+class _Box(NamedTuple):
+    """Where a box begins and ends, and where its content does."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
 
 
 def _last_answer(text: str) -> str | None:

@@ -1,4 +1,6 @@
-"""Whether two answers are the same: from text to notation, statement, formula and value. See docs/answer_checking.md.
+"""Whether the content of a box states the gold answer. See docs/answer_checking.md.
 
-``rewards.answers_equal`` is the way in. Nothing is imported here: finding a box needs no mathematics.
+``comparing.check`` is the way in: ``notation`` spells a text in one way, ``reading`` finds the statement in it, with
+``formulas`` for its formulas, and ``comparing`` decides, with ``evaluation`` for formulas. Nothing is imported here:
+finding a box needs no mathematics.
 """

@@ -1,25 +1,43 @@
-"""Whether two answers, once read, say the same. Stated for each kind of answer in docs/answer_checking.md."""
+r"""Whether two answers, once read, say the same. Stated for each kind of answer in docs/answer_checking.md."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from fractions import Fraction
+from functools import cmp_to_key, reduce
+from itertools import chain
 
-from agent_rl.environments.maths.answers.choices import chosen_option
-from agent_rl.environments.maths.answers.equations import as_equation, equations_equal, is_combination
-from agent_rl.environments.maths.answers.formulas import names_in, renamed
-from agent_rl.environments.maths.answers.names import may_be_left_out, place
-from agent_rl.environments.maths.answers.numbers import identical, same
-from agent_rl.environments.maths.answers.quantities import clocks_equal, values_equal
-from agent_rl.environments.maths.answers.reading import readings
-from agent_rl.environments.maths.answers.sets import ascending, is_real_set, sets_equal
-from agent_rl.environments.maths.answers.slices import squeezed
+from agent_rl.environments.maths.answers.evaluation import (
+    Undefined,
+    agree,
+    closed_value,
+    identical,
+    infinite,
+    order,
+    ratio_of,
+    same,
+    variables_of,
+)
+from agent_rl.environments.maths.answers.formulas import (
+    INFINITY,
+    PI,
+    Apply,
+    Formula,
+    Name,
+    called_in,
+    names_in,
+    neg,
+    parts_of,
+    renamed,
+    with_products,
+)
+from agent_rl.environments.maths.answers.notation import squeezed
+from agent_rl.environments.maths.answers.reading import may_be_left_out, readings
 from agent_rl.environments.maths.answers.statements import (
     Answer,
     Bracketed,
-    Clock,
     Comparison,
     Listing,
     Matrix,
@@ -27,42 +45,192 @@ from agent_rl.environments.maths.answers.statements import (
     Region,
     Value,
     Words,
+    all_named,
+    same_dimension,
 )
-from agent_rl.environments.maths.answers.text import is_sentence, located, mentioned
+
+
+class _NoSet(Exception):  # noqa: N818  it is an outcome of reading, not a fault
+    """The answer is no set of real numbers with known ends."""
+
+
+def sets_equal(gold: Answer, prediction: Answer) -> bool:
+    """Whether both are sets of real numbers, about the same variable if both name one, and the same."""
+    try:
+        names, other_names = _names(gold), _names(prediction)
+        line = _Line([*_ends(gold), *_ends(prediction)])
+        return (not names or not other_names or names == other_names) and line.places(gold) == line.places(prediction)
+    except (_NoSet, Undefined):
+        return False
+
+
+def is_real_set(answer: Answer) -> bool:
+    """Whether an answer can be read as a set of real numbers."""
+    return sets_equal(answer, answer)
+
+
+def _parts(answer: Answer) -> tuple[Answer, ...]:
+    if isinstance(answer, Listing):
+        return answer.items
+    return answer.parts + answer.without if isinstance(answer, Region) else ()
+
+
+def _names(answer: Answer) -> set[str]:
+    """The variable that a set is said to be about, if any. Raises _NoSet if there are several."""
+    names = set[str]().union(*map(_names, _parts(answer)))
+    if isinstance(answer, Named):
+        names = _names(answer.answer) | {answer.name}
+    elif isinstance(answer, Comparison):
+        names = set[str]().union(*map(variables_of, answer.sides))
+    if len(names) > 1:
+        raise _NoSet
+    return names
+
+
+def _ends(answer: Answer) -> Iterator[Formula]:
+    """The finite ends of the intervals, and the points, that an answer is built of. Raises _NoSet."""
+    if isinstance(answer, Named):
+        yield from _ends(answer.answer)
+    elif isinstance(answer, Comparison):
+        yield from (side for side in answer.sides if not variables_of(side) and not infinite(side))
+    elif isinstance(answer, Value):
+        if answer.unit is not None and not answer.marked:
+            raise _NoSet
+        if not infinite(answer.in_base):
+            yield answer.in_base
+    elif isinstance(answer, Bracketed) and len(answer.items) == 2:
+        yield from chain(*map(_ends, answer.items))
+    elif isinstance(answer, Listing | Region):
+        yield from chain(*map(_ends, _parts(answer)))
+    else:
+        raise _NoSet
+
+
+class _Line:
+    """The ends that two sets name, in order."""
+
+    def __init__(self, ends: list[Formula]) -> None:
+        self.ends: list[Formula] = []
+        for end in sorted(ends, key=cmp_to_key(_compared)):
+            if not self.ends or _compared(self.ends[-1], end):
+                self.ends.append(end)
+
+    def place(self, end: Formula) -> int:
+        if infinite(end):
+            return -1 if infinite(end) < 0 else 2 * len(self.ends) + 1
+        return next(2 * k + 1 for k, other in enumerate(self.ends) if not _compared(other, end))
+
+    def interval(self, low: Formula, high: Formula, *, closed: tuple[bool, bool]) -> frozenset[int]:
+        first, last = self.place(low), self.place(high)
+        if first > last or (first == last and not all(closed)) or (infinite(low) and closed[0]):
+            raise _NoSet
+        if infinite(high) and closed[1]:
+            raise _NoSet
+        return frozenset(range(first + (not closed[0]), last + closed[1]))
+
+    def places(self, answer: Answer) -> frozenset[int]:
+        """The places that belong to a set. Raises _NoSet."""
+        if isinstance(answer, Named):
+            return self.places(answer.answer)
+        if isinstance(answer, Comparison):
+            return self.solutions(answer.ascending)
+        if isinstance(answer, Value):
+            return self.interval(answer.in_base, answer.in_base, closed=(True, True))
+        if isinstance(answer, Bracketed):
+            low, high = answer.items
+            if not isinstance(low, Value) or not isinstance(high, Value) or answer.brackets[0] not in "([":
+                raise _NoSet
+            closed = answer.brackets[0] == "[", answer.brackets[1] == "]"
+            return self.interval(low.in_base, high.in_base, closed=closed)
+        if isinstance(answer, Region):
+            return self.union(answer.parts) - self.union(answer.without)
+        assert isinstance(answer, Listing)
+        return self.union(answer.items) if answer.braces or answer.joint == "or" else self.common(answer)
+
+    def union(self, parts: tuple[Answer, ...]) -> frozenset[int]:
+        return frozenset().union(*map(self.places, parts))
+
+    def common(self, listing: Listing) -> frozenset[int]:
+        """What satisfies all of several relations: ``x > 1 and x < 2``; ``x != 1, x != 2``."""
+        relations = [item for item in listing.items if isinstance(item, Comparison)]
+        exclusions = all(relation.relations == ("!=",) for relation in relations)
+        if len(relations) < max(2, len(listing.items)) or not (listing.joint == "and" or exclusions):
+            raise _NoSet
+        return reduce(frozenset.intersection, map(self.places, relations))
+
+    def solutions(self, comparison: Comparison) -> frozenset[int]:
+        """The solutions of a comparison between a variable and numbers."""
+        sides, relations = comparison.sides, comparison.relations
+        variables = [place for place, side in enumerate(sides) if variables_of(side)]
+        if len(variables) != 1 or not isinstance(sides[variables[0]], Name) or relations[0] == "=":
+            raise _NoSet
+        if len(sides) == 3:
+            if variables != [1]:
+                raise _NoSet
+            return self.interval(sides[0], sides[2], closed=(relations[0] == "<=", relations[1] == "<="))
+        bound, closed = sides[1 - variables[0]], relations[0] == "<="
+        if relations[0] == "!=":
+            point = self.interval(bound, bound, closed=(True, True))
+            return self.interval(neg(INFINITY), INFINITY, closed=(False, False)) - point
+        if variables == [0]:
+            return self.interval(neg(INFINITY), bound, closed=(False, closed))
+        return self.interval(bound, INFINITY, closed=(closed, False))
+
+
+def _compared(first: Formula, second: Formula) -> int:
+    """Which of two ends is less. Raises Undefined if they are no real numbers."""
+    if identical(first, second):
+        return 0
+    return -1 if _size(first) < _size(second) else 1
+
+
+def _size(formula: Formula) -> float:
+    if variables_of(formula):
+        raise Undefined("an end that depends on a variable")
+    return order(closed_value(formula))
+
 
 _FUNCTION_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 _ROOT = re.compile(r"([a-zA-Z])_([0-9])")
+_OPTION = re.compile(
+    r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)[\s}~\\]+(?=\S)|([A-J])[.):][\s}~\\]+(?=\S)"
+    r"|([A-J])\s+(?=[A-Z][a-z])(?!.*\b(?:or|and|not)\b))|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?\.?$",
+    re.DOTALL,
+)
+"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``A Peter``, ``option B``."""
+_OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
 
 
-def answers_agree(gold: str, prediction: str) -> bool:
-    """Whether the answers that the two texts state are the same under one reading of each."""
-    ours = _answers(gold)
+def check(gold: str, prediction: str) -> bool:
+    """Whether the content of a box states the gold answer. Pure; may take any time over calculus: see ``rewards``.
+
+    Each stage may decide; a further rule that refuses a prediction is a stage before the last one.
+    """
+    # 1. Read both. A text may have two readings, as where a comma could separate thousands.
+    ours = [_with_one_function_name(answer) for answer in readings(gold, trusted=True)]
+    theirs = [_with_one_function_name(answer) for answer in readings(prediction)]
     if not ours:
         return False
-    theirs = _answers(prediction)
+    # 2. A choice is told by its letter, with or without the text of the option.
     letters = _bare_choice(ours), _bare_choice(theirs)
     if any(letters):
         choices = letters[0] or chosen_option(gold), letters[1] or chosen_option(prediction)
         if all(choices):
             return choices[0] == choices[1]
+    # 3. Any other answer is what it means.
     return any(_equal(a, b) for a in ours for b in theirs)
+
+
+def chosen_option(text: str) -> str | None:
+    """The option that a text chooses by its label; None if it has no such form, or labels others too."""
+    option = _OPTION.match(text)
+    return None if not option or _OTHER_OPTION.match(text, option.end()) else next(filter(None, option.groups()))
 
 
 def _bare_choice(answers: Sequence[Answer]) -> str | None:
     """The letter of a choice that stands alone."""
     first = answers[0] if answers else None
     return first.letters if isinstance(first, Value) and re.fullmatch("[A-J]", first.letters) else None
-
-
-def _answers(text: str) -> list[Answer]:
-    """The readings of a text; of a sentence, those of the last formula or number it mentions."""
-    part, announced = located(text)
-    found = readings(part)
-    if is_sentence(part) and (not found or isinstance(found[0], Words)):
-        mention = mentioned(part, announced=announced)
-        if mention is not None and (stated := readings(mention)):
-            found = stated
-    return list(map(_with_one_function_name, found))
 
 
 def _with_one_function_name(answer: Answer) -> Answer:
@@ -73,17 +241,18 @@ def _with_one_function_name(answer: Answer) -> Answer:
     names = {item.name for item in items if isinstance(item, Named) and item.parameters}
     if len(names) != 1 or not _FUNCTION_NAME.fullmatch(name := names.pop()):
         return answer
-    changed = tuple(_renamed(item, name) for item in items)
+
+    def change(item: Answer) -> Answer:
+        if not isinstance(item, Named) or item.name != name:
+            return item
+        return replace(item, name="function", answer=_with_names(item.answer, {name: "function"}))
+
+    changed = tuple(map(change, items))
     return replace(answer, items=changed) if isinstance(answer, Listing) else changed[0]
 
 
-def _renamed(answer: Answer, name: str) -> Answer:
-    if not isinstance(answer, Named) or answer.name != name:
-        return answer
-    inner = answer.answer
-    if isinstance(inner, Value):
-        inner = replace(inner, formula=renamed(inner.formula, {name: "function"}))
-    return replace(answer, name="function", answer=inner)
+def _with_names(answer: Answer, names: dict[str, str]) -> Answer:
+    return replace(answer, formula=renamed(answer.formula, names)) if isinstance(answer, Value) else answer
 
 
 def _equal(gold: Answer, prediction: Answer) -> bool:
@@ -93,18 +262,10 @@ def _equal(gold: Answer, prediction: Answer) -> bool:
         return _named_equal(gold, prediction)
     if isinstance(gold, Comparison) or isinstance(prediction, Comparison):
         return _comparisons_equal(gold, prediction)
-    if isinstance(gold, Named | Bracketed) and isinstance(prediction, Named | Bracketed):
-        gold, prediction = _ordered(gold), _ordered(prediction)
     if isinstance(gold, Named):
-        return not _is_choice(prediction, gold.name) and may_be_left_out(gold.name) and _equal(gold.answer, prediction)
+        return _is_left_out(gold.name, prediction) and _equal(gold.answer, prediction)
     if isinstance(prediction, Named):
-        return (
-            not _is_choice(gold, prediction.name)
-            and may_be_left_out(prediction.name)
-            and _equal(gold, prediction.answer)
-        )
-    if isinstance(gold, Clock) or isinstance(prediction, Clock):
-        return clocks_equal(gold, prediction)
+        return _is_left_out(prediction.name, gold) and _equal(gold, prediction.answer)
     if isinstance(gold, Region) or isinstance(prediction, Region):
         return sets_equal(gold, prediction)
     if isinstance(gold, Words) or isinstance(prediction, Words):
@@ -113,14 +274,13 @@ def _equal(gold: Answer, prediction: Answer) -> bool:
         return _matrices_equal(gold, prediction)
     if isinstance(gold, Bracketed) and isinstance(prediction, Bracketed):
         return _brackets_equal(gold, prediction)
-    if isinstance(gold, Value) and isinstance(prediction, Value):
-        return values_equal(gold, prediction)
-    return False
+    return isinstance(gold, Value) and isinstance(prediction, Value) and _values_equal(gold, prediction)
 
 
-def _is_choice(answer: Answer, name: str) -> bool:
-    """Whether an answer is a letter, so that another letter before an equals sign, ``C = B``, is no name for it."""
-    return isinstance(answer, Value) and answer.letters.isupper() and name.isupper()
+def _is_left_out(name: str, other: Answer) -> bool:
+    """Whether an answer may leave this name out; a letter before another letter, ``C = B``, is no name for it."""
+    choice = isinstance(other, Value) and other.letters.isupper() and name.isupper()
+    return not choice and may_be_left_out(name)
 
 
 def _words_of(answer: Answer) -> str:
@@ -129,17 +289,54 @@ def _words_of(answer: Answer) -> str:
     return squeezed(answer.letters) if isinstance(answer, Value) else ""
 
 
+def _values_equal(gold: Value, prediction: Value) -> bool:
+    """Equal numbers. One unit may be left out, two must be of one dimension; percent and degree are numbers too."""
+    letters = gold.letters, prediction.letters
+    if all(each.isupper() for each in letters):  # points or choices, in order
+        return gold.letters == prediction.letters
+    if any(len(each) == 1 and each.isupper() for each in letters):  # a choice equals no formula
+        return False
+    if gold.unit is not None and prediction.unit is not None:
+        return same_dimension(gold.unit, prediction.unit) and same(gold.in_base, prediction.in_base)
+    if not gold.marked and not prediction.marked:
+        return _formulas_equal(gold.formula, prediction.formula)
+    if same(gold.in_base, prediction.in_base):
+        return True
+    if (gold.unit is not None and gold.unit.dimension == "°") or (
+        prediction.unit is not None and prediction.unit.dimension == "°"
+    ):
+        if PI in parts_of(gold.formula) or PI in parts_of(prediction.formula):
+            return False
+        return same(gold.formula, prediction.formula)
+    return _exceeds_one(gold.formula) and same(gold.formula, prediction.formula)
+
+
+def _exceeds_one(formula: Formula) -> bool:
+    try:
+        return not variables_of(formula) and abs(closed_value(formula)) > 1
+    except Undefined:
+        return False
+
+
+def _formulas_equal(gold: Formula, prediction: Formula) -> bool:
+    """Equal formulas; a letter that is a variable in one is no function in the other: ``h(a + b)`` is ``ha + hb``."""
+    if same(gold, prediction):
+        return True
+    letters = (called_in(gold) | called_in(prediction)) & (names_in(gold) | names_in(prediction))
+    return bool(letters) and same(with_products(gold, letters), with_products(prediction, letters))
+
+
 def _matrices_equal(gold: Answer, prediction: Answer) -> bool:
     """Equal entries in the same places; a single row or column is also a tuple, and a tuple of tuples the rows."""
     if isinstance(gold, Matrix) and isinstance(prediction, Matrix):
         return len(gold.rows) == len(prediction.rows) and all(map(_pairwise, gold.rows, prediction.rows))
     matrix, other = (gold, prediction) if isinstance(gold, Matrix) else (prediction, gold)
-    if not isinstance(matrix, Matrix) or not isinstance(other, Bracketed) or other.opening + other.closing != "()":
+    if not isinstance(matrix, Matrix) or not isinstance(other, Bracketed) or other.brackets != "()":
         return False
-    rows = [row.items for row in other.items if isinstance(row, Bracketed) and row.opening + row.closing == "()"]
+    rows = [row.items for row in other.items if isinstance(row, Bracketed) and row.brackets == "()"]
     if rows:
         return len(matrix.rows) == len(rows) == len(other.items) and all(map(_pairwise, matrix.rows, rows))
-    if matrix.nested or (len(matrix.rows) > 1 and any(len(row) != 1 for row in matrix.rows)):
+    if matrix.nested or (len(matrix.rows) > 1 and len(matrix.rows[0]) > 1):
         return False
     return _pairwise([entry for row in matrix.rows for entry in row], other.items)
 
@@ -148,11 +345,18 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of
     taste.
     """
-    ours, theirs = gold.opening + gold.closing, prediction.opening + prediction.closing
-    matched = len(gold.items) > 2 and {ours, theirs} <= {"()", "[]"}
-    if ours == theirs and is_real_set(gold):  # the bounds of an interval are exact
+    if gold.brackets == prediction.brackets and is_real_set(gold):  # the bounds of an interval are exact
         return sets_equal(gold, prediction)
-    return (ours == theirs or matched) and _pairwise(gold.items, prediction.items)
+    taste = len(gold.items) > 2 and {gold.brackets, prediction.brackets} <= {"()", "[]"}
+    return (gold.brackets == prediction.brackets or taste) and _pairwise(gold.items, prediction.items)
+
+
+def _pairwise(gold: Sequence[Answer], prediction: Sequence[Answer]) -> bool:
+    return len(gold) == len(prediction) and all(map(_equal, map(_unnamed, gold), map(_unnamed, prediction)))
+
+
+def _unnamed(answer: Answer) -> Answer:
+    return answer.answer if isinstance(answer, Named) and may_be_left_out(answer.name) else answer
 
 
 def _named_equal(gold: Named, prediction: Named) -> bool:
@@ -160,45 +364,21 @@ def _named_equal(gold: Named, prediction: Named) -> bool:
     if gold.name != prediction.name:
         if "y" in (gold.name, prediction.name) and (gold.parameters or prediction.parameters):  # f(x) = x^2, y = x^2
             return _graph_of(gold) == _graph_of(prediction) != () and _equal(gold.answer, prediction.answer)
-        ours, theirs = as_equation(gold), as_equation(prediction)
-        return ours is not None and theirs is not None and equations_equal(ours, theirs)
+        ours, theirs = _as_equation(gold), _as_equation(prediction)
+        return ours is not None and theirs is not None and _equations_equal(ours, theirs)
     if len(gold.parameters) != len(prediction.parameters):
         return not (gold.parameters and prediction.parameters) and _equal(gold.answer, prediction.answer)
-    return _equal(_with_numbered_parameters(gold), _with_numbered_parameters(prediction))
+    numbered = (
+        _with_names(each.answer, {name: f"parameter {place}" for place, name in enumerate(each.parameters)})
+        for each in (gold, prediction)
+    )
+    return _equal(*numbered)
 
 
 def _graph_of(named: Named) -> tuple[str, ...]:
     """The variable of a function of one, ``f(x)`` or ``y``; nothing if there is another."""
-    if not isinstance(named.answer, Value):
-        return ()
-    variables = tuple(names_in(named.answer.formula))
+    variables = tuple(names_in(named.answer.formula)) if isinstance(named.answer, Value) else ()
     return variables if len(variables) == 1 and named.parameters in ((), variables) else ()
-
-
-def _with_numbered_parameters(named: Named) -> Answer:
-    """What a function is defined to be, its parameters named by their places, so that no other variable is meant."""
-    if not isinstance(named.answer, Value):
-        return named.answer
-    names = {name: f"parameter {place}" for place, name in enumerate(named.parameters)}
-    return replace(named.answer, formula=renamed(named.answer.formula, names))
-
-
-def _ordered(answer: Answer) -> Answer:
-    """``(y, x) = (1, 2)`` as ``(x, y) = (2, 1)``."""
-    named = _each_named(answer)
-    if not isinstance(answer, Named) or not isinstance(answer.answer, Bracketed) or not isinstance(named, Listing):
-        return answer
-    items = _in_order(named).items
-    name = f"({','.join(item.name for item in items)})"
-    return Named(name, replace(answer.answer, items=tuple(item.answer for item in items)))
-
-
-def _each_named(answer: Answer) -> Answer:
-    """``(x, y) = (1, 2)`` as ``x = 1, y = 2``."""
-    if not isinstance(answer, Named) or not isinstance(answer.answer, Bracketed) or answer.name[0] != "(":
-        return answer
-    names, items = answer.name[1:-1].split(","), answer.answer.items
-    return Listing(tuple(map(Named, names, items))) if len(names) == len(items) else answer
 
 
 def _listings_equal(gold: Answer, prediction: Answer) -> bool:
@@ -207,32 +387,31 @@ def _listings_equal(gold: Answer, prediction: Answer) -> bool:
     """
     if any(isinstance(side, Region | Comparison) or _is_union(side) for side in (gold, prediction)):
         return sets_equal(gold, prediction)
-    if isinstance(gold, Listing) and _all_named(gold.items):
-        prediction = _each_named(prediction)
-    elif isinstance(prediction, Listing) and _all_named(prediction.items):
-        gold = _each_named(gold)
     if isinstance(gold, Listing) and isinstance(prediction, Listing):
         return _lists_equal(gold, prediction)
     listing, single = (gold, prediction) if isinstance(gold, Listing) else (prediction, gold)
     assert isinstance(listing, Listing)
     if _different_names(listing.items):
-        if not isinstance(single, Bracketed) or single.opening + single.closing != "()" or listing.joint == "or":
+        if not isinstance(single, Bracketed) or single.brackets != "()" or listing.joint == "or":
             return False
-        return _pairwise(*_sides(_in_order(gold), _in_order(prediction)))
-    if isinstance(single, Bracketed) or any(map(_is_set, listing.items)):
+        return _pairwise(
+            *((_in_order(listing), single.items) if listing is gold else (single.items, _in_order(listing)))
+        )
+    if isinstance(single, Bracketed) or any(map(_is_set, listing.items)) or len(listing.items) != 1:
         return False
-    return len(listing.items) == 1 and _equal(*_sides_of(gold, prediction, listing.items[0]))
+    return _equal(*((listing.items[0], single) if listing is gold else (single, listing.items[0])))
 
 
 def _lists_equal(gold: Listing, prediction: Listing) -> bool:
     if _are_roots(gold.items) != _are_roots(prediction.items):
         gold, prediction = _without_numbers(gold), _without_numbers(prediction)
     ours, theirs = list(gold.items), list(prediction.items)
-    if _all_named(ours) != _all_named(theirs) and _different_names(ours if _all_named(ours) else theirs):
-        named, other = (gold, prediction) if _all_named(ours) else (prediction, gold)
-        unordered = other.braces or named.joint == "or"
-        return not unordered and _pairwise(ours, _in_order(prediction).items)
-    if (gold.joint == "or") != (prediction.joint == "or") and (_different_names(ours) or _different_names(theirs)):
+    named = _different_names(ours), _different_names(theirs)
+    if any(named) and all_named(gold.items) != all_named(prediction.items):
+        other = prediction if all_named(gold.items) else gold
+        unordered = other.braces or "or" in (gold.joint, prediction.joint)[named.index(True) :][:1]
+        return not unordered and _pairwise(ours, _in_order(prediction))
+    if (gold.joint == "or") != (prediction.joint == "or") and any(named):
         return False
     if {gold.joint, prediction.joint} == {"and", "or"} and not all(map(_is_solution, ours)):
         return False
@@ -240,19 +419,12 @@ def _lists_equal(gold: Listing, prediction: Listing) -> bool:
         ours = _distinct(ours)
     if len(_distinct(ours)) == len(ours) < len(theirs):
         theirs = _distinct(theirs)
-    if len(ours) != len(theirs):
-        return False
     for item in ours:
-        match = next((index for index, other in enumerate(theirs) if _items_equal(item, other)), None)
+        match = next((other for other in theirs if _is_set(item) == _is_set(other) and _equal(item, other)), None)
         if match is None:
             return False
-        del theirs[match]
-    return True
-
-
-def _items_equal(gold: Answer, prediction: Answer) -> bool:
-    """Within a list a set is no number, even if it holds but one."""
-    return _is_set(gold) == _is_set(prediction) and _equal(gold, prediction)
+        theirs.remove(match)
+    return not theirs
 
 
 def _is_solution(answer: Answer) -> bool:
@@ -261,25 +433,33 @@ def _is_solution(answer: Answer) -> bool:
 
 
 def _is_set(answer: Answer) -> bool:
+    """Whether an answer is an explicit set, which within a list is no number, even if it holds but one."""
     return isinstance(answer, Listing) and answer.braces
 
 
-def _in_order(answer: Answer) -> Any:
-    """A list that names its items, in the order that its names have as the variables of a tuple."""
-    if not isinstance(answer, Listing) or not _different_names(answer.items):
-        return answer
-    return replace(answer, items=tuple(sorted(answer.items, key=_place)))
+def _is_union(answer: Answer) -> bool:
+    return isinstance(answer, Listing) and any(isinstance(_unnamed(item), Comparison | Region) for item in answer.items)
 
 
-def _place(item: Answer) -> tuple[object, ...]:
-    return place(item.name) if isinstance(item, Named) else ()
+def _in_order(listing: Listing) -> Sequence[Answer]:
+    """The items of a list that names them, in the order that their names have as the variables of a tuple."""
+
+    def place(item: Answer) -> list[object]:
+        name = item.name.lstrip("\\") if isinstance(item, Named) else ""
+        return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
+
+    return sorted(listing.items, key=place) if _different_names(listing.items) else listing.items
+
+
+def _different_names(items: Sequence[Answer]) -> bool:
+    return len({item.name for item in items if isinstance(item, Named)}) == len(items) > 1
 
 
 def _are_roots(items: Sequence[Answer]) -> bool:
     """Whether the names only number the solutions of one unknown: ``x_1``, ``x_2``."""
-    found = [_ROOT.fullmatch(item.name) for item in items if isinstance(item, Named)]
-    numbers = sorted(int(match[2]) for match in found if match)
-    return len({match[1] for match in found if match}) == 1 and numbers == list(range(1, len(items) + 1))
+    found = [match for item in items if isinstance(item, Named) and (match := _ROOT.fullmatch(item.name))]
+    numbers = sorted(int(match[2]) for match in found)
+    return len({match[1] for match in found}) == 1 and numbers == list(range(1, len(items) + 1))
 
 
 def _without_numbers(listing: Listing) -> Listing:
@@ -290,35 +470,7 @@ def _without_numbers(listing: Listing) -> Listing:
     return replace(listing, items=tuple(items))
 
 
-def _sides(gold: Answer, prediction: Answer) -> tuple[Sequence[Answer], Sequence[Answer]]:
-    def items(side: Answer) -> Sequence[Answer]:
-        return side.items if isinstance(side, Listing | Bracketed) else (side,)
-
-    return items(gold), items(prediction)
-
-
-def _sides_of(gold: Answer, prediction: Answer, item: Answer) -> tuple[Answer, Answer]:
-    """Gold and prediction, the listing among them replaced by its item."""
-    return (item, prediction) if isinstance(gold, Listing) else (gold, item)
-
-
-def _is_union(answer: Answer) -> bool:
-    return isinstance(answer, Listing) and any(isinstance(_unnamed(item), Comparison | Region) for item in answer.items)
-
-
-def _all_named(items: Sequence[Answer]) -> bool:
-    return all(isinstance(item, Named) for item in items)
-
-
-def _different_names(items: Sequence[Answer]) -> bool:
-    return len({item.name for item in items if isinstance(item, Named)}) == len(items) > 1
-
-
-def _unnamed(answer: Answer) -> Answer:
-    return answer.answer if isinstance(answer, Named) and may_be_left_out(answer.name) else answer
-
-
-def _distinct(items: Sequence[Answer]) -> list[Answer]:
+def _distinct(items: Iterable[Answer]) -> list[Answer]:
     found: list[Answer] = []
     for item in items:
         if not any(_equal(item, other) for other in found):
@@ -326,28 +478,72 @@ def _distinct(items: Sequence[Answer]) -> list[Answer]:
     return found
 
 
-def _pairwise(gold: Sequence[Answer], prediction: Sequence[Answer]) -> bool:
-    return len(gold) == len(prediction) and all(map(_equal, map(_unnamed, gold), map(_unnamed, prediction)))
-
-
 def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
     """The same solution set where both are solved; else the same relation, its terms moved across or its sides
     swapped.
     """
-    if isinstance(gold, Value) and isinstance(prediction, Comparison):
-        return (
-            prediction.relations == ("=",)
-            and is_combination(prediction.sides[0])
-            and same(gold.formula, prediction.sides[1])
-        )
-    ours, theirs = as_equation(gold), as_equation(prediction)
+    if isinstance(gold, Value) and isinstance(prediction, Comparison):  # m + n = 37
+        named = prediction.relations == ("=",) and _is_combination(prediction.sides[0])
+        return named and same(gold.formula, prediction.sides[1])
+    ours, theirs = _as_equation(gold), _as_equation(prediction)
     if ours is not None and theirs is not None:
-        return equations_equal(ours, theirs)
+        return _equations_equal(ours, theirs)
     if sets_equal(gold, prediction):
         return True
     if not isinstance(gold, Comparison) or not isinstance(prediction, Comparison):
         return False
-    ours, theirs = ascending(gold), ascending(prediction)
+    ours, theirs = gold.ascending, prediction.ascending
     if len(ours.sides) == 3:
         return ours.relations == theirs.relations and all(map(identical, ours.sides, theirs.sides))
-    return len(theirs.sides) == 2 and equations_equal(ours, theirs)
+    return len(theirs.sides) == 2 and _equations_equal(ours, theirs)
+
+
+def _is_combination(formula: Formula) -> bool:
+    """Whether a formula is a sum, difference, product or quotient of several variables, each once: that of ``m + n =
+    37``.
+    """
+    operation = formula.function if isinstance(formula, Apply) else ""
+    names: list[str] = []
+
+    def visit(part: Formula, *, term: bool) -> bool:
+        if isinstance(part, Name):
+            names.append(part.text)
+            return True
+        if not isinstance(part, Apply):
+            return False
+        if operation == "add" and part.function == "neg" and term:
+            return visit(part.arguments[0], term=False)
+        return part.function == operation and term and all(visit(each, term=True) for each in part.arguments)
+
+    return operation in ("add", "mul", "div") and visit(formula, term=True) and len(set(names)) == len(names) > 1
+
+
+def _as_equation(answer: Answer) -> Comparison | None:
+    """An equation, or what is said of a variable, as one; None of anything else."""
+    if isinstance(answer, Comparison) and answer.relations == ("=",):
+        return answer
+    named = isinstance(answer, Named) and not answer.parameters and len(answer.name) == 1
+    if named and isinstance(answer, Named) and isinstance(answer.answer, Value):
+        return Comparison((Name(answer.name), answer.answer.formula), ("=",))
+    return None
+
+
+def _equations_equal(gold: Comparison, prediction: Comparison) -> bool:
+    """Two-sided relations whose differences of sides are multiples of each other.
+
+    Any multiple describes the same curve or half-plane. In one variable only terms may have changed sides: a multiple
+    could be the problem itself, restated instead of solved.
+    """
+    if gold.relations != prediction.relations:
+        return False
+    ours, theirs = (Apply("add", (side.sides[0], neg(side.sides[1]))) for side in (gold, prediction))
+    try:
+        variables = variables_of(ours)
+        if not variables or variables != variables_of(theirs):
+            return False
+        ratio = ratio_of(ours, theirs)
+        if ratio is None or (gold.relations[0] not in ("=", "!=") and order(ratio) <= 0):
+            return False
+    except Undefined:
+        return False
+    return len(variables) > 1 or agree(abs(ratio), Fraction(1))

@@ -1,7 +1,10 @@
-"""The value of a formula at a point: exact while it is rational, an mpmath number beyond.
+r"""The value of a formula at a point, and whether two formulas are the same number or function.
 
-Values are principal values in the complex plane, but for odd roots of negative numbers, which are real as in school.
-What is too large or undefined raises Undefined.
+Values are exact while they are rational, mpmath numbers beyond, compared to 45 of 80 digits. They are principal values
+in the complex plane, but for odd roots of negative numbers, which are real as in school. Functions are compared at
+random points: two different elementary functions agree at one with probability nil. What is too large, too fine or
+undefined raises Undefined and is not the same as anything. Limits, sums, products and integrals are read by
+Math-Verify's LaTeX parser and evaluated by sympy, which may take any time and memory: see ``rewards``.
 """
 
 from __future__ import annotations
@@ -9,22 +12,26 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import lru_cache
+from itertools import cycle, islice
+from random import Random
 from typing import Any, TypeAlias
 
 import mpmath
 
-from agent_rl.environments.maths.answers import calculus
 from agent_rl.environments.maths.answers.formulas import (
     CALL,
     CONSTANTS,
+    INFINITY,
     Apply,
     Calculus,
     Formula,
     Name,
     Number,
-    names_in,
+    parts_of,
 )
 
 DIGITS = 80
@@ -34,8 +41,10 @@ NOISE_DIGITS = 55
 """A sum this far below its terms is the zero that rounding missed."""
 MAX_BITS = 100_000
 """Of exact integers; a factorial or power beyond that is taken as a floating-point number."""
-FINEST = 10**25
-"""Numerators and denominators of the exact parts of an inexact formula: finer ones would be lost in the comparison."""
+_MISREAD = re.compile(r"[0-9]\s*\(|[0-9]\s+[0-9]|[0-9]\s*\\frac|[A-Z]|'|\\text|\\log|°|%|,|!!|\^\s*\w\s*\^|\*\*")
+"""What Math-Verify's parser misreads: mixed numbers where there are none, letters in lower case, derivatives without
+their prime, units dropped.
+"""
 
 Result: TypeAlias = Any
 """A Fraction, or an mpmath number."""
@@ -49,16 +58,18 @@ def infinite(formula: Formula) -> int:
     """The sign of an infinite formula, or 0."""
     if isinstance(formula, Apply) and formula.function == "neg":
         return -infinite(formula.arguments[0])
-    return int(formula == Name("oo"))
+    return int(formula == INFINITY)
 
 
 def variables_of(formula: Formula) -> set[str]:
-    """The free variables, those of a Calculus included."""
-    if isinstance(formula, Calculus):
-        return _calculus(formula)[1]
-    if isinstance(formula, Apply):
-        return set[str]().union(*map(variables_of, formula.arguments))
-    return names_in(formula)
+    """The free variables, those of a Calculus included. Raises Undefined."""
+    found: set[str] = set()
+    for part in parts_of(formula):
+        if isinstance(part, Calculus):
+            found.update(map(str, _expression(part.source).free_symbols))
+        elif isinstance(part, Name):
+            found.add(part.text)
+    return found - CONSTANTS
 
 
 def evaluate(formula: Formula, point: Mapping[str, Fraction]) -> Result:
@@ -68,10 +79,14 @@ def evaluate(formula: Formula, point: Mapping[str, Fraction]) -> Result:
     if isinstance(formula, Name):
         return _name(formula.text, point)
     if isinstance(formula, Calculus):
-        return _calculus_value(formula, point)
+        return _calculus(formula.source, point)
     values = [evaluate(argument, point) for argument in formula.arguments]
+    if formula.function.startswith(CALL):
+        return _unknown(formula.function, values)
+    if formula.function not in _FUNCTIONS:  # a sign that is left open
+        raise Undefined(f"{formula.function} has no one value")
     try:
-        return _apply(formula.function, values)
+        return _FUNCTIONS[formula.function](*values)
     except (ValueError, ZeroDivisionError, OverflowError, TypeError) as error:
         raise Undefined(str(error)) from None
 
@@ -103,43 +118,29 @@ def _name(name: str, point: Mapping[str, Fraction]) -> Result:
     return {"pi": mpmath.mp.pi, "e": mpmath.mp.e, "i": mpmath.mpc(0, 1)}[name] * mpmath.mpf(1)
 
 
-def _apply(function: str, values: list[Result]) -> Result:
-    if function == "add":
-        return _add(values)
-    if function == "neg":
-        return -values[0]
-    if function == "mul":
-        return _exactly_or_not(values, lambda a, b: a * b)
-    if function == "div":
-        return _exactly_or_not(values, lambda a, b: a / b)
-    if function == "pow":
-        return _power(*values)
-    if function == "root":
-        return _root(*values)
-    if function.startswith(CALL):
-        return _unknown(function, values)
-    if function not in _FUNCTIONS:  # a sign that is left open
-        raise Undefined(f"{function} has no one value")
-    return _FUNCTIONS[function](*values)
+def _exactly_or_not(operation: Callable[[Any, Any], Any]) -> Callable[[Result, Result], Result]:
+    def apply(first: Result, second: Result) -> Result:
+        if isinstance(first, Fraction) != isinstance(second, Fraction):
+            if first == 0 or second == 0:
+                first, second = (Fraction(0) if value == 0 else value for value in (first, second))
+            first, second = inexact(first), inexact(second)
+        return _tidy(operation(first, second))
+
+    return apply
 
 
-def _exactly_or_not(values: list[Result], operation: Any) -> Result:
-    first, second = values
-    if isinstance(first, Fraction) != isinstance(second, Fraction):
-        if first == 0 or second == 0:
-            first, second = (Fraction(0) if value == 0 else value for value in (first, second))
-        first, second = inexact(first), inexact(second)
-    return _tidy(operation(first, second))
+_divided = _exactly_or_not(operator.truediv)
 
 
-def _add(values: list[Result]) -> Result:
+def _add(*values: Result) -> Result:
     """The sum; a remainder far below the terms is the zero they cancel to, a term far below the sum is lost:
     Undefined.
     """
-    if all(isinstance(value, Fraction) for value in values):
-        return sum(values, Fraction(0))
     exact = sum((value for value in values if isinstance(value, Fraction)), Fraction(0))
-    terms = [inexact(exact), *(value for value in values if not isinstance(value, Fraction))]
+    others = [value for value in values if not isinstance(value, Fraction)]
+    if not others:
+        return exact
+    terms = [inexact(exact), *others]
     largest = max(map(abs, terms))
     if any(term and abs(term) < largest * mpmath.mpf(10) ** -35 for term in terms):
         raise Undefined("a term is lost")
@@ -175,40 +176,32 @@ def _power(base: Result, exponent: Result) -> Result:
         if base == 0 and (not isinstance(exponent, Fraction) or exponent <= 0):
             raise Undefined("zero to such a power")
         return base
-    if isinstance(exponent, Fraction) and exponent.denominator == 1:
+    if isinstance(exponent, Fraction) and exponent.denominator > 1:
+        degree = exponent.denominator
+        real = not isinstance(base, mpmath.mpc) and (degree == 2 or (base < 0 and degree % 2 == 1))
+        if real:  # by a real root: of squares exactly, of negative numbers by odd roots
+            return _power(_root(base, Fraction(degree)), Fraction(exponent.numerator))
+    elif isinstance(exponent, Fraction):
         size = max(abs(base.numerator), base.denominator).bit_length() if isinstance(base, Fraction) else 0
         if isinstance(base, Fraction) and size * abs(exponent) <= MAX_BITS:
             return base**exponent.numerator
-    if isinstance(exponent, Fraction) and exponent.denominator > 1:
-        return (
-            _power(_root(base, Fraction(exponent.denominator)), Fraction(exponent.numerator))
-            if _real_root(base, exponent)
-            else _tidy(mpmath.power(inexact(base), inexact(exponent)))
-        )
     if abs(exponent) > 10**6:
         raise Undefined("an exponent beyond bounds")
     return _tidy(mpmath.power(inexact(base), inexact(exponent)))
 
 
-def _real_root(base: Result, exponent: Fraction) -> bool:
-    """Whether a fractional power is taken by a real root: of squares exactly, and of negative numbers by odd roots."""
-    if isinstance(base, mpmath.mpc):
-        return False
-    return exponent.denominator == 2 or (base < 0 and exponent.denominator % 2 == 1)
-
-
 def _root(radicand: Result, index: Result) -> Result:
     degree = _integer(index)
     if degree is None or not 1 <= abs(degree) <= 10**6:
-        return _power(radicand, _exactly_or_not([Fraction(1), index], lambda a, b: a / b))
+        return _power(radicand, _divided(Fraction(1), index))
     if degree == 2 and isinstance(radicand, Fraction) and radicand >= 0:
         roots = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
         if (roots[0] ** 2, roots[1] ** 2) == (radicand.numerator, radicand.denominator):
             return Fraction(*roots)
     radicand = inexact(radicand)
-    if degree % 2 and not isinstance(radicand, mpmath.mpc) and radicand < 0:
-        return -_tidy(mpmath.power(-radicand, mpmath.mpf(1) / degree))
-    return _tidy(mpmath.power(radicand, mpmath.mpf(1) / degree))
+    negative = degree % 2 and not isinstance(radicand, mpmath.mpc) and radicand < 0
+    root = _tidy(mpmath.power(-radicand if negative else radicand, mpmath.mpf(1) / degree))
+    return -root if negative else root
 
 
 def _factorial(value: Result) -> Result:
@@ -223,9 +216,9 @@ def _factorial(value: Result) -> Result:
 
 
 def _binomial(upper: Result, lower: Result) -> Result:
-    numbers = _integer(upper), _integer(lower)
-    if numbers[0] is not None and numbers[1] is not None and 0 <= numbers[1] <= numbers[0] <= 5000:
-        return Fraction(math.comb(numbers[0], numbers[1]))
+    n, k = _integer(upper), _integer(lower)
+    if n is not None and k is not None and 0 <= k <= n <= 5000:
+        return Fraction(math.comb(n, k))
     if max(abs(upper), abs(lower)) > 10**8:
         raise Undefined("a binomial coefficient beyond bounds")
     return _tidy(mpmath.binomial(inexact(upper), inexact(lower)))
@@ -283,7 +276,13 @@ def _integers(function: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Any] = {
-    "abs": lambda value: abs(value) if isinstance(value, Fraction) else _tidy(abs(value)),
+    "add": _add,
+    "neg": operator.neg,
+    "mul": _exactly_or_not(operator.mul),
+    "div": _divided,
+    "pow": _power,
+    "root": _root,
+    "abs": lambda value: _tidy(abs(value)),
     "factorial": _factorial,
     "binomial": _binomial,
     "floor": lambda value: _whole(value, math.floor),
@@ -295,24 +294,210 @@ _FUNCTIONS: dict[str, Any] = {
     "lcm": _integers(math.lcm),
     "max": lambda *values: max(values, key=order),
     "min": lambda *values: min(values, key=order),
-    "arcsin": _transcendental("asin"),
-    "arccos": _transcendental("acos"),
-    "arctan": _transcendental("atan"),
+    **{f"arc{name}": _transcendental(f"a{name}") for name in ("sin", "cos", "tan")},
     **{name: _transcendental(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
 }
 
 
-def _calculus(formula: Calculus) -> tuple[Any, set[str]]:
-    """A limit, sum, product or integral, evaluated by sympy, and its free variables. Raises Undefined."""
+@lru_cache(maxsize=8)
+def _expression(source: str) -> Any:
+    """The sympy expression of ``source``, with limits, sums and integrals worked out. Raises Undefined."""
+    if _MISREAD.search(source):
+        raise Undefined("notation that Math-Verify's parser is known to misread")
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+
+    config = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
     try:
-        found = calculus.expression(formula.source)
-    except ValueError as error:
-        raise Undefined(str(error)) from None
-    return found, {str(symbol) for symbol in found.free_symbols}
+        parsed = latex2sympy(
+            source, is_real=True, convert_degrees=False, normalization_config=None, conversion_config=config
+        )
+        found = parsed.doit()
+    except Exception as error:  # noqa: BLE001  the parser raises Exception itself, and sympy any
+        raise Undefined(f"not read by Math-Verify's parser: {error}") from None
+    if not hasattr(found, "free_symbols"):
+        raise Undefined("not an expression")
+    return found
 
 
-def _calculus_value(formula: Calculus, point: Mapping[str, Fraction]) -> Result:
+def _calculus(source: str, point: Mapping[str, Fraction]) -> Result:
+    """The value of a limit, sum, product or integral at a point. Raises Undefined."""
+    import sympy
+
+    found = _expression(source)
+    values = {symbol: sympy.Rational(*point[str(symbol)].as_integer_ratio()) for symbol in found.free_symbols}
+    value = sympy.N(found.subs(values), DIGITS)
+    if not value.is_number or not value.is_finite:
+        raise Undefined("no number")
+    real, imaginary = (mpmath.mpmathify(str(part)) for part in value.as_real_imag())
+    return _tidy(real + imaginary * 1j if imaginary else real)
+
+
+FINEST = 10**25
+"""Numerators and denominators of the exact parts of an inexact formula: finer ones would be lost in the comparison."""
+POINTS, MIN_POINTS = 8, 3
+BRANCHING_POINTS = 64
+"""Where a function with branches (absolute values, roots, floors) is involved: two may differ in a small part only."""
+_BRANCHING = frozenset({"abs", "root", "pow", "floor", "ceil", "max", "min", "log", "arcsin", "arccos"})
+_SCALES, _DENOMINATORS = (1, 1, 10, 1, 100, 1, 1000, 1), (11, 13, 16, 17)
+DECIMAL_DIGITS = 6
+"""Significant digits from which a decimal may stand for a number that no decimal spells (Math-Verify's default: 6
+places).
+"""
+FLOAT_DIGITS, MOST_FLOAT_DIGITS = 15, 17
+"""Digits of a decimal that binary64 arithmetic gets right, and digits that it prints."""
+
+
+def same(first: Formula, second: Formula) -> bool:
+    """Whether the formulas are equal: exactly, as functions, or one as the decimal that the other rounds to."""
+    if identical(first, second):
+        return True
     try:
-        return _tidy(calculus.number(_calculus(formula)[0], point, DIGITS))
-    except ValueError as error:
-        raise Undefined(str(error)) from None
+        if infinite(first) or infinite(second) or variables_of(first) or variables_of(second):
+            return False
+        return _spells(first, second) or _spells(second, first)
+    except Undefined:
+        return False
+
+
+def identical(first: Formula, second: Formula) -> bool:
+    """Whether the formulas are equal, exactly or as functions; a decimal is the rational number that it spells."""
+    if first == second:
+        return True
+    try:
+        if infinite(first) or infinite(second):
+            return infinite(first) == infinite(second)
+        if not variables_of(first) and not variables_of(second):
+            return agree(closed_value(first), closed_value(second))
+        return _same_function(first, second)
+    except Undefined:
+        return False
+
+
+def closed_value(formula: Formula) -> Result:
+    """The value of a formula without variables. Raises Undefined."""
+    with mpmath.mp.workdps(DIGITS):
+        value = evaluate(formula, {})
+        if not isinstance(value, Fraction):
+            _require_coarse(formula)
+        return value
+
+
+def agree(first: Result, second: Result) -> bool:
+    """Whether two values are the same: exactly if both are rational, else to TOLERANCE_DIGITS digits."""
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first == second
+    with mpmath.mp.workdps(DIGITS):
+        a, b = inexact(first), inexact(second)
+        return bool(abs(a - b) <= mpmath.mpf(10) ** -TOLERANCE_DIGITS * max(abs(a), abs(b)))
+
+
+def ratio_of(first: Formula, second: Formula) -> Result | None:
+    """The constant by which ``first`` is a multiple of ``second``, as functions; None if there is none. Not 0."""
+    with mpmath.mp.workdps(DIGITS):
+        found = [(a, b) for a, b in _values(first, second) if a and b]
+        ratios = [
+            a / b if isinstance(a, Fraction) == isinstance(b, Fraction) else inexact(a) / inexact(b) for a, b in found
+        ]
+    if len(ratios) < MIN_POINTS or not all(agree(ratio, ratios[0]) for ratio in ratios):
+        return None
+    return ratios[0]
+
+
+def _same_function(first: Formula, second: Formula) -> bool:
+    agreed = 0
+    for values in _values(first, second):
+        if not agree(*values):
+            return False
+        agreed += 1
+    return agreed >= MIN_POINTS
+
+
+def _values(first: Formula, second: Formula) -> Iterator[tuple[Result, Result]]:
+    """The values of two functions at the points where both are defined."""
+    for point in _points(first, second):
+        with mpmath.mp.workdps(DIGITS):
+            try:
+                values = evaluate(first, point), evaluate(second, point)
+            except Undefined:
+                continue
+        yield values
+
+
+def _points(first: Formula, second: Formula) -> Iterator[dict[str, Fraction]]:
+    """Points with fractions of both signs, some of them farther out; the same for the same variables.
+
+    Some have even denominators: by its odd roots a power of a negative number could be that of its absolute value.
+    """
+    variables = sorted(variables_of(first) | variables_of(second))
+    random = Random(",".join(variables))
+    count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
+    for scale in islice(cycle(_SCALES), count):
+        yield {
+            name: random.choice((1, -1)) * Fraction(random.randint(5 * scale, 45 * scale), random.choice(_DENOMINATORS))
+            for name in variables
+        }
+
+
+def _branches(formula: Formula) -> bool:
+    """Whether a function in the formula has branches; a power does where its exponent is no integer."""
+    for part in parts_of(formula):
+        if isinstance(part, Apply) and part.function in _BRANCHING:
+            last = part.arguments[-1]
+            if part.function != "pow" or not isinstance(last, Number) or last.value.denominator != 1:
+                return True
+    return False
+
+
+def _spells(formula: Formula, other: Formula) -> bool:
+    """Whether a formula is a plain decimal, of enough digits, that the other one rounds to.
+
+    A number that a decimal spells exactly must be spelt exactly. The exception is what binary64 arithmetic prints for
+    it, ``0.30000000000000004``: the number next to it in that format, in the digits of its own spelling.
+    """
+    number, sign = formula, 1
+    if isinstance(number, Apply) and number.function == "neg":
+        number, sign = number.arguments[0], -1
+    if not isinstance(number, Number) or number.digits < DECIMAL_DIGITS or not number.value:
+        return False
+    decimal, value = sign * number.value, closed_value(other)
+    printed = FLOAT_DIGITS < number.digits <= MOST_FLOAT_DIGITS
+    if isinstance(value, Fraction) and _is_decimal(value):
+        return printed and _is_next_float(decimal, value)
+    return rounds_to(decimal, FLOAT_DIGITS if printed else number.digits, value)
+
+
+def _is_decimal(value: Fraction) -> bool:
+    """Whether a decimal of at most FLOAT_DIGITS digits spells a number."""
+    scale: int = 10**FLOAT_DIGITS
+    return abs(value.numerator) < scale and scale % value.denominator == 0
+
+
+def _is_next_float(decimal: Fraction, value: Fraction) -> bool:
+    """Whether a decimal is how binary64 spells one of the two numbers next to ``value``."""
+    nearest = (math.nextafter(float(value), end) for end in (math.inf, -math.inf))
+    return decimal in {Fraction(repr(number)) for number in nearest}
+
+
+def rounds_to(decimal: Fraction, digits: int, value: Result) -> bool:
+    """Whether ``value`` is ``decimal`` when rounded to ``digits`` significant digits."""
+    decimal_places = len(str(abs(decimal.numerator))) - len(str(decimal.denominator))
+    exponent = decimal_places - (abs(decimal) < Fraction(10) ** decimal_places)
+    half_unit = Fraction(10) ** (exponent - digits + 1) / 2
+    if isinstance(value, Fraction):
+        return abs(value - decimal) <= half_unit
+    with mpmath.mp.workdps(DIGITS):
+        return bool(abs(inexact(value) - inexact(decimal)) <= inexact(half_unit))
+
+
+def _require_coarse(formula: Formula) -> None:
+    """Raise Undefined if an exact part of an inexact formula is too fine or too large to be seen in the comparison."""
+    try:
+        value = evaluate(formula, {})
+    except Undefined:
+        value = None
+    if isinstance(value, Fraction):
+        if max(abs(value.numerator), value.denominator) > FINEST:
+            raise Undefined("too fine")
+    elif isinstance(formula, Apply):
+        for argument in formula.arguments:
+            _require_coarse(argument)

@@ -9,18 +9,41 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Literal
 
-from agent_rl.environments.maths.answers.amounts import spelt_number
-from agent_rl.environments.maths.answers.clocks import clock_of
-from agent_rl.environments.maths.answers.evaluation import Undefined, variables_of
-from agent_rl.environments.maths.answers.formulas import Apply, Formula, Name, Number, Unreadable, names_in, signs_of
-from agent_rl.environments.maths.answers.grammar import parse_formula
-from agent_rl.environments.maths.answers.matrices import matrix_of
-from agent_rl.environments.maths.answers.names import may_be_left_out, name_of
-from agent_rl.environments.maths.answers.numbers import closed_value, rounds_to, same
-from agent_rl.environments.maths.answers.slices import UPRIGHT, end_of, split, squeezed, trimmed, wrapped
+from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same, variables_of
+from agent_rl.environments.maths.answers.formulas import (
+    CONSTANTS,
+    FUNCTIONS,
+    Apply,
+    Formula,
+    Name,
+    Number,
+    formula_of,
+    names_in,
+    neg,
+    parse_formula,
+    signs_of,
+)
+from agent_rl.environments.maths.answers.notation import (
+    DECORATIONS,
+    GREEK,
+    MAX_CHARACTERS,
+    UPRIGHT,
+    Token,
+    Unreadable,
+    cleaned,
+    enclosed,
+    end_of,
+    split,
+    squeezed,
+    tokens_of,
+    words,
+)
 from agent_rl.environments.maths.answers.statements import (
+    CURRENCY_SIGNS,
+    EMPTY,
     MARKS,
     REALS,
     Answer,
@@ -30,17 +53,17 @@ from agent_rl.environments.maths.answers.statements import (
     Matrix,
     Named,
     Region,
+    Unit,
     Value,
     Words,
-    in_base,
+    all_named,
+    is_abbreviation,
+    same_dimension,
+    scaled,
+    unit_of,
 )
-from agent_rl.environments.maths.answers.text import cleaned
-from agent_rl.environments.maths.answers.tokens import MAX_CHARACTERS, Token, tokens_of
-from agent_rl.environments.maths.answers.values import read_value
 
 MAX_ITEMS = 100
-
-
 _RELATIONS = {
     "=": "=",
     ":=": "=",
@@ -53,15 +76,72 @@ _RELATIONS = {
     r"\approx": "~",
 }
 _SEPARATORS = frozenset({",", "and", "or"})
-_OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
-_DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
-_INDEXED = re.compile(r"([a-zA-Z]_)([a-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
+_OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
+_MATRIX = re.compile(r"[pbB]?(?:small)?matrix|array")
+_TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:\\top|\\(?:mathsf|text)\s*\{T\}|T)\s*\}?")
+
+_EMPTY_IN_WORDS = words("nosolution nosolutions norealsolution norealsolutions emptyset")
+_REALS_IN_WORDS = words("allrealnumbers allreals realnumbers")
+_SHORT_WORDS = words("yes no odd")
+"""Words of up to three letters that are answers; others of this length are products of variables."""
+_PLAIN_WORDS = re.compile(r"""[^\W\d_]+(?:[ ,.'"()!?:-]+[^\W\d_]+)*[ .'")!?]*""")
+_NUMBERED_WORDS = re.compile(r"(?=.*[A-Za-z])(?:[A-Za-z]+|[0-9]+)(?:[ .:']+(?:[A-Za-z]+|[0-9]+)){1,7}\.?")
+
+_SIGN = "".join(CURRENCY_SIGNS)
+_CURRENCY_FIRST = re.compile(
+    rf"([-+]?)\s*(?:\\text\s*\{{)?\s*(?:([{_SIGN}])|(USD|EUR|GBP|INR|Rs)\.?(?![A-Za-z]))\s*\}}?\s*([-+]?)(.*)"
+)
+_CURRENCY_LAST = re.compile(rf"(.*?)\s*(?:\\text\s*\{{)?\s*([{_SIGN}])\s*\}}?")
+_FONT = r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox|textit|mathit|operatorname|rm)"
+_PIECE = rf"(?:{_FONT}\s*\{{[^{{}}]*\}}|[A-Za-z]+(?![A-Za-z])\.?)(?:\s*\^\s*(?:\{{\s*-?[0-9]\s*\}}|-?[0-9]))?"
+_TAIL = re.compile(
+    rf"(?P<tail>(?<![\\A-Za-z])(?:°\s*)?{_PIECE}(?:(?:\s*(?:/|\\cdot(?![a-zA-Z]))\s*|\s*){_PIECE}){{0,7}})\s*$"
+)
+"""Words and units behind a number."""
+_COUNTED = re.compile(r"(?:[a-z]+[ -])*(?!halves|thirds|quarters|[a-z]*ths)[a-z]+s\.?")
+"""What a gold may count: ``ways``, ``right triangles``; parts, as ``tenths``, change the number."""
+_BRACED = re.compile(rf"{_FONT}\s*\{{([^{{}}]*)\}}")
+
+_INDEX = r"(?:\s*_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?\w+)|\s*')*"
+_LETTER = (
+    rf"(?:[a-zA-Z]|(?:{'|'.join(map(re.escape, sorted(GREEK)))})(?![a-zA-Z])"
+    rf"|(?:{'|'.join(map(re.escape, sorted(DECORATIONS)))})\s*\{{[^{{}}]*\}})"
+)
+_VARIABLE = _LETTER + _INDEX
+_POINTS = (
+    r"(?:m?\s*\\angle|\\triangle|\\(?:overline|vec|overrightarrow|bar|widehat|hat)(?![a-zA-Z])"
+    r"|\{|\}|\s|[A-Z](?:_\{?\w\}?|')*)+"
+)
+_NAME = re.compile(
+    rf"{_VARIABLE}|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|{_POINTS}"
+    rf"|(?:{_VARIABLE}|{_POINTS}):\s*(?:{_VARIABLE}|{_POINTS})"
+    rf"|\\(?:max|min|sup|inf|det|deg|dim)(?![a-zA-Z])\s*(?:{_VARIABLE}(?:\s*\([^()]*\))?)?"
+    rf"|\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_VARIABLE}\s*\)|(?![a-z])\s*(?:\\angle\s*[A-Z]+|{_VARIABLE}))"
+    r"|\|\s*(?:[A-Z]{2}|\\(?:overline|vec|overrightarrow)\s*\{[^{}]*\})\s*\||\\\|[^|=<>]+\\\||\[\s*[A-Z]{3,}\s*\]"
+)
+"""What an equation may name: a variable, a tuple of them, ``AB``, a ratio, ``\\max f``, ``\\tan A``, ``|AB|``."""
+_FUNCTION = re.compile(
+    rf"(?:[fghpquvFGHPQRSTEVCNdDLWM]|n(?=\s*\(\s*[A-Z])|\\(?:phi|varphi|psi|Phi|Psi|Gamma|zeta|mu|sigma|tau|det|dim|deg"
+    rf"|Pr)(?![a-zA-Z])|\\mathbb\s*\{{[EPV]\}}|(?:Var|Cov|Area|area|Pr|det|dim|rank|tr|deg))"
+    rf"{_INDEX}(?:\s*\^\s*(?:\{{-1\}}|-1))?\s*(?=[(\[])"
+)
+_QUANTITIES = words(
+    """the a an of in for its is number total sum area perimeter volume length width height radius diameter angle
+    distance speed time cost price age probability average mean median mode product quotient difference ratio
+    remainder slope answer value result function maximum minimum max min circumference side base triangle"""
+)
+"""Words that name what a number is; other words, as ``not``, may change it."""
+_DEFINED = re.compile(r"((?:[a-zA-Z]|\\[a-zA-Z]+)[^()]*)\(([a-z](?:,[a-z])*)\)")
+_INDEXED = re.compile(r"([a-zA-Z]_)([a-z])")
 
 
-def readings(text: str) -> list[Answer]:
-    """What a text may state: usually one answer, more where a comma between digits is ambiguous. May be empty."""
+def readings(text: str, *, trusted: bool = False) -> list[Answer]:
+    r"""What a text may state: usually one answer, more where a comma between digits is ambiguous. May be empty.
+
+    ``trusted``: upright words behind a number that are no unit say what is counted, as in golds: ``5\text{ ways}``.
+    """
     found: list[Answer] = []
     if len(text) > MAX_CHARACTERS:
         return found
@@ -69,28 +149,32 @@ def readings(text: str) -> list[Answer]:
     if text.endswith("?"):  # a question is no answer
         return found
     for reading in (_without_thousands(text), text, _with_decimal_point(text)):
-        if reading is None:
-            continue
-        try:
-            answer = _read(reading)
-        except Unreadable:
-            continue
-        if answer not in found:
-            found.append(answer)
+        for lenient in (False, True)[: 1 + trusted]:
+            try:
+                answer = _joined(_Reader(reading, trusted=lenient).answer(tokens_of(reading))) if reading else None
+            except Unreadable:
+                continue
+            if answer and answer not in found:
+                found.append(answer)
     return found
+
+
+def may_be_left_out(name: str) -> bool:
+    """Whether "name = 5" says 5. Words must be those of a quantity: "not x = 5" does not say 5."""
+    if re.search(r"[a-z]{2}", name) is None or re.search(r"[\\(_]", name):
+        return True
+    return all(word.isupper() or word.lower() in _QUANTITIES for word in re.findall(r"[A-Za-z-]+", name))
 
 
 def _without_thousands(text: str) -> str | None:
     """The text with commas between groups of three digits removed, but not within brackets; None if there are none."""
     depth, position, parts = 0, 0, []
-    for match in re.finditer(r"\\?[()\[\]{}]|" + _THOUSANDS.pattern, text):
-        if match[0][-1] in "([":
+    for match in re.finditer(r"\\[{}]|[()\[\]]|" + _THOUSANDS.pattern, text):
+        if match[0][-1] in "([{":
             depth += 1
-        elif match[0][-1] in ")]":
+        elif match[0][-1] in ")]}":
             depth -= 1
-        elif match[0] in (r"\{", r"\}"):
-            depth += 1 if match[0] == r"\{" else -1
-        elif match[0] not in "{}" and not depth:
+        elif not depth:
             parts += [text[position : match.start()], match[0].replace(",", "")]
             position = match.end()
     return "".join([*parts, text[position:]]) if parts else None
@@ -105,27 +189,24 @@ def _with_decimal_point(text: str) -> str | None:
 class _Reader:
     """Reads token slices of one text."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, *, trusted: bool) -> None:
+        self.text, self.trusted = text, trusted
 
     def source(self, tokens: Sequence[Token]) -> str:
-        return self.text[tokens[0].start : tokens[-1].end] if tokens else ""
+        return self.text[tokens[0].start : tokens[-1].end].strip() if tokens else ""
 
     def answer(self, tokens: Sequence[Token]) -> Answer:
         """Separators bind weakest, then relations, then unions, then brackets."""
         if not tokens:
             raise Unreadable("empty")
-        if wrapped(tokens):
+        if enclosed(tokens, "{"):
             return self.in_braces(tokens[1:-1])
         parts, found = split(tokens, {";"})
         if found:
-            return self.listing([part for part in parts if part], "")
+            return self.listing(parts)
         parts, found = split(tokens, _SEPARATORS)
         if found:
-            return self.alternatives(tokens, found) or self.listing([part for part in parts if part], _joint(found))
-        parts, found = split(tokens, {r"\mapsto"})
-        if len(found) == 1:
-            return self.mapping(*parts)
+            return self.alternatives(tokens, found) or self.listing(parts, _joint(found))
         if any(token.text in (r"\ldots", r"\cdots", r"\dots", "...") for token in tokens):
             raise Unreadable("something is left out")
         sides, relations = split(tokens, _RELATIONS.keys())
@@ -137,34 +218,25 @@ class _Reader:
         """What stands in braces of TeX: a set if it is a list or again such a set, else what the braces group."""
         parts, found = split(inner, {",", ";"})
         if found:
-            return self.listing([part for part in parts if part], "", braces=True)
+            return self.listing(parts, braces=True)
         answer = self.answer(inner)
-        return Listing((answer,), braces=True) if wrapped(inner) and isinstance(answer, Listing) else answer
+        return Listing((answer,), braces=True) if enclosed(inner, "{") and isinstance(answer, Listing) else answer
 
     def alternatives(self, tokens: Sequence[Token], separators: Sequence[str]) -> Answer | None:
         """``x = 1, y = 2 or x = 2, y = 1``: solutions of several variables; None where "or" only ends a list."""
         if "or" not in separators or len(set(separators)) == 1:
             return None
-        parts = [trimmed(part, _SEPARATORS) for part in split(tokens, {"or"})[0]]
-        answers = [self.answer(part) for part in parts if part]
-        if all(isinstance(answer, Listing) and answer.items for answer in answers) and all(
-            isinstance(item, Named) for answer in answers if isinstance(answer, Listing) for item in answer.items
-        ):
+        parts = [[part for part in split(each, _SEPARATORS)[0] if part] for each in split(tokens, {"or"})[0]]
+        answers = [self.listing(part) for part in parts if part]
+        if all(isinstance(answer, Listing) and answer.items and all_named(answer.items) for answer in answers):
             return Listing(tuple(answers), joint="or")
         return None
 
-    def mapping(self, left: Sequence[Token], right: Sequence[Token]) -> Answer:
-        r"""``f: x \mapsto x^2``, with or without its name."""
-        match = re.fullmatch(r"(?:([a-zA-Z])\s*:\s*)?([a-z])", self.source(left).strip())
-        if match is None:
-            raise Unreadable("a mapping in a notation that is not read")
-        return Named(match[1] or "f", self.answer(right), (match[2],))
-
     def listing(
-        self, parts: Sequence[Sequence[Token]], joint: Literal["", "and", "or"], *, braces: bool = False
+        self, parts: Sequence[Sequence[Token]], joint: Literal["", "and", "or"] = "", *, braces: bool = False
     ) -> Answer:
         items: list[Answer] = []
-        for part in parts:
+        for part in filter(None, parts):
             found = self.answer(part)
             before = items[-1] if items else None
             if isinstance(before, Named) and isinstance(found, Value):  # n = 2, 3, 4
@@ -179,85 +251,104 @@ class _Reader:
         if operators:
             if r"\cap" in operators or r"\setminus" in operators[:-1]:
                 raise Unreadable("sets in a notation that is not read")
-            sets = [self.answer(part) for part in parts]
-            less = operators[-1] == r"\setminus"
-            return Region(tuple(sets[:-1]), (sets[-1],)) if less else Region(tuple(sets))
-        source = self.source(tokens).strip()
+            sets = tuple(map(self.answer, parts))
+            return Region(sets[:-1], sets[-1:]) if operators[-1] == r"\setminus" else Region(sets)
+        source = self.source(tokens)
         if source == r"\reals":
             return REALS
-        if (clock := clock_of(source)) is not None:
-            return clock
-        ratio, colons = split(tokens, {":", "to"})
+        parts, colons = split(tokens, {":", "to"})
         if colons:
-            return self.ratio(ratio)
+            return self.ratio(parts)
         if upright := UPRIGHT.fullmatch(source):
             return self.upright(upright[1].strip(), font=source.startswith(r"\text"))
         if option := _OPTION.fullmatch(source):
             return Value(Name(option[1]), letters=option[1])
-        if (matrix := matrix_of(source, _read, _number)) is not None:
-            return matrix
-        bracketed = self.bracketed(tokens)
-        return bracketed if bracketed is not None else self.value(tokens, source)
+        return self.matrix(tokens) or self.bracketed(tokens) or self.value(tokens)
 
     def ratio(self, parts: Sequence[Sequence[Token]]) -> Answer:
-        """``3:4`` is a quotient, ``3:4:5`` a tuple of quotients; words before a colon name what follows."""
-        name = name_of(parts[0], self.source(parts[0])) if len(parts) == 2 else None
-        if name is not None and re.search(r"[a-z]{3}", name) and may_be_left_out(name):
+        """``3:4`` is a quotient, ``3:4:5`` a tuple of quotients; a quantity before a colon names what follows."""
+        name = self.name(parts[0])
+        if len(parts) == 2 and name and re.search(r"[a-z]{3}", name) and may_be_left_out(name):
             return Named(name, self.answer(parts[1]))
-        first, *others = map(self.formula, parts)
-        if len(others) == 1:
-            return Value(Apply("div", (first, others[0])))
-        return Bracketed(":", tuple(Value(Apply("div", (other, first))) for other in others), ":")
+        try:
+            first, *others = map(self.formula, parts)
+        except Unreadable:
+            return _in_words(self.text)
+        quotients = [Value(Apply("div", pair)) for pair in ((first, other) for other in others)]
+        return quotients[0] if len(others) == 1 else Bracketed("::", tuple(quotients))
 
     def upright(self, inner: str, *, font: bool) -> Answer:
         """What is set in another font as a whole."""
-        inner = re.sub(r"\\[,; ]", " ", inner).strip()
-        if not inner:
-            raise Unreadable("empty")
-        if font and inner.isalpha() and len(inner) > 1 and spelt_number(inner) is None:
+        if font and inner.isalpha() and len(inner) > 1:
             return Words(squeezed(inner))
-        option = re.fullmatch(r"\(([A-Z])\)", inner)
-        return _read(option[1] if option else inner)
+        reader = _Reader(inner, trusted=self.trusted)
+        return reader.answer(tokens_of(inner))
+
+    def matrix(self, tokens: Sequence[Token]) -> Answer | None:
+        """An environment of TeX, in brackets or not, with a factor before it or transposed."""
+        begin = next((place for place, token in enumerate(tokens) if token.text == r"\begin"), None)
+        if begin is None or split(tokens[:begin], _RELATIONS.keys() | {",", "&"})[1]:
+            return None
+        before = begin - (begin > 0 and tokens[begin - 1].text in ("(", "["))
+        end = end_of(tokens, before)
+        last = end if before < begin else end + 3
+        kind = tokens[begin + 2].text if len(tokens) > begin + 2 else ""
+        if end < 0 or _MATRIX.fullmatch(kind) is None:
+            return None
+        body = tokens[begin + 4 : end - 4 if before < begin else end]
+        if kind == "array" and body and body[0].text == "{":
+            body = body[end_of(body, 0) + 1 :]
+        body = [token for token in body if token.text != r"\hline"]
+        rows = [split(row, {"&"})[0] for row in split(body, {r"\\"})[0] if row]
+        if len({len(row) for row in rows}) != 1:
+            raise Unreadable("a matrix with rows of several lengths")
+        found = Matrix(tuple(tuple(map(self.answer, row)) for row in rows))
+        if rest := self.source(tokens[last + 1 :]):
+            if not _TRANSPOSED.fullmatch(rest):
+                return None
+            found = Matrix(tuple(zip(*found.rows, strict=True)))
+        factor = self.source(tokens[:before])
+        if not factor:
+            return found
+        scale = formula_of(factor + "1" if factor in ("-", "+") else re.sub(r"\s*(?:\\cdot|\\times|\*)$", "", factor))
+        return Matrix(tuple(tuple(_times(entry, scale) for entry in row) for row in found.rows))
 
     def bracketed(self, tokens: Sequence[Token]) -> Answer | None:
         """What stands in one pair of brackets, unless they only group a formula. Raises Unreadable."""
         opening, closing = tokens[0].text, tokens[-1].text
-        french = {"]": "(", "[": "["}.get(opening), {"[": ")", "]": "]"}.get(closing)
-        if len(tokens) > 3 and all(french) and (opening == "]" or closing == "["):
-            parts, found = split(tokens[1:-1], {",", ";"})
+        inner = tokens[1:-1]
+        if len(tokens) > 3 and opening + closing in ("][", "]]", "[["):  # ]0,1[ leaves its ends out
+            parts, found = split(inner, {",", ";"})
             if len(found) == 1:
-                return Bracketed(str(french[0]), tuple(map(self.answer, parts)), str(french[1]))
+                brackets = ("(" if opening == "]" else "[") + (")" if closing == "[" else "]")
+                return Bracketed(brackets, tuple(map(self.answer, parts)))
         if opening not in ("(", "[", r"\{", r"\langle") or end_of(tokens, 0) != len(tokens) - 1:
             return None
-        inner = tokens[1:-1]
         parts, found = split(inner, {",", ";"})
         if opening == r"\{":
             bar, bars = split(inner, {"|", ":"})
-            if len(bars) == 1:
-                return self.set_builder(bar[0], bar[1])
-            return self.listing([part for part in parts if part], "", braces=True)
-        if not found and opening != r"\langle" and not (opening == "[" and len(inner) > 2 and inner[0].text == "["):
+            return self.set_builder(*bar) if len(bars) == 1 else self.listing(parts, braces=True)
+        rows = split(inner, {";"})[0] if opening == "[" and "," in found and ";" in found else []
+        if rows:  # [1, 2; 3, 4]
+            return Matrix(tuple(tuple(map(self.answer, split(row, {","})[0])) for row in rows))
+        nested = opening == "[" and all(enclosed(part, "[") for part in parts)
+        if not found and opening != r"\langle" and not nested:
             return None
-        if opening == "[" and all(part[0].text == "[" and end_of(part, 0) == len(part) - 1 for part in parts if part):
-            return Matrix(
-                tuple(tuple(map(self.answer, split(part[1:-1], {","})[0])) for part in parts if part), nested=True
-            )
-        brackets = ("(", ")") if opening == r"\langle" else (opening, closing)
-        return Bracketed(brackets[0], tuple(map(self.answer, parts)), brackets[1])
+        if nested:
+            return Matrix(tuple(tuple(map(self.answer, split(part[1:-1], {","})[0])) for part in parts), nested=True)
+        return Bracketed("()" if opening == r"\langle" else opening + closing, tuple(map(self.answer, parts)))
 
     def set_builder(self, element: Sequence[Token], condition: Sequence[Token]) -> Answer:
         parts, _ = split(element, {r"\in"})
-        name = self.source(parts[0]).strip()
-        if len(parts) > 1 and self.source(parts[1]).strip() != r"\reals":
-            raise Unreadable("a set of other numbers than real ones")
+        name = self.source(parts[0])
         answer = self.answer(condition)
-        named = names_in(answer.sides[0]) | names_in(answer.sides[-1]) if isinstance(answer, Comparison) else {name}
-        if isinstance(answer, Comparison) and len(answer.sides) == 3:
-            named = names_in(answer.sides[1])
-        if isinstance(answer, Named):
-            named = {answer.name}
-        if len(name) != 1 or named != {name}:
-            raise Unreadable("a set in a notation that is not read")
+        about: set[str] = set()
+        if isinstance(answer, Comparison):
+            about = names_in(answer.sides[1]) if len(answer.sides) == 3 else set().union(*map(names_in, answer.sides))
+        elif isinstance(answer, Named):
+            about = {answer.name}
+        if about != {name} or len(name) != 1 or (len(parts) > 1 and self.source(parts[1]) != r"\reals"):
+            raise Unreadable("a set in a notation that is not read, or of other numbers than real ones")
         return answer
 
     def relation(self, sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> Answer:
@@ -273,74 +364,75 @@ class _Reader:
             return self.named(sides[0], sides[1])
         if set(relations) == {"="}:
             return self.equation(sides)
-        if "in" in relations:
-            raise Unreadable("a membership among other relations")
-        formulas = [self.formula(side) for side in sides]
+        formulas = tuple(map(self.formula, sides))
         directions = {relation[0] for relation in relations}
         if len(formulas) > 3 or len(directions) > 1 or (len(formulas) == 3 and directions & {"!", "="}):
             raise Unreadable("a chain of relations in several directions")
-        return Comparison(tuple(formulas), tuple(relations))
+        return Comparison(formulas, tuple(relations))
 
     def approximation(self, sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> Answer:
         r"""``x = \pi \approx 3.14`` states the exact value, if the decimal is that value rounded."""
-        if relations[-1] != "~" or "~" in relations[:-1]:
-            raise Unreadable("an approximation before the end")
         decimal = self.formula(sides[-1])
-        if (
-            len(sides) == 2
-            and isinstance(decimal, Number)
-            and decimal.digits
-            and name_of(sides[0], self.source(sides[0]))
-        ):
-            return self.named(sides[0], sides[1])
+        if relations.index("~") != len(relations) - 1 or not isinstance(decimal, Number) or not decimal.value:
+            raise Unreadable("an approximation of something else than a number")
+        if len(sides) == 2 and decimal.digits and self.name(sides[0]):
+            return self.named(*sides)
         exact = self.relation(sides[:-1], relations[:-1]) if len(sides) > 2 else self.answer(sides[0])
         value = exact.answer if isinstance(exact, Named) else exact
-        if not isinstance(value, Value) or not isinstance(decimal, Number) or not decimal.value:
-            raise Unreadable("an approximation of something else than a number")
         try:
-            right = rounds_to(decimal.value, max(decimal.digits, 1), closed_value(value.formula))
-        except (Undefined, KeyError):
-            right = False
-        if not right:
-            raise Unreadable("an approximation that contradicts what it approximates")
+            if not isinstance(value, Value) or not rounds_to(
+                decimal.value, max(decimal.digits, 1), closed_value(value.formula)
+            ):
+                raise Unreadable("an approximation that contradicts what it approximates")
+        except Undefined as error:
+            raise Unreadable(str(error)) from None
         return exact
 
     def equation(self, sides: Sequence[Sequence[Token]]) -> Answer:
         """Something named and its value, a true statement about closed formulas, or an equation between the sides."""
-        name = name_of(sides[0], self.source(sides[0]))
-        if name is not None:
-            named = [side for side in sides[:-1] if name_of(side, self.source(side)) is not None]
+        named = [side for side in sides[:-1] if self.name(side) is not None]
+        if named and named[0] is sides[0]:
             if len(named) == len(sides) - 1 > 1:  # a = b = 0
                 return Listing(tuple(self.named(side, sides[-1]) for side in named))
             if len(sides) > 2:
                 self.require_equal(list(map(self.formula, sides[1:])))
             return self.named(sides[0], sides[-1])
-        if len(sides) == 2 and name_of(sides[1], self.source(sides[1])) is not None:
+        if len(sides) == 2 and self.name(sides[1]) is not None:
             return self.named(sides[1], sides[0])
         formulas = [self.formula(side) for side in sides[:-1]]
-        formulas.append(self.formula(sides[-1], bare=not any(map(self.variables, formulas))))
+        formulas.append(self.formula(sides[-1], bare=not any(map(_variables, formulas))))
         first, last = formulas[0], formulas[-1]
-        if len(formulas) > 2 or not self.variables(first) | self.variables(last):
+        if len(formulas) > 2 or not _variables(first) | _variables(last):
             self.require_equal(formulas)
-        if self.variables(first) == self.variables(last) and same(first, last):
+        if _variables(first) == _variables(last) and same(first, last):
             return self.answer(sides[-1])
         return Comparison((first, last), ("=",))
-
-    def variables(self, formula: Formula) -> set[str]:
-        try:
-            return variables_of(formula)
-        except Undefined as error:
-            raise Unreadable(str(error)) from None
 
     def require_equal(self, formulas: Sequence[Formula]) -> None:
         """A chain states its last side, unless another side in the same variables contradicts it."""
         last = formulas[-1]
-        if not all(same(last, each) for each in formulas[:-1] if self.variables(each) == self.variables(last)):
+        if not all(same(last, each) for each in formulas[:-1] if _variables(each) == _variables(last)):
             raise Unreadable("a false equation")
 
+    def name(self, tokens: Sequence[Token]) -> str | None:
+        """The name that a left side is, spelt in one way; None if it is a formula, whose value is asked for."""
+        source = self.source(tokens)
+        plain = re.sub(r"\s+", " ", UPRIGHT.sub(r"\1", source)).strip()
+        if plain in CONSTANTS or not re.search(r"[^\W\d_]", plain) or len(plain) > 200:
+            return None
+        if _NAME.fullmatch(plain):
+            return re.sub(r"_\{(\w+)\}", r"_\1", plain.replace(" ", ""))
+        spoken = re.findall(r"[A-Za-z-]+", re.sub(r"\\[a-zA-Z]+", "", plain))
+        longest = max(map(len, re.findall(r"[a-z]+", " ".join(spoken))), default=0)
+        if _PLAIN_WORDS.fullmatch(plain) and (longest > 3 or (longest == 3 and may_be_left_out(plain))):
+            return " ".join(word if word.isupper() else word.lower() for word in spoken)
+        bracket = next((at for at, token in enumerate(tokens) if token.text in ("(", "[")), 0)
+        closes = bracket and end_of(tokens, bracket) == len(tokens) - 1
+        head = _FUNCTION.match(plain)
+        return plain.replace(" ", "") if closes and head and plain[head.end()] in "([" else None
+
     def named(self, left: Sequence[Token], right: Sequence[Token]) -> Answer:
-        source = self.source(left)
-        name = name_of(left, source)
+        name = self.name(left)
         if name is None:
             raise Unreadable("something without a name is said to be in a set")
         parameters: tuple[str, ...] = ()
@@ -350,42 +442,154 @@ class _Reader:
         elif (match := _INDEXED.fullmatch(name)) and isinstance(answer, Value) and match[2] in names_in(answer.formula):
             name, parameters = match[1], (match[2],)
         if isinstance(answer, Listing) and answer.items:
-            return replace(answer, items=tuple(Named(name, item, parameters) for item in answer.items))
-        return Named(name, answer, parameters)
+            return replace(answer, items=tuple(_with_name(name, item, parameters) for item in answer.items))
+        return _with_name(name, answer, parameters)
 
     def formula(self, tokens: Sequence[Token], *, bare: bool = False) -> Formula:
         """A side of a relation, with its unit as a factor unless it is to be ``bare``."""
-        value = self.value(tokens, self.source(tokens))
+        value = self.value(tokens)
         if not isinstance(value, Value):
             raise Unreadable("a relation between words")
-        measured = value.unit is not None and value.unit.dimension not in MARKS
-        measure = value.unit.dimension if value.unit and measured else " ".join(sorted(value.label))
-        if measure and bare:
-            return value.formula
-        return Apply("mul", (in_base(value), Name(f"1 {measure}"))) if measure else in_base(value)
+        if value.unit is None or value.marked:
+            return value.in_base
+        return value.formula if bare else Apply("mul", (value.in_base, Name(f"1 {value.unit.dimension}")))
 
-    def value(self, tokens: Sequence[Token], source: str) -> Answer:
-        return read_value(tokens, source, self.text)
+    def value(self, tokens: Sequence[Token]) -> Answer:
+        """A formula with its unit, or words. Raises Unreadable."""
+        source = self.source(tokens)
+        if not tokens:
+            raise Unreadable("empty")
+        if source == "∅" or squeezed(source) in _EMPTY_IN_WORDS:
+            return EMPTY
+        if squeezed(source) in _REALS_IN_WORDS:
+            return REALS
+        if source.casefold() in _SHORT_WORDS:
+            return Words(source.casefold())
+        found = _money(source) or _marked(tokens, source) or _measured(source, trusted=self.trusted)
+        if found is not None:
+            return found
+        try:
+            return Value(parse_formula(tokens, self.text), letters=source if source.isalpha() else "")
+        except Unreadable:
+            return _in_words(source)
 
 
-def _number(text: str) -> Formula:
-    return parse_formula(tokens_of(text), text)
+def _money(source: str) -> Answer | None:
+    """An amount with the sign or code of its currency before or behind it: ``¤5 million``, ``USD 5``, ``5 €``, ``¤5
+    per hour``.
+    """
+    first, last = _CURRENCY_FIRST.fullmatch(source), _CURRENCY_LAST.fullmatch(source)
+    if first:
+        currency, amount, signs = CURRENCY_SIGNS.get(first[2] or "", first[3]), first[5], first[1] + first[4]
+    elif last:
+        currency, amount, signs = CURRENCY_SIGNS[last[2]], last[1], ""
+    else:
+        return None
+    number, label = _cut(amount)
+    factor, label = scaled(label)
+    unit, other = unit_of(currency), unit_of(label) if label else None
+    if label and not (other and unit and same_dimension(unit, other)):
+        unit = unit_of(f"{currency} {label}")
+    formula = _number(number)
+    if len(signs) > 1 or unit is None or formula is None or names_in(formula):
+        raise Unreadable("an amount of something else, or with two signs")
+    formula = _multiplied(formula, factor)
+    return Value(neg(formula) if signs == "-" else formula, unit)
+
+
+def _marked(tokens: Sequence[Token], source: str) -> Answer | None:
+    r"""A formula with a percent sign or degree sign at its end that belongs to the whole of it, not to an operand as in
+    ``1 + 5%`` and ``\sin 30°``.
+    """
+    mark = tokens[-1].text
+    if len(tokens) < 2 or mark not in MARKS:
+        return None
+    if any(token.text.lstrip("\\") in FUNCTIONS - {"sqrt"} for token in tokens):
+        return None
+    if any(token.text in ("+", "-", r"\pm", r"\mp") for token in tokens[1:]):
+        return None
+    formula = _number(source[: -len(mark)])
+    if formula is None:
+        raise Unreadable("a mark on something that is no number")
+    return Value(formula, Unit(mark, MARKS[mark]))
+
+
+def _measured(source: str, *, trusted: bool) -> Answer | None:
+    r"""A number and the words that scale or measure it: ``5 cm``, ``5\text{ m}``, ``5° C``, ``5 million``."""
+    tail = _TAIL.search(source)
+    if tail is None or not tail.start():
+        return None
+    number, label = _cut(source)
+    factor, label = scaled(label)
+    upright = "\\" in tail["tail"]
+    plain = not upright and tail["tail"][0] != "°" and factor == 1
+    if plain and not is_abbreviation(source[: tail.start()], label) and not re.search(r"[A-Za-z]{4}", label):
+        return None
+    formula, unit = _number(number), unit_of(label) if label else None
+    if formula is None or (names_in(formula) and not upright):
+        return None
+    if label and unit is None and not (trusted and upright and _COUNTED.fullmatch(label)):
+        return None
+    return Value(_multiplied(formula, factor), unit)
+
+
+def _cut(source: str) -> tuple[str, str]:
+    """A number in figures and the words behind it, fonts removed."""
+    tail = _TAIL.search(source)
+    if tail is None:
+        return source.strip(), ""
+    return source[: tail.start()].strip(), " ".join(_BRACED.sub(r" \1 ", tail["tail"]).split())
+
+
+def _in_words(source: str) -> Answer:
+    """Words, compared by their letters; with figures among them, ``June 20``, as they are spelt. Raises Unreadable."""
+    if _PLAIN_WORDS.fullmatch(source) and (not source.isalpha() or len(source) > 2):
+        return Words(squeezed(source))
+    spelt = " ".join(UPRIGHT.sub(r" \1 ", source).split())
+    if _NUMBERED_WORDS.fullmatch(spelt):
+        named = re.search(r":|[A-Za-z]{3}", spelt)  # 1:51 PM, June 20, but not 5 MW
+        return Words((spelt.casefold() if named else spelt).rstrip("."))
+    raise Unreadable("neither a formula nor words")
+
+
+def _number(text: str) -> Formula | None:
+    """The formula of a text; None if it is none."""
+    try:
+        return formula_of(text)
+    except Unreadable:
+        return None
+
+
+def _multiplied(formula: Formula, factor: Fraction) -> Formula:
+    return formula if factor == 1 else Apply("mul", (formula, Number(factor)))
+
+
+def _times(entry: Answer, factor: Formula) -> Answer:
+    if not isinstance(entry, Value) or entry.unit:
+        raise Unreadable("a factor before what is no matrix of numbers")
+    return Value(Apply("mul", (factor, entry.formula)))
+
+
+def _variables(formula: Formula) -> set[str]:
+    try:
+        return variables_of(formula)
+    except Undefined as error:
+        raise Unreadable(str(error)) from None
+
+
+def _with_name(name: str, answer: Answer, parameters: tuple[str, ...]) -> Answer:
+    """A named answer; ``(x, y) = (1, 2)`` as ``x = 1, y = 2``."""
+    names = name[1:-1].split(",") if name.startswith("(") else []
+    if isinstance(answer, Bracketed) and len(names) == len(answer.items):
+        return Listing(tuple(map(Named, names, answer.items)))
+    return Named(name, answer, parameters)
 
 
 def _joint(separators: Sequence[str]) -> Literal["", "and", "or"]:
     """The word between the items of a list; none where there are two."""
-    return (
-        "" if {"and", "or"} <= set(separators) else "or" if "or" in separators else "and" if "and" in separators else ""
-    )
-
-
-def _read(text: str) -> Answer:
-    """One reading of cleaned text. Raises Unreadable."""
-    if (spelt := spelt_number(text)) is not None:
-        return Value(Number(spelt))
-    text = re.sub(r"(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])|(?<=[0-9)])(and|or)(?=[a-zA-Z](?![a-zA-Z]))", r" \1\2 ", text)
-    text = re.sub(r"(?<=[)\]}])\s*U\s*(?=[(\[\\])", r"\\cup ", text)
-    return _joined(_Reader(text).answer(tokens_of(text)))
+    if {"and", "or"} <= set(separators):
+        return ""
+    return "or" if "or" in separators else "and" if "and" in separators else ""
 
 
 def _joined(answer: Answer) -> Answer:
