@@ -55,7 +55,8 @@ def up(
     connect = [*shlex.split(ssh), "-T", *(part for option in SSH for part in ("-o", option))]
     folder = str((workdir or Path.cwd()).absolute())
     commands = []
-    for name in sorted(topology.hosts_in_use, key=lambda name: name != topology.main_host):
+    started = [name for name in topology.hosts_in_use if not topology.hosts[name].optional]
+    for name in sorted(started, key=lambda name: name != topology.main_host):
         address, main = topology.hosts[name].address, name == topology.main_host
         order = Order(
             release=_release(),

@@ -1,4 +1,4 @@
-"""The links of an actor: made as the topology says, and led to other nodes when hosts or replicas come and go."""
+"""The links of an actor: made as the topology says, also to hosts and replicas that are not there yet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors.base import Actor, Announce, Call, LinkKind, Push, passing_link
-from agent_rl.config.addresses import actor_nodes, addresses, places, runtime_directory, supervisor_node
-from agent_rl.config.joining import changed_hosts, with_changed
+from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.plugins import resolve
-from agent_rl.config.processes import Host
 from agent_rl.config.topology import Topology
 
 if TYPE_CHECKING:
-    from transport import Network, Node, Permit
+    from transport import Node, Permit
 
 DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
     Push: {"window": 256},
@@ -79,7 +77,7 @@ class SenderPermits:
         self._made: dict[str, dict[tuple[str, str], Permit]] = {}
 
     def __call__(self, peer: str) -> dict[tuple[str, str], Permit] | None:
-        """The permits of a node, also of a host that joined."""
+        """The permits of a node."""
         role = peer.rpartition(".")[0]
         if role not in self._topology.actors:
             return None
@@ -125,30 +123,3 @@ class SenderPermits:
         return {
             (kind, link): Permit(Registry(*types.values())) for kind, types in self._receives.items() for link in links
         }
-
-
-class JoinedTargets:
-    """Leads the links of a running actor to replicas that came, and away from those that left."""
-
-    def __init__(self, node: Node, network: Network, topology: Topology, role: str, cls: type[Actor]) -> None:
-        self._node = node
-        self._network = network
-        self._topology = topology
-        self._role = role
-        self._cls = cls
-
-    def follow(self, changed: Mapping[str, Host]) -> None:
-        """Exactly these hosts have joined, or have other replicas than their file says."""
-        self._topology = with_changed(self._topology, changed)
-        self._network.extend(joined_addresses(self._topology))
-        self._node.set_targets(link_targets(self._topology, self._role, self._cls))
-
-
-def joined_addresses(topology: Topology) -> dict[str, str]:
-    """The addresses of all nodes of the hosts that joined, or whose replicas have changed."""
-    table = addresses(topology, runtime_directory(topology))
-    return {
-        node: table[node]
-        for host in changed_hosts(topology)
-        for node in (supervisor_node(host), *places(topology, host))
-    }

@@ -1,10 +1,9 @@
-"""What a supervisor exchanges with the supervisors of other hosts, with hosts that ask to join, and with commands.
+"""What a supervisor exchanges with the supervisors of other hosts and with commands.
 
 ::
 
     HostHello, Incarnations ---> Greetings --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
-    JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
-    SwapWanted, ScaleWanted, DrainWanted ---> Changes --> processes of actors
+    SwapWanted, ScaleWanted, DrainWanted, ChangesInForce ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
     silence of a supervisor ------------> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
@@ -24,7 +23,6 @@ from actors.runtime import actor_process
 from actors.runtime.accusations import Accusations
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.greetings import Greetings, Reports
-from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
@@ -37,13 +35,11 @@ from agent_rl.messages import (
     Accusation,
     ActorStatus,
     Changed,
+    ChangesInForce,
     DrainWanted,
     HostHello,
     HostReport,
     Incarnations,
-    JoinAnswer,
-    JoinedHosts,
-    JoinWanted,
     ReplicasWanted,
     RunState,
     ScaleWanted,
@@ -119,9 +115,7 @@ class Peers:
             leave=supervision.end,
         )
         self._accusations = Accusations(self._actors, self._say_of_host, self.others.replace, self._unsettled)
-        self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
-        self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
-        self.changes.tell, self.changes.take_off = self._joined.tell, self._joined.left
+        self._optional = {supervisor_node(name) for name, host in topology.hosts.items() if host.optional}
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -136,12 +130,10 @@ class Peers:
                 incarnation=self._incarnation,
                 limits=Limits(lost_after=self._host_lost_after),
                 on_event=self._link_event,
-                guests=GUEST,
                 permits=self._permits,
             )
             self.others.link(node)
             self._reports.link(node)
-            self._joined.link(node, network)
             self._roster.link(node)
             self.changes.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
@@ -164,25 +156,20 @@ class Peers:
 
     # What arrives.
 
-    async def _hear(self, delivery: Delivery) -> HostHello | JoinAnswer | Changed | None:
+    async def _hear(self, delivery: Delivery) -> HostHello | Changed | None:
         """Take in an announcement of an actor or another supervisor; answer a greeting; carry out a change."""
         sender, message = delivery.sender, delivery.message
         match message:
             case HostHello():
                 return self._greetings.heard(sender, message)
-            case JoinWanted():
-                return self._joined.answer(sender, message)
-            case _ if sender.startswith(GUEST):
-                return None
             case SwapWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)
-                self._joined.up(sender)
                 self.changes.back(sender)
                 self._greetings.told(sender, message)
-            case JoinedHosts() if sender == self._main:
-                self._joined.heard(message)
+            case ChangesInForce() if sender == self._main:
+                self.changes.told(message)
             case RunState() if sender == self._main and message.ending:
                 self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
             case RunState() if sender == self._main:
@@ -207,14 +194,13 @@ class Peers:
 
     def _hear_supervisor(self, status: ActorStatus) -> None:
         why = self.others.heard(status)
-        if self._joined.has_joined(status.actor):
-            if not self._ending.is_set():
-                self._joined.says(status)
+        if status.state == "failed" and status.actor in self._optional:
+            self._say_of_host(f"{status.actor} has failed: {status.detail}; the run goes on without its host")
         elif why and not self._greetings.is_refused(status.actor):
             self._supervision.end(1, why)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import KeyRefused, PeerCutOff, PeerLeft
+        from transport import KeyRefused, PeerCutOff, PeerLeft, PeerSilent
 
         left = isinstance(event, PeerLeft)
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
@@ -224,12 +210,11 @@ class Peers:
             for node in (event.peer, *self._reports.left(event.peer)):
                 self._supervision.left(node)
             self.changes.left(event.peer)
-            if not self._ending.is_set():
-                self._joined.left(event.peer)
         if isinstance(event, PeerCutOff):
             what = f"{event.rule}: {event.evidence}"
             self._accusations.heard("its supervisor", [Accusation(event.peer, event.incarnation, what)])
-        self._greetings.link_event(event)
+        if not (isinstance(event, PeerSilent) and event.peer in self._optional):  # no mistake: it may come or go
+            self._greetings.link_event(event)
         self._lost.link_event(event)
 
     # What is told.
@@ -244,13 +229,9 @@ class Peers:
         """An actor of this host has ended, and is not started again."""
         self._reports.forget(actor)
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-        self._joined.tick(now)
-
     def lines(self) -> bytes:
-        """What a new process is told first: hosts that joined, lost hosts, swapped roles, all incarnations."""
-        about = self._joined.line() + self._lost.line() + swapped(self.changes.swapped)
+        """What a new process is told first: lost hosts, swapped roles, all incarnations."""
+        about = self._lost.line() + swapped(self.changes.swapped)
         return about + written(self._roster.incarnations)
 
     def _tell_actors(self, changed: Mapping[str, int]) -> None:
@@ -259,15 +240,6 @@ class Peers:
     def _tell_line(self, line: bytes) -> None:
         for actor in self._actors.values():
             actor.tell(line)
-
-    def _follow(self, topology: Topology) -> None:
-        """Hosts have joined or left, or replicas have come or gone."""
-        self.others.follow(topology)
-        self._roster.follow(topology)
-        self._greetings.follow(topology)
-        self._tell_line(self._joined.line())
-        self._lost.follow(topology)
-        self.changes.follow(topology)
 
     def _say_of_host(self, text: str) -> None:
         if not self._ending.is_set():
@@ -287,6 +259,4 @@ class Peers:
 
     async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
         """Wait until the other hosts know that the run ends. Returns the supervisors that did not confirm it."""
-        unheard = await self.others.leave(exit_code, reason, patient=patient)
-        self._joined.over()
-        return unheard
+        return await self.others.leave(exit_code, reason, patient=patient)

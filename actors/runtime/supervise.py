@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,16 +130,15 @@ class Supervisor:
             log=log,
         )
 
-    def swapped_before(self, roles: Sequence[str], in_force: Mapping[str, Sequence[str]]) -> None:
+    def swapped_before(self, roles: Sequence[str], in_force: Collection[str]) -> None:
         """These roles were swapped in the last start, and other hosts may have gone on since.
 
-        ``in_force``: the swaps that the topology holds, by role, for hosts that join.
+        ``in_force``: the swaps that the topology holds, by role.
         """
         changes = self._peers.changes
         changes.swaps(role for role in roles if role in self._topology.actors)
-        for role, keys in in_force.items():
+        for role in in_force:
             if role in self._topology.actors:
-                changes.keys += keys
                 entry = self._topology.actors[role]
                 self.say(
                     f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"
@@ -222,7 +221,6 @@ class Supervisor:
             silent = self._silence.silent
             self._note(*self._movement.tick(now, silent))
             self._view.silences = {actor: self._silence.state(actor) for actor in silent}
-            self._peers.tick(now)
             self._display.refresh(now)
             for actor in self._actors.values():
                 if actor.child is not None:

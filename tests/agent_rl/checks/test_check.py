@@ -15,7 +15,7 @@ from agent_rl.checks.files import file_faults
 from agent_rl.checks.topology import check_topology, find_cycle
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
-from agent_rl.config.source import Source
+from agent_rl.config.source import Source, TopologyError
 from agent_rl.files.file_systems import file_system
 from tests.end_to_end.topologies import write_three_hosts
 
@@ -514,12 +514,14 @@ def test_a_role_with_state_of_the_whole_run_has_one_host(folder):
 
 
 @pytest.mark.usefixtures("key")
-def test_a_joined_host_may_not_run_what_another_host_runs(folder):
-    c = '[hosts.c]\naddress = "10.0.0.3"\njoined = { generator = [2] }\n'
-    assert check(folder, SPLIT + c) == []
-    (fault,) = check(folder, SPLIT + c.replace("[2]", "[1, 2]"))
-    assert fault.key == "hosts.c.joined"
-    assert fault.message.startswith("generator.1 cannot run here")
+def test_a_run_needs_each_role_on_a_host_that_stays(folder):
+    c = '[hosts.c]\naddress = "10.0.0.3"\noptional = true\n'
+    assert check(folder, SPLIT + c, ['actors.generator.hosts=["a", "c"]']) == []
+    (fault,) = check(folder, SPLIT + c, ['actors.generator.hosts=["c"]'])
+    assert (fault.key, fault.message) == ("hosts.c.optional", "the run stands still without generator of this host")
+    assert fault.remedy == "leave the key out, or let another host run generator too"
+    with pytest.raises(TopologyError, match=r"actors\.generator: start \(3\) is more than the processes of the role"):
+        check(folder, SPLIT, ["actors.generator.start=3"])
 
 
 def test_socket_paths_fit_however_long_names_and_folders_are(folder, monkeypatch):
