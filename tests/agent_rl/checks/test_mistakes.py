@@ -559,33 +559,6 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
     assert not directory.exists() or directory.is_file()
 
 
-@pytest.mark.parametrize(
-    ("tasks", "entry"),
-    [
-        (
-            "files = ['sound.jsonl']\nprompt = 'plain'",
-            {"class": "maths", "settings": {"files": ["sound.jsonl"], "prompt": "plain"}},
-        ),
-        (
-            "generator = 'x:ArithmeticTasks'\nsettings = { max_calls = 2 }",
-            {"class": "arithmetic", "settings": {"max_calls": 2}},
-        ),
-    ],
-)
-def test_what_replaces_a_table_of_tasks_can_be_pasted(
-    folder: Path, tasks: str, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, _ = write_micro(folder)
-    old = f"[tasks]\n{tasks}\n"
-    path.write_text(path.read_text().replace("[[environments]]\n" + GENERATOR, old))
-    assert main(["check", str(path)]) == 2
-    message, _, remedy = capsys.readouterr().err.partition("; write in its place:\n\n")
-    assert message.endswith(": tasks: this table has become [[environments]]")
-    path.write_text(path.read_text().replace(old, remedy))
-    (found,) = load_topology(path).environments
-    assert found.model_dump(by_alias=True, include={"class_path", "settings"}) == entry
-
-
 @pytest.mark.parametrize("wrong", MODELS)
 def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(models: Path, wrong: str) -> None:
     told = MODELS[wrong][1]
