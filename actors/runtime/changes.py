@@ -3,7 +3,7 @@
 ::
 
     agent-rl swap --SwapWanted--> supervisor of the main host --(refused: nothing stops)------------------> Changed
-        every supervisor: trial of the new class and settings --(a fault: nothing stops)------------------> Changed
+        every supervisor: dry run of the new class and settings --(a fault: nothing stops)------------------> Changed
         every supervisor: each process is replaced (`in_place`) --(one does not run: the former come back)---> Changed
                           `--> the resolved topology file, for processes that start later
 
@@ -23,6 +23,7 @@ supervisor alone knows `CONTROL`; the other supervisors obey the main host's alo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,14 +41,13 @@ from actors.runtime.change_rules import (
     processes,
     why_not,
 )
+from actors.runtime.dry_run import faults_of
 from actors.runtime.lifecycle import drain_order
-from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.remote_changes import RemoteChanges
 from actors.runtime.replicas import Replicas
 from actors.runtime.roster import swapped
 from actors.runtime.starting import Starting
-from actors.runtime.trying import faults_of
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
@@ -252,7 +252,7 @@ class Changes:
 
     async def _swap(self, wanted: SwapWanted) -> Changed:
         keys = changed_keys(wanted)
-        refused = await self._trial(keys)
+        refused = await self._dry_run(keys)
         if not refused:
             self.swaps([wanted.role])  # on all hosts before the first process of the new class
             self._tell()
@@ -262,7 +262,7 @@ class Changes:
         try:
             topology = self._with_numbers(load_topology(self._path, keys))
             plan = Plan.of(wanted.role, topology)
-        except (TopologyError, PluginError, ValidationError) as error:  # the trial read another version of the module
+        except (TopologyError, PluginError, ValidationError) as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
         done, fault = await self._replace(wanted.role, topology, plan)
@@ -315,10 +315,10 @@ class Changes:
         starts, stops = ([name for name in names if name in here] for names in (starts, stops))
         return await self._replicas.carry_out(starts, stops, self.topology)
 
-    async def _trial(self, keys: Sequence[str]) -> list[str]:
+    async def _dry_run(self, keys: Sequence[str]) -> list[str]:
         """Why a change is refused, as lines. Tried in a process of its own."""
         assert self._janitor is not None
-        stderr = log_directory(self.topology.run.directory) / "trial.stderr"
+        stderr = log_directory(self.topology.run.directory) / "dry_run.stderr"
         return await faults_of(self._path, self._beside, keys, stderr, self._janitor)
 
     async def _ask_others(self, wanted: Wanted, hosts: Collection[str] = ()) -> tuple[list[str], list[str]]:
@@ -371,3 +371,27 @@ class Changes:
         except DiskError as error:
             return str(error)
         return ""
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The bytes that new processes can have without swapping."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def group_bytes(leader: int, processes: Path = Path("/proc")) -> int | None:
+    """The resident bytes of a session's processes; pages that several of them share count for each."""
+    total = None
+    for entry in processes.iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(fields[3]) == leader:
+                total = (total or 0) + int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return total

@@ -11,15 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime import changes, control, trying
+from actors.runtime import changes, control, dry_run
 from actors.runtime.change_rules import changed_keys, in_place, why_not
-from actors.runtime.changes import Changes
+from actors.runtime.changes import Changes, available_bytes, group_bytes
 from actors.runtime.control import ask_run
-from actors.runtime.memory import available_bytes, group_bytes
+from actors.runtime.dry_run import shared_faults
 from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.starting import RESTART_SECONDS
-from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
 from agent_rl.config.load import load_topology
@@ -49,7 +48,7 @@ def wanted(role, class_path="", *settings, fresh=False):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(trying, "TRIAL", "tests.actors.runtime.swap_trial")
+    monkeypatch.setattr(dry_run, "DRY_RUN", "tests.actors.runtime.swap_dry_run")
     return tmp_path
 
 
