@@ -28,11 +28,11 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from agent_rl.checks.learner_memory import Need, Training, learner_needs
 from agent_rl.config.parallel import MeshSizes
 from agent_rl.learning.ranks import LOOPBACK, Ranks, joined, meeting_place
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.shapes import Shape
+from agent_rl.topology_checks.learner_memory import Need, Training, learner_needs
 from benchmarks.command import Failure, Hidden, WrongOptions
 from benchmarks.learner_sides import Ours, Setting
 from benchmarks.reporting import print_figures, print_table

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import trio
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Stage
+from agent_rl.topology_checks.topology import check_topology
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.hosts import Hosts, Traffic, hosts_of, settings_of
 from benchmarks.reporting import print_figures, print_table

@@ -110,11 +110,11 @@ def up_host() -> int:
 
 def _checked(files: tuple[Path, ...], overrides: Sequence[str]) -> tuple[Topology, set[str]]:
     """The topology, and the hosts that are this machine. Raises Mistake with all that can be found wrong here."""
-    from agent_rl.checks.hosts import host_faults
-    from agent_rl.checks.topology import check_topology
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import Source, TopologyError
     from agent_rl.config.user_modules import look_beside
+    from agent_rl.topology_checks.hosts import host_faults
+    from agent_rl.topology_checks.topology import check_topology
 
     try:
         topology = load_topology(files, overrides)

@@ -15,14 +15,14 @@ from actors.runtime.actor_process import USER_MISTAKE
 from actors.runtime.children import leave_message, start_child
 from actors.runtime.lifecycle import describe_exit
 from actors.weights.transfer import way_of
-from agent_rl.checks.contracts import declaration
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.config.user_modules import look_beside
 from agent_rl.files.leftovers import Janitor
+from agent_rl.topology_checks.contracts import declaration
+from agent_rl.topology_checks.topology import check_topology
 
 DRY_RUN = "actors.runtime.dry_run"
 

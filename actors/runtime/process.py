@@ -33,7 +33,6 @@ from actors.runtime.vacancy import NobodyLeftError, Vacancy
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
-from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError, resolve
@@ -52,6 +51,7 @@ from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.rollout.prompts import PromptError
+from agent_rl.topology_checks.descriptors import raise_descriptor_limit
 from transport import (
     BindError,
     Delivery,

@@ -16,7 +16,6 @@ from actors.runtime.interrupts import stop_signals
 from actors.runtime.lifecycle import hosts_to_start
 from actors.runtime.networks import supervisor_network, with_whole_paths
 from actors.runtime.supervise import MIB, Supervisor
-from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import (
     actor_nodes,
     addresses,
@@ -40,6 +39,7 @@ from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_dir
 from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.swaps import end_swaps, forget_swaps, swapped_roles, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
+from agent_rl.topology_checks.descriptors import raise_descriptor_limit
 
 
 async def run_topology(

@@ -22,7 +22,7 @@ def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
 
     Each override is ``dotted.key=value``, the value in TOML (a string needs no quotes).
     Raises TopologyError with all faults of syntax, keys, types and references. That the actors exist and fit together
-    is for ``agent_rl.checks.topology`` to say.
+    is for ``agent_rl.topology_checks.topology`` to say.
     """
     source = Source(files, overrides)
     faults = list(source.faults)

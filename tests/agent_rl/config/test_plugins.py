@@ -15,8 +15,6 @@ import pytest
 
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
-from agent_rl.checks.declared import declared_format
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ALIASES, ContractError, PluginError, called, find, path_of, resolve
 from agent_rl.config.topology import Topology
@@ -25,6 +23,8 @@ from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
 from agent_rl.learning.losses.trial import try_loss
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.topology_checks.declared import declared_format
+from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.config.test_standard import FIRST
 
 _numbers = count()

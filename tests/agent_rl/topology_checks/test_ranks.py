@@ -9,15 +9,15 @@ import pytest
 
 from actors.learner.building import device_of
 from actors.runtime.change_rules import why_not
-from agent_rl.checks.describe import describe
-from agent_rl.checks.placement import placement_faults
-from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
 from agent_rl.config.placement import placement
 from agent_rl.config.source import Source
 from agent_rl.messages import DrainWanted, ScaleWanted
 from agent_rl.models.devices import Machine
+from agent_rl.topology_checks.describe import describe
+from agent_rl.topology_checks.placement import placement_faults
+from agent_rl.topology_checks.ranks import rank_faults
 
 QUICKSTART = Path("examples/quickstart.toml")
 TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)

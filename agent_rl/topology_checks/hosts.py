@@ -8,11 +8,11 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_rl.checks.descriptors import descriptor_limit, descriptor_needs
 from agent_rl.config.addresses import actor_nodes, addresses, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import is_supervised
+from agent_rl.topology_checks.descriptors import descriptor_limit, descriptor_needs
 
 HIGHEST_PORT = 65535
 

@@ -19,13 +19,13 @@ import pytest
 from pyarrow import parquet
 
 from actors.cli.main import main
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.run_directory import run_lock
+from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
 
@@ -497,7 +497,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agent_rl.checks.environments.AT_ONCE_SECONDS", 0.2)
+    monkeypatch.setattr("agent_rl.topology_checks.environments.AT_ONCE_SECONDS", 0.2)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
     (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")

@@ -13,13 +13,6 @@ from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.checks.contracts import class_findings, declaration, objections, option_findings
-from agent_rl.checks.environments import class_faults, environment_faults
-from agent_rl.checks.files import file_faults
-from agent_rl.checks.hosts import host_faults
-from agent_rl.checks.model import device_faults, model_faults, reference_faults
-from agent_rl.checks.placement import placement_faults
-from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
@@ -29,6 +22,13 @@ from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
+from agent_rl.topology_checks.contracts import class_findings, declaration, objections, option_findings
+from agent_rl.topology_checks.environments import class_faults, environment_faults
+from agent_rl.topology_checks.files import file_faults
+from agent_rl.topology_checks.hosts import host_faults
+from agent_rl.topology_checks.model import device_faults, model_faults, reference_faults
+from agent_rl.topology_checks.placement import placement_faults
+from agent_rl.topology_checks.ranks import rank_faults
 
 
 class LinkDeclaration(Protocol):
