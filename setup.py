@@ -10,6 +10,7 @@ setup(
     package_dir={"agent_rl.examples": "examples"},
     package_data={
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
+        "actors.cluster": ["templates/*"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.report": ["templates/*", "vendor/*"],
         "benchmarks": ["*.toml"],

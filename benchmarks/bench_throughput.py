@@ -26,11 +26,11 @@ from pathlib import Path
 import trio
 
 from actors.cluster.places import is_here
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Stage, Topology
+from agent_rl.topology_checks.topology import check_topology
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import (

@@ -36,7 +36,7 @@ def swap(
 def scale(
     directory: RunDirectory,
     role: Annotated[str, Parameter(name="ROLE", help="the role, by its name in the topology: tool_executor")],
-    number: Annotated[int, Parameter(name="N", help="how many processes it has from now on, on all hosts")],
+    number: Annotated[int, Parameter(name="N", help="how many of its replicas run from now on, on all hosts")],
     /,
 ) -> None:
     """Give a role of a run under way another number of processes."""

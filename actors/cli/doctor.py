@@ -14,9 +14,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from agent_rl.checks.describe import size_text
-from agent_rl.checks.placement import ranges
 from agent_rl.models.devices import Machine, gpus_here
+from agent_rl.topology_checks.describe import size_text
+from agent_rl.topology_checks.placement import ranges
 
 TRIAL_SECONDS = 300.0
 """How long the trial of one device may take; importing torch takes most of it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
-IN_ORDER = {"run", "join", "eval", "up", "up-host"}
+IN_ORDER = {"run", "eval", "up", "up-host"}
 """Commands with something to end in order at an interrupt. They say themselves from when on."""
 
 NAME_WIDTH = 30
@@ -50,7 +50,6 @@ COMMANDS = {
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
-        Command("join", "join:join", "Take part in a run under way, on a host that its file does not name."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
         Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),

@@ -91,7 +91,7 @@ TEST = '''\
 
 from pathlib import Path
 
-from agent_rl.checks.topology import check_topology
+from agent_rl.topology_checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Transcript
 from {name} import ANSWER, Largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -50,29 +51,30 @@ def slurm(
 ) -> None:
     """Write a batch script that runs each host of a topology on a node of its own."""
     from actors.cluster.plan import links_faults
-    from actors.cluster.slurm import SlurmJob, batch_script, name_faults
+    from actors.cluster.rendering import SLURM, rendered, slurm_faults
 
-    folder = (workdir or Path.cwd()).absolute()
     topology, source, hosts = _loaded(file, overlays, overrides)
-    _refuse(name_faults(hosts, source), source)
+    _refuse(slurm_faults(hosts, source), source)
     for fault in links_faults(topology, source):
         complain(f"warning: {fault.render(source.files[0])}")
-    job = SlurmJob(
+    text = rendered(
+        SLURM,
+        hosts,
         name=topology.run.name,
         files=source.files,
         overrides=overrides,
         command=command or shlex.join(own_command()),
-        folder=folder,
+        folder=(workdir or Path.cwd()).absolute(),
         has_key=topology.security.key_file is not None,
         time=time,
         stop_seconds=stop_seconds,
-        gpus=gpus,
-        processors=processors,
+        gpus=max(host.gpus for host in hosts) if gpus is None else gpus,
+        processors=processors or max(host.processors for host in hosts),
         options=sbatch,
         run=topology.run.directory,
         keep=keep,
     )
-    _write(batch_script(hosts, job), out)
+    _write(text, out)
 
 
 @app.command
@@ -101,23 +103,33 @@ def kubernetes(
     out: Out = None,
 ) -> None:
     """Write manifests: a Job for each host, a service for their names, volumes; the key is a secret of its own."""
-    from actors.cluster.kubernetes import KubernetesRun, manifests, name_faults, yaml_text
-    from actors.cluster.plan import reads_run_directory
+    from actors.cluster.plan import hosts_overlay, reads_run_directory
+    from actors.cluster.rendering import KUBERNETES, kubernetes_faults, rendered
     from transport import CurveKeys
 
     topology, source, hosts = _loaded(file, overlays, overrides)
     name = name or topology.run.name.lower()
-    _refuse(name_faults(hosts, name, source), source)
-    run = KubernetesRun(
+    _refuse(kubernetes_faults(hosts, name, source), source)
+    several = len(hosts) > 1
+    addresses = {host.name: f"{host.name}.{name}.{namespace}.svc.{domain}" for host in hosts}
+    secret = f"kubectl --namespace {namespace} create secret generic {name}-key --from-file=cluster.key"
+    paths = {path: _inside(workdir, path) for path in source.files}
+    text = rendered(
+        KUBERNETES,
+        hosts,
         name=name,
         namespace=namespace,
-        domain=domain,
         image=image,
         workdir=workdir,
-        command=command,
-        files={_inside(path): path.read_text(encoding="utf-8-sig") for path in source.files},
-        overrides=overrides,
-        run_directory=str(topology.run.directory),
+        shell=("install -m 600 /etc/agent-rl/secret/cluster.key /run/agent-rl/cluster.key && " if several else "")
+        + f'exec {command} run "$@"',
+        words=[*paths.values(), "/etc/agent-rl/kubernetes.toml", *(f"--set={override}" for override in overrides)],
+        files=[
+            (f"{number}-{re.sub('[^A-Za-z0-9._-]', '-', path.name)}", inside, path.read_text(encoding="utf-8-sig"))
+            for number, (path, inside) in enumerate(paths.items())
+        ],
+        overlay=hosts_overlay(addresses, "/run/agent-rl/cluster.key") if several else "",
+        run_directory=_inside(workdir, topology.run.directory, keep=True),
         shares_weights=bool(reads_run_directory(topology)),
         storage=storage,
         storage_class=storage_class,
@@ -125,19 +137,21 @@ def kubernetes(
         gpu=gpu,
         user=user,
         stop_seconds=stop_seconds,
-        key=CurveKeys.generate().text() if with_key and len(hosts) > 1 else None,
+        several=several,
+        key=CurveKeys.generate().text() if with_key and several else None,
+        secret_command=secret,
     )
-    head = "Made by `agent-rl render kubernetes`. Apply with kubectl apply -f; docs/clusters.md explains it."
-    if len(hosts) > 1 and not with_key:
-        secret = f"kubectl --namespace {namespace} create secret generic {name}-key --from-file=cluster.key"
-        head += f"\nThe key is not in this file. Make it once:\n  agent-rl keys cluster.key\n  {secret}"
+    if several and not with_key:
         complain(f"make the key of the run once: agent-rl keys cluster.key && {secret}")
-    _write(yaml_text(head, manifests(hosts, run)), out, mode=0o600 if with_key else 0o666)
+    _write(text, out, mode=0o600 if with_key else 0o666)
 
 
-def _inside(path: Path) -> str:
-    """A file's place in the working directory of a container: the same, or its name for one from elsewhere."""
-    return path.name if path.is_absolute() or ".." in path.parts else str(path)
+def _inside(workdir: str, path: Path, *, keep: bool = False) -> str:
+    """A path in the containers: a file from elsewhere stands in the working directory, unless it is to ``keep``."""
+    if path.is_absolute() and keep:
+        return str(path)
+    outside = path.is_absolute() or ".." in path.parts
+    return f"{workdir.rstrip('/')}/{path.name if outside and not keep else path}"
 
 
 def _loaded(

@@ -36,8 +36,8 @@ def check(
     """Prove a topology file sound, and describe it."""
     files = (topology_file(str(file)), *overlays)
     topology = sound_topology(files, overrides, elsewhere=True)
-    from agent_rl.checks.describe import describe
     from agent_rl.config.full import full_text
+    from agent_rl.topology_checks.describe import describe
 
     if full:
         print(full_text(topology), end="")
@@ -111,11 +111,11 @@ def sound_topology(
 
     Prints the warnings about a sound topology. ``elsewhere``: hosts whose GPUs it counts may be other machines.
     """
-    from agent_rl.checks.topology import check_topology
-    from agent_rl.checks.warnings import warnings
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
+    from agent_rl.topology_checks.topology import check_topology
+    from agent_rl.topology_checks.warnings import warnings
 
     file, topology = first_of(files), None
     look_beside(file)

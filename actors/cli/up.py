@@ -55,7 +55,8 @@ def up(
     connect = [*shlex.split(ssh), "-T", *(part for option in SSH for part in ("-o", option))]
     folder = str((workdir or Path.cwd()).absolute())
     commands = []
-    for name in sorted(topology.hosts_in_use, key=lambda name: name != topology.main_host):
+    started = [name for name in topology.hosts_in_use if not topology.hosts[name].optional]
+    for name in sorted(started, key=lambda name: name != topology.main_host):
         address, main = topology.hosts[name].address, name == topology.main_host
         order = Order(
             release=_release(),
@@ -109,11 +110,11 @@ def up_host() -> int:
 
 def _checked(files: tuple[Path, ...], overrides: Sequence[str]) -> tuple[Topology, set[str]]:
     """The topology, and the hosts that are this machine. Raises Mistake with all that can be found wrong here."""
-    from agent_rl.checks.hosts import host_faults
-    from agent_rl.checks.topology import check_topology
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import Source, TopologyError
     from agent_rl.config.user_modules import look_beside
+    from agent_rl.topology_checks.hosts import host_faults
+    from agent_rl.topology_checks.topology import check_topology
 
     try:
         topology = load_topology(files, overrides)

@@ -35,8 +35,6 @@ from actors.rollout_generator.starting import long_prompts, make_engine, require
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.user_loop import UserLoop
 from actors.weights.files import model_directory
-from agent_rl.checks.contracts import declaration
-from agent_rl.checks.declared import format_faults
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.environments.judging import judged_at_once
@@ -64,6 +62,8 @@ from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
+from agent_rl.topology_checks.contracts import declaration
+from agent_rl.topology_checks.declared import format_faults
 from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 TURNS_SECONDS = 5.0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
-from agent_rl.config import scaling
-from agent_rl.config.joining import each_needed, joined_hosts, may_have_more
+from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
@@ -29,16 +27,6 @@ def changed_keys(wanted: SwapWanted) -> list[str]:
     keys = [f'{entry}.class="{wanted.class_path}"'] if wanted.class_path else []
     keys += [f"{entry}.settings={{}}"] if wanted.fresh else []
     return keys + [f"{entry}.settings.{setting}" for setting in wanted.settings]
-
-
-def added_keys(topology: Topology, hosts: Collection[str]) -> list[str]:
-    """The replicas that were added on these hosts, as ``KEY=VALUE`` of the topology."""
-    return [f"hosts.{host}.added={[*topology.hosts[host].added]}" for host in hosts if topology.hosts[host].added]
-
-
-def added_and_removed(topology: Topology, hosts: Collection[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The replicas of each of these hosts that the run added and removed."""
-    return [(topology.hosts[host].added, topology.hosts[host].removed) for host in hosts]
 
 
 def named(wanted: Wanted) -> str:
@@ -65,19 +53,12 @@ def why_not(
 
     ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
     """
-    others = [name for name in starting if name not in first_started(wanted)]
-    return (ENDING if ending else "") or _about(wanted, topology, left) or not_now(others, busy)
-
-
-def first_started(wanted: Wanted) -> tuple[str, ...]:
-    """The replicas that a change starts: an announcement of the main host may have started them already."""
-    return wanted.starts if isinstance(wanted, ReplicasWanted) else ()
-
-
-def not_now(starting: Sequence[str], busy: str) -> str:
-    """Why nothing can be changed now, and the remedy; empty: it can."""
-    if starting:
-        return f"{', '.join(starting)} has not started yet; ask again when all actors run"
+    if ending or (reason := _about(wanted, topology, left)):
+        return ENDING if ending else reason
+    # An announcement of the main host may have started the replicas that it asks for.
+    others = [name for name in starting if not isinstance(wanted, ReplicasWanted) or name not in wanted.starts]
+    if others:
+        return f"{', '.join(others)} has not started yet; ask again when all actors run"
     if busy:
         return f"another change is under way ({busy}); ask again when it is done"
     return ""
@@ -90,7 +71,7 @@ def _about(wanted: Wanted, topology: Topology, left: Collection[str]) -> str:
         case DrainWanted():
             return _about_drain(wanted, topology, left)
         case ScaleWanted():
-            return scaling.refusal(topology, wanted.role, wanted.number, left)
+            return _about_scaling(wanted, topology)
         case ReplicasWanted():  # the supervisor of the main host has decided
             return ""
 
@@ -104,8 +85,8 @@ def _about_drain(wanted: DrainWanted, topology: Topology, left: Collection[str])
     if name == topology.main_host:
         return f"host {name} runs the learner and ends the run; stop the run instead (Ctrl-C)"
     for role in topology.actors:
-        homes = set(topology.homes(role).values())
-        if name in homes and (each_needed(topology, role) or not homes - {name, *left}):
+        homes = set(topology.wanted(role).values())
+        if name in homes and (_each_needed(topology, role) or not homes - {name, *left}):
             return f"no other host runs {role}, without which the run stands still; stop the run instead (Ctrl-C)"
     return ""
 
@@ -121,18 +102,31 @@ def _about_swap(wanted: SwapWanted, topology: Topology) -> str:
     return ""
 
 
-def several(topology: Topology, role: str) -> str:
-    """Why the class of a role does not fit the replicas that came with hosts or were added; empty: it does.
+def _about_scaling(wanted: ScaleWanted, topology: Topology) -> str:
+    role, number = wanted.role, wanted.number
+    if role not in topology.actors:
+        return f"the run has no role {role!r}; there are {', '.join(topology.actors)}"
+    most, now = len(topology.homes(role)), len(topology.wanted(role))
+    if number < 1:
+        return f"{role} needs at least one process, without which the run stands still; ask for 1 or more"
+    if _each_needed(topology, role):
+        return f"each process of {role} does a part that no other can do; stop the run, and write it into the file"
+    if number > most:
+        remedy = f"stop the run, and write actors.{role}.replicas = {number} and start = {now} into the file"
+        return f"{role} has at most {processes(most)}, as the file says; {remedy}"
+    if number == now:
+        return f"nothing would change: {role} has {processes(now)} already"
+    return ""
 
-    The trial of a swap knows the replicas of the file alone.
-    """
-    if may_have_more(topology, role):
-        return ""
-    what = f"{topology.actors[role].class_path} keeps state of the whole run, so there is exactly one"
-    if hosts := [name for name, host in joined_hosts(topology).items() if role in host.joined]:
-        return f"{what}, and {', '.join(hosts)} joined with {role}; drain what joined first"
-    number = len(topology.homes(role))
-    return f"{what}, and {role} has {number} processes; scale it to 1 first" if number > 1 else ""
+
+def _each_needed(topology: Topology, role: str) -> bool:
+    """Whether each replica of a role does a part of the work that no other can do."""
+    return bool(getattr(resolve("actor", topology.actors[role].class_path), "each_needed", False))
+
+
+def processes(count: int) -> str:
+    """A number of processes in words."""
+    return f"{count} process" + ("" if count == 1 else "es")
 
 
 def in_place(former: ActorEntry, entry: ActorEntry, needed: int | None, available: int | None) -> str:
@@ -151,31 +145,3 @@ def in_place(former: ActorEntry, entry: ActorEntry, needed: int | None, availabl
     if needed + RESERVE > available:
         return f"{needed / GIB:.1f} GiB are needed, and {available / GIB:.1f} are free"
     return ""
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Replicas that come or go, and the topology while they do."""
-
-    starts: Mapping[str, str]
-    """The host of each replica that starts, by its name."""
-    stops: Mapping[str, str]
-    """The host of each replica that stops, by its name."""
-    during: Topology
-
-    def on(self, hosts: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The replicas that start and stop on these hosts."""
-        starts, stops = (
-            tuple(name for name, host in replicas.items() if host in hosts) for replicas in (self.starts, self.stops)
-        )
-        return starts, stops
-
-
-def scaled(wanted: ScaleWanted, topology: Topology, *, taken: Mapping[str, int], left: Collection[str]) -> Scaling:
-    """What it takes that a role has so many processes. ``taken``: the number after the highest ever given, by role."""
-    role = wanted.role
-    more = wanted.number - len(scaling.present(topology, role, left))
-    if more > 0:
-        starts = scaling.new_replicas(topology, role, more, taken=taken, left=left)
-        return Scaling(starts, {}, scaling.with_replicas(topology, starts))
-    return Scaling({}, scaling.last_replicas(topology, role, -more, left=left), topology)

@@ -3,13 +3,15 @@
 ::
 
     agent-rl swap --SwapWanted--> supervisor of the main host --(refused: nothing stops)------------------> Changed
-        every supervisor: trial of the new class and settings --(a fault: nothing stops)------------------> Changed
+        every supervisor: dry run of the new class and settings --(a fault: nothing stops)------------------> Changed
         every supervisor: each process is replaced (`in_place`) --(one does not run: the former come back)---> Changed
                           `--> the resolved topology file, for processes that start later
 
     agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
-        more:  trial; all are told of new replicas; they start --(one does not run: all of them go)------> Changed
-        fewer: the last replicas stop in order; all are told that they are gone -------------------------> Changed
+        more:  all are told the number; the replicas start --(one does not run: the former number holds)-> Changed
+        fewer: all are told the number; the last replicas stop in order ---------------------------------> Changed
+
+    the main host's supervisor --ChangesInForce--> all others, also those that start later: numbers
 
     agent-rl drain --DrainWanted--> supervisor of the main host --(refused: nothing stops)---------------> Changed
         the supervisor of the host: its actors stop in order, and it ends if it has no other host
@@ -21,6 +23,7 @@ supervisor alone knows `CONTROL`; the other supervisors obey the main host's alo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,44 +34,41 @@ from pydantic import ValidationError
 
 from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_order
 from actors.runtime.change_rules import (
-    ENDING,
-    Scaling,
     Wanted,
-    added_and_removed,
-    added_keys,
     changed_keys,
-    first_started,
     in_place,
     named,
-    not_now,
-    scaled,
-    several,
+    processes,
     why_not,
 )
-from actors.runtime.joined_hosts import as_hosts, as_told
+from actors.runtime.dry_run import faults_of
 from actors.runtime.lifecycle import drain_order
-from actors.runtime.memory import available_bytes, group_bytes
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.remote_changes import RemoteChanges
-from actors.runtime.replicas import Replicas, has_left
+from actors.runtime.replicas import Replicas
 from actors.runtime.starting import Starting
-from actors.runtime.trying import faults_of
-from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node
-from agent_rl.config.joining import changed_hosts, joined_hosts, with_changed
+from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
-from agent_rl.config.scaling import port_fault, present, with_replicas, without_replicas
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
-from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
+from agent_rl.messages import (
+    ActorStatus,
+    Changed,
+    ChangesInForce,
+    DrainWanted,
+    ReplicasWanted,
+    ScaleWanted,
+    SwapWanted,
+)
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.continuing import write_resolved
 from agent_rl.records.swaps import record_swap
 
 if TYPE_CHECKING:
-    from transport import Node
+    from transport import AnnounceLink, Node
 
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
@@ -105,23 +105,16 @@ class Changes:
         self._others = RemoteChanges()
         self._replicas = replicas
         self._actors = replicas.actors
-        self.replicas_are: Callable[[Topology, str], object] = lambda *_: None
-        """Tells all hosts that the replicas of a role are those of a topology. Raises DiskError."""
-        self.take_off: Callable[[str, str], object] = lambda *_: None
-        """Takes a host that joined off the run, by its supervisor, with a line for the user."""
-        self.taken: Mapping[str, int] = {}
-        """By role, the number after the highest that a replica ever got."""
+        self._announced: AnnounceLink | None = None
         self._again = again
         self._reports = reports
         self._say = reports.say
         self._leave = leave
-        self._left: set[str] = set()
-        """Hosts whose actors have stopped in order."""
+        self._left = {name for name, host in topology.hosts.items() if host.optional} - set(hosts)
+        """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
         self._starting = Starting(self._watched)
         self._busy = ""
-        self.keys: list[str] = []
-        """The swaps that were carried out, as ``KEY=VALUE`` of the topology."""
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
 
@@ -132,8 +125,10 @@ class Changes:
     def link(self, node: Node) -> None:
         """Open the links to the other supervisors, from the main host's node."""
         if self._is_main and node.name == self._main:
-            self._others.open(node)
-            self._others.lead(self._remote)
+            self._others.open(node, self._remote)
+            if self._remote:
+                self._announced = node.announce("changes", self._remote)
+                self._tell()
 
     @property
     def _remote(self) -> list[str]:
@@ -143,37 +138,37 @@ class Changes:
     @property
     def _watched(self) -> list[str]:
         """The actors whose starts count: those of all hosts at the main host, else those of this process."""
-        hosts = self.topology.hosts_in_use if self._is_main else self._hosts
-        return [name for host in hosts for name, _ in actor_nodes(self.topology, host)]
+        hosts = [host for host in self.topology.hosts_in_use if self._is_main and host not in self._left]
+        return [name for host in hosts or self._hosts for name in wanted_nodes(self.topology, host)]
 
-    def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left, or replicas have come or gone."""
-        before = self._watched
-        former = added_and_removed(self.topology, self._hosts)
-        self.topology = with_changed(self.topology, changed_hosts(topology))
+    def told(self, message: ChangesInForce) -> None:
+        """The main host tells what is in force, also from before this host was started."""
+        if not self._is_main:
+            self._follow(message.numbers)
+
+    def _follow(self, numbers: Mapping[str, int]) -> None:
+        """Roles have these numbers of processes from now on."""
+        before = {*self._watched}
+        self.topology = self.topology.scaled({role: numbers[role] for role in numbers.keys() & self.topology.actors})
         self._starting.starts(*(name for name in self._watched if name not in before))
-        self._starting.forget(*set(before) - set(self._watched))
-        self._others.lead(self._remote)
-        if added_and_removed(self.topology, self._hosts) != former and (fault := self._store(self.topology)):
-            self._say(f"processes that start later do not find what was scaled: {fault}")
+        self._starting.forget(*before - {*self._watched})
         self._replicas.follow(self.topology)
+
+    def _tell(self) -> None:
+        """Tell all hosts what is in force, from the main host."""
+        if self._announced is not None:
+            self._announced.set(ChangesInForce(self._numbers))
 
     def left(self, node: str) -> None:
         """A node has stopped in order: no change waits for another host whose supervisor did, or for its actors."""
         if node in self._remote:
             host = node.removeprefix(supervisor_node(""))
             self._left.add(host)
-            self._starting.forget(*(name for name, _ in actor_nodes(self.topology, host)))
+            self._starting.forget(*wanted_nodes(self.topology, host))
 
     def back(self, node: str) -> None:
         """The supervisor of another host is heard."""
         self._left.discard(node.removeprefix(supervisor_node("")))
-
-    def obstacle(self) -> str:
-        """Why no host can join now, and the remedy; empty: one can. Other hosts may come up later."""
-        if self._ending.is_set():
-            return ENDING
-        return not_now([name for name in self._starting if name in self._actors], self._busy)
 
     def starts(self, actor: str) -> None:
         """A process of this actor starts."""
@@ -194,7 +189,7 @@ class Changes:
         if sender != (CONTROL if self._is_main else self._main) or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
         if not self._why_not(wanted, ()):
-            await self._starting.restarted(without=first_started(wanted))
+            await self._starting.restarted(without=wanted.starts if isinstance(wanted, ReplicasWanted) else ())
         reason = self._why_not(wanted, self._starting)
         if reason or self._nursery is None:
             return Changed((reason or "the run is starting; ask again when all actors run",), ())
@@ -219,7 +214,9 @@ class Changes:
                 case ScaleWanted():
                     answer = await self._scale(wanted)
                 case ReplicasWanted():
-                    answer = await self._replicas_of_here(wanted)
+                    self._follow({wanted.role: wanted.number})  # the main host's announcement may come later
+                    refused, done_here = await self._replicas_of_here(wanted.starts, wanted.stops)
+                    answer = Changed(tuple(refused), tuple(done_here))
             answers.append(answer)
         finally:
             self._busy = ""
@@ -227,16 +224,16 @@ class Changes:
 
     async def _drain(self, wanted: DrainWanted) -> Changed:
         host = wanted.host
-        if self._is_main and host in joined_hosts(self.topology) and not self._others.hears(host):
-            self.take_off(supervisor_node(host), "is not heard, and is taken off the run; it may join again")
-            return Changed((), (f"host {host} is not heard: the run goes on without it, and it may join again",))
+        if self._is_main and self.topology.hosts[host].optional and not self._others.hears(host):
+            self.left(supervisor_node(host))
+            return Changed((), (f"host {host} is not heard: the run goes on without it, and it may come back",))
         if host not in self._hosts:
             refused, done = await self._ask_others(wanted, [host])
             return Changed(tuple(refused), tuple(done))
         if not self._is_main:
             self._leave(0, f"host {host} is drained")
             return Changed((), (f"host {host} leaves: its actors stop in order",))
-        names = [name for name, _ in actor_nodes(self.topology, host)]
+        names = [*wanted_nodes(self.topology, host)]
         self._say(f"host {host} leaves: its actors stop in order")
         actors = [self._actors[name] for name in names]
         await stop_in_order(drain_order(self.topology), actors, self._reports, failed=False)
@@ -245,23 +242,20 @@ class Changes:
 
     async def _swap(self, wanted: SwapWanted) -> Changed:
         keys = changed_keys(wanted)
-        refused = await self._trial(keys)
+        refused = await self._dry_run(keys)
         if not refused:
             refused, _ = await self._ask_others(replace(wanted, only_check=True))
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())
         try:
-            topology = with_changed(load_topology(self._path, keys), changed_hosts(self.topology))
+            topology = self._with_numbers(load_topology(self._path, keys))
             plan = Plan.of(wanted.role, topology)
-        except (TopologyError, PluginError, ValidationError) as error:  # the trial read another version of the module
+        except (TopologyError, PluginError, ValidationError) as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
-        if fault := several(topology, wanted.role):
-            return Changed((fault,), ())
         done, fault = await self._replace(wanted.role, topology, plan)
         if fault:
             return Changed((fault,), ())
-        self.keys += keys
         self._record(wanted.role, keys)
         refused, done_there = await self._ask_others(wanted)
         if refused:
@@ -269,70 +263,50 @@ class Changes:
             return Changed((*refused, kept), ())
         return Changed((), (*done, *done_there))
 
+    @property
+    def _numbers(self) -> dict[str, int]:
+        """The numbers of processes of roles that do not run all of their replicas, or did not."""
+        return {role: entry.start for role, entry in self.topology.actors.items() if entry.start is not None}
+
+    def _with_numbers(self, topology: Topology) -> Topology:
+        """A topology with the numbers of processes that are in force."""
+        return topology.scaled(self._numbers)
+
     async def _scale(self, wanted: ScaleWanted) -> Changed:
-        role = wanted.role
-        scaling = scaled(wanted, self.topology, taken=self.taken, left=self._left)
-        there = {host for host in (*scaling.starts.values(), *scaling.stops.values()) if host not in self._hosts}
-        if scaling.starts and (refused := await self._add(role, scaling, there)):
-            return Changed(tuple(refused), ())
-        refused, done = await self._replicas.carry_out(*scaling.on(self._hosts), self.topology)
+        role, former = wanted.role, self.topology.wanted(wanted.role)
+        now = self.topology.scaled({role: wanted.number}).wanted(role)
+        starts = {f"{role}.{number}": host for number, host in now.items() if number not in former}
+        stops = {f"{role}.{number}": former[number] for number in reversed(former) if number not in now}
+        away = {host for host in self.topology.hosts_in_use if host not in self._hosts and not self._others.hears(host)}
+        self._set_number(role, wanted.number)
+        refused, done = await self._replicas_of_here(starts, stops)
+        there = {host for host in (*starts.values(), *stops.values()) if host not in self._hosts} - away
         if not refused and there:
-            refused, done_there = await self._ask_others(self._asks(role, scaling, self.topology), there)
+            asks = ReplicasWanted(role, wanted.number, (*starts,), (*stops,))
+            refused, done_there = await self._ask_others(asks, there)
             done += done_there
-        if refused and scaling.starts:
-            refused += self._replicas_are(without_replicas(self.topology, scaling.starts), role)
+        if refused and starts:
+            self._set_number(role, len(former))
             return Changed((*refused, f"{role} keeps the processes that it had"), ())
-        gone = {name: host for name, host in scaling.stops.items() if has_left(name) in done}
-        refused += self._replicas_are(without_replicas(self.topology, gone), role) if gone else []
-        if gone or not refused:
-            self._record(role)
-            number = len(present(self.topology, role, self._left))
-            done.append(f"{role} has {number} process{'' if number == 1 else 'es'}")
-        return Changed(tuple(refused), tuple(done))
+        done += [f"{name} runs as soon as its host {host} does" for name, host in starts.items() if host in away]
+        self._record(role)
+        return Changed(tuple(refused), (*done, f"{role} has {processes(wanted.number)}"))
 
-    async def _add(self, role: str, scaling: Scaling, there: Collection[str]) -> list[str]:
-        """Tell all hosts of the replicas that come, once all hosts where they start agree. Returns why not."""
-        refused = [fault] if (fault := port_fault(scaling.during)) else []
-        refused = refused or await self._may_start(scaling.during)
-        if not refused and there:
-            asks = replace(self._asks(role, scaling, scaling.during), only_check=True)
-            refused, _ = await self._ask_others(asks, there)
-        if not refused and (gone := {*scaling.starts.values()} - {*self.topology.hosts} | {*there} & self._left):
-            refused = [f"{', '.join(sorted(gone))} left meanwhile; ask again"]
-        return refused or self._replicas_are(with_replicas(self.topology, scaling.starts), role)
+    def _set_number(self, role: str, number: int) -> None:
+        """All hosts start or stop replicas of a role."""
+        self._follow({role: number})
+        self._tell()
 
-    @staticmethod
-    def _asks(role: str, scaling: Scaling, topology: Topology) -> ReplicasWanted:
-        return ReplicasWanted(role, as_told(topology), (*scaling.starts,), (*scaling.stops,), only_check=False)
+    async def _replicas_of_here(self, starts: Iterable[str], stops: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Wait for those of these replicas that are of the hosts of this process."""
+        here = {node for host in self._hosts for node, _ in actor_nodes(self.topology, host)}
+        starts, stops = ([name for name in names if name in here] for names in (starts, stops))
+        return await self._replicas.carry_out(starts, stops, self.topology)
 
-    async def _replicas_of_here(self, wanted: ReplicasWanted) -> Changed:
-        """The main host asks for replicas of this host."""
-        topology = with_changed(self.topology, as_hosts(wanted.hosts))
-        if wanted.only_check:
-            return Changed(tuple(await self._may_start(topology)), ())
-        self.replicas_are(topology, wanted.role)  # the main host's announcement may come later
-        here = {name for host in self._hosts for name, _ in actor_nodes(topology, host)}
-        starts, stops = ([name for name in names if name in here] for names in (wanted.starts, wanted.stops))
-        faults, done = await self._replicas.carry_out(starts, stops, topology)
-        return Changed(tuple(faults), tuple(done))
-
-    async def _may_start(self, topology: Topology) -> list[str]:
-        """Why the replicas that a topology adds here cannot start, as lines."""
-        taken = self._replicas.taken_gpus(topology)
-        return [taken] if taken else await self._trial(added_keys(topology, self._hosts))
-
-    def _replicas_are(self, topology: Topology, role: str) -> list[str]:
-        """Tell all hosts. Returns why it cannot be kept for the next start of this supervisor, as lines."""
-        try:
-            self.replicas_are(topology, role)
-        except DiskError as error:
-            return [f"{role} was not scaled: {error}"]
-        return []
-
-    async def _trial(self, keys: Sequence[str]) -> list[str]:
+    async def _dry_run(self, keys: Sequence[str]) -> list[str]:
         """Why a change is refused, as lines. Tried in a process of its own."""
         assert self._janitor is not None
-        stderr = log_directory(self.topology.run.directory) / "trial.stderr"
+        stderr = log_directory(self.topology.run.directory) / "dry_run.stderr"
         return await faults_of(self._path, self._beside, keys, stderr, self._janitor)
 
     async def _ask_others(self, wanted: Wanted, hosts: Collection[str] = ()) -> tuple[list[str], list[str]]:
@@ -367,7 +341,7 @@ class Changes:
             way = f"in place: {why}" if why else "beside"
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
-        self.topology = with_changed(topology, changed_hosts(self.topology))  # hosts may have left meanwhile
+        self.topology = self._with_numbers(topology)
         return done, ""
 
     def _record(self, role: str, keys: Sequence[str] = ()) -> None:
@@ -385,3 +359,27 @@ class Changes:
         except DiskError as error:
             return str(error)
         return ""
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The bytes that new processes can have without swapping."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def group_bytes(leader: int, processes: Path = Path("/proc")) -> int | None:
+    """The resident bytes of a session's processes; pages that several of them share count for each."""
+    total = None
+    for entry in processes.iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            if int(fields[3]) == leader:
+                total = (total or 0) + int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return total

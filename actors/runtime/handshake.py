@@ -107,12 +107,6 @@ class Handshake:
         self._others = {supervisor_node(host): host for host in topology.hosts_in_use if host not in self._hosts}
         self._addresses = addresses(topology, runtime_directory(topology))
 
-    def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left. A host that left is forgotten, with its mistakes."""
-        self._know(topology)
-        if self._nursery is not None and self._node is not None:
-            self._greet_all(self._nursery, self._node)
-
     def _greet_all(self, nursery: trio.Nursery, node: Node) -> None:
         """Greet all peers of this host that are not greeted yet."""
         for peer in self._greeted.keys() - self._others.keys():

@@ -1,4 +1,4 @@
-"""The links of an actor: made as the topology says, and led to other nodes when hosts or replicas come and go."""
+"""The links of an actor: made as the topology says, also to hosts and replicas that are not there yet."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actors.base import Actor, Announce, Call, LinkKind, Push
-from agent_rl.config.addresses import actor_nodes, addresses, places, runtime_directory, supervisor_node
-from agent_rl.config.joining import changed_hosts, with_changed
-from agent_rl.config.processes import Host
+from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology
 
 if TYPE_CHECKING:
-    from transport import Network, Node
+    from transport import Node
 
 DEFAULT_LINK_OPTIONS: Mapping[type, dict[str, Any]] = {
     Push: {"window": 256},
@@ -56,28 +54,3 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
             return node.announce(name, targets)
 
 
-class JoinedTargets:
-    """Leads the links of a running actor to replicas that came, and away from those that left."""
-
-    def __init__(self, node: Node, network: Network, topology: Topology, role: str, cls: type[Actor]) -> None:
-        self._node = node
-        self._network = network
-        self._topology = topology
-        self._role = role
-        self._cls = cls
-
-    def follow(self, changed: Mapping[str, Host]) -> None:
-        """Exactly these hosts have joined, or have other replicas than their file says."""
-        self._topology = with_changed(self._topology, changed)
-        self._network.extend(joined_addresses(self._topology))
-        self._node.set_targets(link_targets(self._topology, self._role, self._cls))
-
-
-def joined_addresses(topology: Topology) -> dict[str, str]:
-    """The addresses of all nodes of the hosts that joined, or whose replicas have changed."""
-    table = addresses(topology, runtime_directory(topology))
-    return {
-        node: table[node]
-        for host in changed_hosts(topology)
-        for node in (supervisor_node(host), *places(topology, host))
-    }

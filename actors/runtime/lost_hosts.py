@@ -31,16 +31,12 @@ class LostHosts:
 
     def __init__(self, topology: Topology, hosts: Sequence[str], tell: Callable[[bytes], None]) -> None:
         """``hosts``: those of this process."""
-        self._own = frozenset(hosts)
         self._tell = tell
         self._lost: set[str] = set()
-        self._know(topology)
-
-    def _know(self, topology: Topology) -> None:
         self._actors = {
             supervisor_node(host): [name for name, _ in actor_nodes(topology, host)]
             for host in topology.hosts_in_use
-            if host not in self._own
+            if host not in hosts
         }
 
     @property
@@ -51,14 +47,6 @@ class LostHosts:
     def line(self) -> bytes:
         """The line for a lifeline."""
         return WORD + json.dumps(self.doubted).encode() + b"\n"
-
-    def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left."""
-        before = self.doubted
-        self._know(topology)
-        self._lost &= self._actors.keys()
-        if self.doubted != before:
-            self._tell(self.line())
 
     def link_event(self, event: LinkEvent) -> None:
         """A link to another supervisor reports an event. A supervisor that says goodbye has stopped its actors."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from agent_rl.config.addresses import on_tcp, supervisor_node
+from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, RunState
@@ -27,24 +27,12 @@ class OtherHosts:
         self.is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
         self._name = supervisor_node(hosts[0])
-        self._hosts = hosts
-        self._tells = on_tcp(topology)
-        self._ended: dict[str, trio.Event] = {}
+        remote = [name for name in topology.hosts_in_use if name not in hosts]
+        self._ended = {supervisor_node(name): trio.Event() for name in remote}
+        self._optional = {supervisor_node(name) for name in remote if topology.hosts[name].optional}
         self._up: set[str] = set()
-        self._node: Node | None = None
+        self._ending = False
         self._tell: list[AnnounceLink] = []
-        self.follow(topology)
-
-    def __bool__(self) -> bool:
-        """Whether the topology has other hosts."""
-        return bool(self._ended)
-
-    def follow(self, topology: Topology) -> None:
-        """Hosts have joined or left."""
-        remote = [supervisor_node(name) for name in topology.hosts_in_use if name not in self._hosts]
-        self._ended = {name: self._ended[name] if name in self._ended else trio.Event() for name in remote}
-        if self._node is not None:
-            self._node.set_targets({"run": remote})
 
     def up(self, supervisor: str) -> None:
         """A supervisor is heard: the end of the run waits until it has stopped too."""
@@ -52,13 +40,12 @@ class OtherHosts:
 
     def link(self, node: Node) -> None:
         """Open the announcements: from the main host to all others, from each other host to the main host."""
-        if not self._tells:
+        if not self._ended:
             return
         if not self.is_main:
             self._tell.append(node.announce("status", [self._main]))
         elif node.name == self._main:
-            self._node = node
-            self._tell.append(node.announce("run", list(self._ended), growing=True))
+            self._tell.append(node.announce("run", list(self._ended)))
 
     def refused(self) -> None:
         """The main host does not listen to this host: nothing is told or waited for."""
@@ -68,7 +55,8 @@ class OtherHosts:
         """Take in another supervisor's status. Returns why the run must end, where that is decided; else empty."""
         if status.state in {"failed", "finished"} and status.actor in self._ended:
             self._ended[status.actor].set()
-        return f"{status.actor}: {status.detail}" if status.state == "failed" and self.is_main else ""
+        ends_the_run = status.state == "failed" and self.is_main and status.actor not in self._optional
+        return f"{status.actor}: {status.detail}" if ends_the_run else ""
 
     def left(self, peer: str) -> None:
         """A node said goodbye: a supervisor does when it has stopped."""

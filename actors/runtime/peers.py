@@ -1,10 +1,9 @@
-"""What a supervisor exchanges with the supervisors of other hosts, with hosts that ask to join, and with commands.
+"""What a supervisor exchanges with the supervisors of other hosts and with commands.
 
 ::
 
     HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
-    JoinWanted, JoinedHosts ---> Joined --(hosts came or left)--> all parts, and the actors of this process
-    SwapWanted, ScaleWanted, DrainWanted ---> Changes --> processes of actors
+    SwapWanted, ScaleWanted, DrainWanted, ChangesInForce ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
     silence of a supervisor ------------> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
@@ -23,7 +22,6 @@ import trio
 from actors.runtime import actor_process
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.handshake import Handshake, Reports
-from actors.runtime.joined_hosts import GUEST, Joined
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
@@ -35,13 +33,11 @@ from agent_rl.config.topology import Topology
 from agent_rl.messages import (
     ActorStatus,
     Changed,
+    ChangesInForce,
     DrainWanted,
     HostHello,
     HostReport,
     Incarnations,
-    JoinAnswer,
-    JoinedHosts,
-    JoinWanted,
     ReplicasWanted,
     RunState,
     ScaleWanted,
@@ -116,9 +112,7 @@ class Peers:
             ending=ending,
             leave=supervision.end,
         )
-        self._joined = Joined(topology, hosts, self.changes, follow=self._follow, say=supervision.say)
-        self.changes.replicas_are, self.changes.taken = self._joined.scaled, self._joined.taken
-        self.changes.take_off = self._joined.left
+        self._optional = {supervisor_node(name) for name, host in topology.hosts.items() if host.optional}
 
     async def open(self, nursery: trio.Nursery, network: Network) -> None:
         """Listen as the supervisor of each host that this process serves."""
@@ -133,11 +127,9 @@ class Peers:
                 incarnation=self._incarnation,
                 limits=Limits(lost_after=self._host_lost_after),
                 on_event=self._link_event,
-                guests=GUEST,
             )
             self.others.link(node)
             self._reports.link(node)
-            self._joined.link(node, network)
             self._roster.link(node)
             self.changes.link(node)
             await nursery.start(partial(node.run, self._hear, concurrency=CALLS))
@@ -146,25 +138,20 @@ class Peers:
 
     # What arrives.
 
-    async def _hear(self, delivery: Delivery) -> HostHello | JoinAnswer | Changed | None:
+    async def _hear(self, delivery: Delivery) -> HostHello | Changed | None:
         """Take in an announcement of an actor or another supervisor; answer a greeting; carry out a change."""
         sender, message = delivery.sender, delivery.message
         match message:
             case HostHello():
                 return self._handshake.heard(sender, message)
-            case JoinWanted():
-                return self._joined.answer(sender, message)
-            case _ if sender.startswith(GUEST):
-                return None
             case SwapWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)
-                self._joined.up(sender)
                 self.changes.back(sender)
                 self._handshake.told(sender, message)
-            case JoinedHosts() if sender == self._main:
-                self._joined.heard(message)
+            case ChangesInForce() if sender == self._main:
+                self.changes.told(message)
             case RunState() if sender == self._main and message.ending:
                 self._supervision.end(message.exit_code, "the learner's host ends the run", finished=message.finished)
             case ActorStatus() if message.actor == sender:  # an actor reports for itself only
@@ -185,14 +172,13 @@ class Peers:
 
     def _hear_supervisor(self, status: ActorStatus) -> None:
         why = self.others.heard(status)
-        if self._joined.has_joined(status.actor):
-            if not self._ending.is_set():
-                self._joined.says(status)
+        if status.state == "failed" and status.actor in self._optional:
+            self._say_of_host(f"{status.actor} has failed: {status.detail}; the run goes on without its host")
         elif why and not self._handshake.is_refused(status.actor):
             self._supervision.end(1, why)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import KeyRefused, PeerLeft
+        from transport import KeyRefused, PeerLeft, PeerSilent
 
         left = isinstance(event, PeerLeft)
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
@@ -202,9 +188,8 @@ class Peers:
             for node in (event.peer, *self._reports.left(event.peer)):
                 self._supervision.left(node)
             self.changes.left(event.peer)
-            if not self._ending.is_set():
-                self._joined.left(event.peer)
-        self._handshake.link_event(event)
+        if not (isinstance(event, PeerSilent) and event.peer in self._optional):  # no mistake: it may come or go
+            self._handshake.link_event(event)
         self._lost.link_event(event)
 
     # What is told.
@@ -219,13 +204,9 @@ class Peers:
         """An actor of this host has ended, and is not started again."""
         self._reports.forget(actor)
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-        self._joined.tick(now)
-
     def lines(self) -> bytes:
-        """What a new process is told first: hosts that joined, lost hosts, all incarnations."""
-        return self._joined.line() + self._lost.line() + written(self._roster.incarnations)
+        """What a new process is told first: lost hosts, all incarnations."""
+        return self._lost.line() + written(self._roster.incarnations)
 
     def _tell_actors(self, changed: Mapping[str, int]) -> None:
         self._tell_line(written(changed))
@@ -233,15 +214,6 @@ class Peers:
     def _tell_line(self, line: bytes) -> None:
         for actor in self._actors.values():
             actor.tell(line)
-
-    def _follow(self, topology: Topology) -> None:
-        """Hosts have joined or left, or replicas have come or gone."""
-        self.others.follow(topology)
-        self._roster.follow(topology)
-        self._handshake.follow(topology)
-        self._tell_line(self._joined.line())
-        self._lost.follow(topology)
-        self.changes.follow(topology)
 
     def _say_of_host(self, text: str) -> None:
         if not self._ending.is_set():
@@ -261,6 +233,4 @@ class Peers:
 
     async def leave(self, exit_code: int, reason: str, *, patient: bool) -> list[str]:
         """Wait until the other hosts know that the run ends. Returns the supervisors that did not confirm it."""
-        unheard = await self.others.leave(exit_code, reason, patient=patient)
-        self._joined.over()
-        return unheard
+        return await self.others.leave(exit_code, reason, patient=patient)

@@ -23,8 +23,7 @@ from actors.base import Actor, ActorContext
 from actors.blocking import Watchdog
 from actors.engines.base import EngineRefusedError
 from actors.runtime.children import GO, leave_message, message_file
-from actors.runtime.joined_hosts import WORD
-from actors.runtime.links import JoinedTargets, make_links
+from actors.runtime.links import make_links
 from actors.runtime.lost_hosts import WORD as DOUBTED
 from actors.runtime.lost_hosts import read as read_doubted
 from actors.runtime.networks import run_network
@@ -33,9 +32,7 @@ from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
 from agent_rl import messages
-from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import supervisor_node
-from agent_rl.config.joining import read as read_joined
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.source import TopologyError
@@ -53,6 +50,7 @@ from agent_rl.records.journal import JournalError
 from agent_rl.records.opening import open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.rollout.prompts import PromptError
+from agent_rl.topology_checks.descriptors import raise_descriptor_limit
 from transport import (
     BindError,
     Delivery,
@@ -248,8 +246,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
             await nursery.start(_obey_signals, stopping)
             nursery.start_soon(Watchdog(entry.silent_seconds, message_file()).run)
             if arguments.lifeline is not None:
-                targets = JoinedTargets(node, network, topology, role, cls)
-                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, targets, go, log)
+                nursery.start_soon(_watch_lifeline, arguments.lifeline, node, go, log)
             context = ActorContext(
                 name=arguments.actor,
                 role=role,
@@ -299,11 +296,10 @@ async def _obey_signals(stopping: trio.Event, *, task_status: trio.TaskStatus[No
 async def _watch_lifeline(
     descriptor: int,
     node: Node,
-    targets: JoinedTargets,
     go: trio.Event,
     log: structlog.typing.FilteringBoundLogger,
 ) -> None:
-    """Read from the lifeline which hosts joined, which are lost, and incarnations of nodes.
+    """Read from the lifeline which hosts are lost, and incarnations of nodes.
 
     The line `GO` sets ``go``. The lifeline closes when the supervisor ends.
     """
@@ -315,9 +311,7 @@ async def _watch_lifeline(
             break
         *lines, rest = (rest + some).split(b"\n")
         for line in lines:
-            if line.startswith(WORD):
-                targets.follow(read_joined(line.removeprefix(WORD).decode()))
-            elif line.startswith(DOUBTED):
+            if line.startswith(DOUBTED):
                 node.doubt(read_doubted(line.removeprefix(DOUBTED)))
             elif line == GO:
                 go.set()

@@ -16,32 +16,17 @@ CHANGE_SECONDS = 3600.0
 """How long a change may take: the former processes drain, and the new ones start, with their models."""
 
 
-def _link(supervisor: str) -> str:
-    return f"changes of {supervisor}"
-
-
 class RemoteChanges:
     """The links to the supervisors of other hosts, from the main host's node; none at other hosts."""
 
     def __init__(self) -> None:
-        self._node: Node | None = None
         self._links: dict[str, CallLink] = {}
-        """By supervisor. A supervisor that joined and left keeps a link, which leads nowhere until it joins again."""
 
-    def open(self, node: Node) -> None:
-        """Ask from this node."""
-        self._node = node
-
-    def lead(self, supervisors: Sequence[str]) -> None:
-        """These are the other supervisors."""
-        if self._node is None:
-            return
+    def open(self, node: Node, supervisors: Sequence[str]) -> None:
+        """Ask these supervisors from this node."""
         for name in supervisors:
-            if name not in self._links:
-                self._links[name] = self._node.call(
-                    _link(name), [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed
-                )
-        self._node.set_targets({_link(name): [name] if name in supervisors else [] for name in self._links})
+            link = f"changes of {name}"
+            self._links[name] = node.call(link, [name], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed)
 
     def hears(self, host: str) -> bool:
         """Whether the supervisor of another host can be asked."""

@@ -1,16 +1,15 @@
-"""The processes of a supervisor's actors: those that the topology names, also while hosts are scaled."""
+"""The processes of a supervisor's actors: those that are to run now, also while roles are scaled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import trio
 
 from actors.runtime.actor_process import ActorProcess, Reports, stop_in_order
 from actors.runtime.lifecycle import drain_order
-from agent_rl.config.addresses import actor_nodes
-from agent_rl.config.placement import gpus_of_actor
+from agent_rl.config.addresses import wanted_nodes
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
 
@@ -33,13 +32,13 @@ class Replicas:
         self._start: Callable[[ActorProcess], object] | None = None
         self._stop: Callable[[list[str], list[ActorProcess]], object] | None = None
         self.actors: dict[str, ActorProcess] = {
-            name: make(name, role, topology) for name, role in self._named(topology).items()
+            name: make(name, role, topology) for name, role in self._wanted(topology).items()
         }
-        """By name. Actors that were removed stay, and have ended."""
+        """By name. Actors that are wanted no more stay, and have ended."""
 
-    def _named(self, topology: Topology) -> dict[str, str]:
-        """The role of each actor of these hosts."""
-        return {name: role for host in self._hosts for name, role in actor_nodes(topology, host)}
+    def _wanted(self, topology: Topology) -> dict[str, str]:
+        """The role of each actor that is to run on these hosts."""
+        return {name: role for host in self._hosts for name, role in wanted_nodes(topology, host).items()}
 
     def begin(self, nursery: trio.Nursery, janitor: Janitor, log: Callable[..., Any]) -> None:
         """Start all processes, in this nursery."""
@@ -53,43 +52,28 @@ class Replicas:
             self._start(actor)
 
     def follow(self, topology: Topology) -> None:
-        """Start the replicas that came, and stop those that have gone and run still."""
+        """Start the replicas that are wanted now, and stop those that are wanted no more."""
         if self._ending.is_set():
             return
-        named = self._named(topology)
-        for name, role in named.items():
-            if name not in self.actors:
+        wanted = self._wanted(topology)
+        for name, role in wanted.items():
+            former = self.actors.get(name)
+            if former is None or former.ended.is_set():
                 actor = self.actors[name] = self._make(name, role, topology)
+                if former is not None:  # peers refuse a process that is not newer
+                    actor.incarnation = former.incarnation + 1
                 if self._start is not None:
                     actor.adds()
                     self._start(actor)
-        gone = [actor for name, actor in self.actors.items() if name not in named and not actor.stopping]
+        gone = [actor for name, actor in self.actors.items() if name not in wanted and not actor.stopping]
         if self._stop is None:
             for actor in gone:
                 del self.actors[actor.name]
         elif gone:
             self._stop(drain_order(topology), gone)
 
-    def taken_gpus(self, topology: Topology) -> str:
-        """Why replicas that this topology adds here would get GPUs of processes that run; empty: they would not.
-
-        A process keeps its GPUs, and the topology deals them anew.
-        """
-        running = {
-            gpu: actor.name
-            for actor in self.actors.values()
-            if not actor.ended.is_set() and actor.entry.share == "none"
-            for gpu in actor.gpus or ()
-        }
-        for name in self._named(topology).keys() - self.actors.keys():
-            if taken := set(gpus_of_actor(topology, name) or ()) & running.keys():
-                gpu = min(taken)
-                remedy = "stop the run, write the number of processes into the file, and run it again"
-                return f"{name} would get GPU {gpu}, which {running[gpu]} has; {remedy}"
-        return ""
-
     async def carry_out(
-        self, starts: Sequence[str], stops: Sequence[str], topology: Topology
+        self, starts: Collection[str], stops: Collection[str], topology: Topology
     ) -> tuple[list[str], list[str]]:
         """Wait until those replicas that come are ready, and stop others. Returns what failed, and what was done."""
         faults, done = [], []
@@ -99,7 +83,7 @@ class Replicas:
                 faults.append(fault)
             else:
                 done.append(f"{name} runs")
-        leaving = [self.actors[name] for name in stops]
+        leaving = [self.actors[name] for name in stops if name in self.actors]
         await stop_in_order(drain_order(topology), leaving, self._reports, failed=False)
         return faults, done + [has_left(name) for name in stops]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from agent_rl.config.addresses import actor_nodes, on_tcp, supervisor_node
+from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.messages import Incarnations
 
@@ -29,35 +29,23 @@ class Roster:
 
     def __init__(self, topology: Topology, hosts: Sequence[str], first: int) -> None:
         own = [supervisor_node(host) for host in hosts]
-        self._own_supervisors = own
-        self._know(topology)
+        self._supervisor = {
+            node: supervisor_node(host) for host in topology.hosts_in_use for node, _ in actor_nodes(topology, host)
+        }
+        self._own = [node for node, supervisor in self._supervisor.items() if supervisor in own]
+        self._others = [name for name in map(supervisor_node, topology.hosts_in_use) if name not in own]
         self.incarnations = dict.fromkeys([*own, *self._own], first)
         self._nodes: list[Node] = []
         self._announce: list[Callable[[object], None]] = []
         self.tell_actors: Callable[[Mapping[str, int]], object] = lambda _: None
         """Sends the incarnations of nodes to the processes of this host's actors."""
 
-    def _know(self, topology: Topology) -> None:
-        self._supervisor = {
-            node: supervisor_node(host) for host in topology.hosts_in_use for node, _ in actor_nodes(topology, host)
-        }
-        supervisors = map(supervisor_node, topology.hosts_in_use)
-        self._own = [node for node, supervisor in self._supervisor.items() if supervisor in self._own_supervisors]
-        self._others = [name for name in supervisors if name not in self._own_supervisors]
-        self._tells = on_tcp(topology)
-
-    def follow(self, topology: Topology) -> None:
-        """Hosts or replicas have come or gone. A host that left may join again; its actors then have other names."""
-        self._know(topology)
-        if self._announce:
-            self._nodes[0].set_targets({"incarnations": self._others})
-
     def link(self, node: Node) -> None:
         """Add a node of this supervisor, which accepts the roster's incarnations. The first tells the other hosts."""
         for name, incarnation in self.incarnations.items():
             node.expect(name, incarnation)
-        if self._tells and not self._nodes:
-            self._announce.append(node.announce("incarnations", self._others, growing=True).set)
+        if self._others and not self._nodes:
+            self._announce.append(node.announce("incarnations", self._others).set)
         self._nodes.append(node)
         self._tell_others()
 

@@ -13,12 +13,17 @@ from pydantic import ValidationError
 
 from actors.runtime.actor_process import Plan
 from actors.runtime.interrupts import stop_signals
-from actors.runtime.joined_hosts import with_kept
 from actors.runtime.lifecycle import hosts_to_start
 from actors.runtime.networks import supervisor_network, with_whole_paths
 from actors.runtime.supervise import MIB, Supervisor
-from agent_rl.checks.descriptors import raise_descriptor_limit
-from agent_rl.config.addresses import actor_nodes, addresses, control_address, runtime_directory, supervisor_node
+from agent_rl.config.addresses import (
+    actor_nodes,
+    addresses,
+    control_address,
+    runtime_directory,
+    supervisor_node,
+    wanted_nodes,
+)
 from agent_rl.config.agreement import settings_to_agree
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import Files, first_of
@@ -34,6 +39,7 @@ from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_dir
 from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.swaps import end_swaps, forget_swaps, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
+from agent_rl.topology_checks.descriptors import raise_descriptor_limit
 
 
 async def run_topology(
@@ -46,19 +52,17 @@ async def run_topology(
     view_class: type[LiveView] = LiveView,
     display_class: Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display] = Display,
     again: str = "",
-    agreed: dict[str, str] | None = None,
     stopped_exit_code: int = 0,
 ) -> int:
     """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
     ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws what
     ``display_class`` shows. ``again`` is the command that continues the run, when that is not ``agent-rl run``.
-    ``agreed``: the settings that all hosts must have, where a swap changed them (None: those of ``topology``).
     ``stopped_exit_code`` is the exit code where the run was stopped in order before it was finished. Raises RunRefused
     when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
-    agreed = settings_to_agree(topology) if agreed is None else agreed
+    agreed = settings_to_agree(topology)
     if topology.main_host in hosts:
         topology = _as_before(topology)
     base = first_of(files).absolute().parent
@@ -67,8 +71,8 @@ async def run_topology(
     directory = topology.run.directory
     runtime = runtime_directory(topology)
     table = addresses(topology, runtime)
-    actors = [node for name in hosts for node, _ in actor_nodes(topology, name)]
-    sockets = [table[node] for node in (*actors, *map(supervisor_node, hosts))]
+    actors = [node for name in hosts for node in wanted_nodes(topology, name)]
+    sockets = [table[node] for name in hosts for node in (supervisor_node(name), *dict(actor_nodes(topology, name)))]
     with ExitStack() as stack:
         # From here on the run must end in order: signals wait until the supervisor can handle them.
         received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
@@ -130,7 +134,7 @@ async def run_topology(
 def _as_before(topology: Topology) -> Topology:
     """The topology with what changed before the main host's supervisor was killed. Raises RunRefused."""
     directory = topology.run.directory
-    kept = with_swaps(with_kept(topology, directory), directory)
+    kept = with_swaps(topology, directory)
     for role in swaps_in_force(directory):
         try:
             if role in kept.actors:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,11 +129,10 @@ class Supervisor:
             log=log,
         )
 
-    def swapped_before(self, in_force: Mapping[str, Sequence[str]]) -> None:
-        """Take the swaps of the last start that the topology holds, by role, for hosts that join; say so."""
-        for role, keys in in_force.items():
+    def swapped_before(self, in_force: Collection[str]) -> None:
+        """Say which swaps of the last start the topology holds, by role."""
+        for role in in_force:
             if role in self._topology.actors:
-                self._peers.changes.keys += keys
                 entry = self._topology.actors[role]
                 self.say(
                     f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"
@@ -216,7 +215,6 @@ class Supervisor:
             silent = self._silence.silent
             self._note(*self._movement.tick(now, silent))
             self._view.silences = {actor: self._silence.state(actor) for actor in silent}
-            self._peers.tick(now)
             self._display.refresh(now)
             for actor in self._actors.values():
                 if actor.child is not None:

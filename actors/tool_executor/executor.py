@@ -369,10 +369,6 @@ class ToolExecutor(Actor):
             yield self._functions
 
 
-JupyterExecutor = ToolExecutor
-"""Its former name where the tool was a notebook, for topologies that have it."""
-
-
 def functions_of(tool: Tool) -> tuple[str, ...]:
     """What the sandbox loads beforehand for a tool that runs there: the tool's function, and the tool's class."""
     written = getattr(tool, "function", type(tool))

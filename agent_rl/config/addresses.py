@@ -1,9 +1,8 @@
 """The address of every node of a run, derived from the topology file only, so that all processes derive the same.
 
-A run on one host that only this machine reaches uses Unix sockets. Otherwise all nodes listen on TCP, so that a host
-that joins can reach them. A host's supervisor has the ``base_port``, its actors the ports after it, in the order of the
-file, and then those that `agent-rl scale` added, in this order. So neither another host nor another replica changes an
-address.
+A run on one host that only this machine reaches uses Unix sockets. Otherwise all nodes listen on TCP. A host's
+supervisor has the ``base_port``, its actors the ports after it, in the order of the file. Replicas that do not run yet
+and hosts that are not there yet have their addresses from the start.
 """
 
 from __future__ import annotations
@@ -38,15 +37,14 @@ def actor_nodes(topology: Topology, host: str | None = None) -> Iterator[tuple[s
                 yield f"{role}.{replica}", role
 
 
-def places(topology: Topology, host: str) -> list[str]:
-    """The actors of a host in the order of their ports, those included that were removed: they keep their ports."""
-    added = topology.hosts[host].added
-    nodes = (f"{role}.{number}" for role in topology.actors for number in _numbers_at(topology, role, host))
-    return [*(node for node in nodes if node not in added), *added]
-
-
-def _numbers_at(topology: Topology, role: str, host: str) -> list[int]:
-    return [number for number, home in topology.numbers(role).items() if home == host]
+def wanted_nodes(topology: Topology, host: str) -> dict[str, str]:
+    """The role of each actor process of a host that is to run now (`Topology.wanted`), by node name."""
+    return {
+        f"{role}.{replica}": role
+        for role in topology.actors
+        for replica, home in topology.wanted(role).items()
+        if home == host
+    }
 
 
 def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
@@ -58,7 +56,7 @@ def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for host in topology.hosts_in_use:
         machine = topology.hosts[host]
-        nodes = [supervisor_node(host), *places(topology, host)]
+        nodes = [supervisor_node(host), *(node for node, _ in actor_nodes(topology, host))]
         if on_tcp(topology):
             where = f"tcp://{_bracketed(machine.address)}"
             found |= {node: f"{where}:{port}" for port, node in enumerate(nodes, machine.base_port)}

@@ -44,12 +44,6 @@ _NAMED = 6
 def settings_to_agree(topology: Topology) -> dict[str, str]:
     """The values that all hosts must have, by dotted key: as JSON, or a digest of it."""
     tables = topology.model_dump(mode="json", by_alias=True)
-    joined = {name for name, host in tables["hosts"].items() if host.get("joined")}
-    tables["hosts"] = {
-        name: {key: value for key, value in host.items() if key not in {"added", "removed"}}
-        for name, host in tables["hosts"].items()
-        if name not in joined
-    }
     return {
         key: _written(key, value)
         for key, value in _flat("", tables)

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.config.full import toml_text
 from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
 from agent_rl.config.standard import KEEPER, completed, several_ranks
@@ -23,7 +22,7 @@ def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
 
     Each override is ``dotted.key=value``, the value in TOML (a string needs no quotes).
     Raises TopologyError with all faults of syntax, keys, types and references. That the actors exist and fit together
-    is for ``agent_rl.checks.topology`` to say.
+    is for ``agent_rl.topology_checks.topology`` to say.
     """
     source = Source(files, overrides)
     faults = list(source.faults)
@@ -33,8 +32,6 @@ def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
         topology = Topology.model_validate(data)
     except ValidationError as error:
         faults += validation_faults(error, Topology, source, data)
-    if "tasks" in data:
-        faults = [fault for fault in faults if fault.key not in ("tasks", "environments")] + [_tasks_fault(source)]
     faults += _reference_faults(data, source)
     faults += _number_faults(data, (), source)
     if faults or topology is None:
@@ -157,19 +154,6 @@ def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return [source.fault(path, "is beyond 64 bits", SMALLER)]
     return []
-
-
-def _tasks_fault(source: Source) -> Fault:
-    """What to write in place of ``[tasks]``, as TOML."""
-    tasks = source.data["tasks"] if isinstance(source.data["tasks"], dict) else {}
-    name, settings = "maths", tasks
-    if generator := tasks.get("generator"):
-        name = "arithmetic" if "Arithmetic" in str(generator) else "module:Class"
-        settings = tasks.get("settings", {})
-    remedy = f"write in its place:\n\n[[environments]]\n{toml_text({'class': name})}"
-    if isinstance(settings, dict) and settings:
-        remedy += f"\n[environments.settings]\n{toml_text(settings)}"
-    return source.fault(("tasks",), "this table has become [[environments]]", remedy)
 
 
 def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:

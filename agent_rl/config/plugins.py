@@ -51,8 +51,6 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     "engine": {
         "torch": "actors.engines.torch:TorchEngine",
         "vllm": "actors.engines.vllm:VllmEngine",
-        "actors.engines.torch.engine:TorchEngine": "actors.engines.torch:TorchEngine",
-        "actors.engines.vllm.engine:VllmEngine": "actors.engines.vllm:VllmEngine",
     },
     "environment": {
         "maths": "agent_rl.environments.maths:Maths",
@@ -64,7 +62,6 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "dr_grpo": "agent_rl.learning.losses.dr_grpo:dr_grpo",
         "gspo": "agent_rl.learning.losses.gspo:gspo",
         "cispo": "agent_rl.learning.losses.cispo:cispo",
-        "clipped": "agent_rl.learning.losses.grpo:grpo",
     },
     "rollout": {},
     "scheduling_policy": {
@@ -93,10 +90,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "wandb": "agent_rl.observe.trackers.wandb:WandbTracker",
     },
 }
-"""The short names of what is built in, by kind. Those of actors are the roles, each with its standard class.
-
-A path that an earlier version used is an alias too.
-"""
+"""The short names of what is built in, by kind. Those of actors are the roles, each with its standard class."""
 
 FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "rollout", "selection"})
 
@@ -138,7 +132,7 @@ def path_of(kind: Kind, name: str) -> str:
     path = ALIASES[kind].get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):
-        known = [alias for alias in ALIASES[kind] if ":" not in alias]
+        known = [*ALIASES[kind]]
         remedy = f"write module:Name of a {_noun(kind)}" + (
             f", or a built-in one: {suggest(name, known)}" if known else ""
         )

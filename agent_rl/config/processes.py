@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -73,10 +73,6 @@ class Run(Part):
     """The address of ``metrics_port``. The default address can be reached from this machine only."""
 
 
-Replica = Annotated[str, Field(pattern=r"^[^.]+\.\d+$")]
-"""A process of a role, by role and number."""
-
-
 class Host(Part):
     """A machine that runs actors."""
 
@@ -87,14 +83,9 @@ class Host(Part):
     gpus: NonNegativeInt | None = None
     """How many GPUs the machine has. None: as many as are found there. ``agent-rl check`` believes this number on a
     machine without GPUs."""
-    joined: dict[str, tuple[NonNegativeInt, ...]] = {}
-    """Of a host that joined the run: the numbers of its replicas, by role. The run writes this key; leave it
-    out."""
-    added: tuple[Replica, ...] = ()
-    """The replicas that `agent-rl scale` added, in this order, as in "tool_executor.2". The run writes this key; leave
-    it out."""
-    removed: tuple[Replica, ...] = ()
-    """The replicas that `agent-rl scale` removed. The run writes this key; leave it out."""
+    optional: bool = False
+    """Whether the host may come and go while the run is under way (``agent-rl run FILE --host NAME``, ``agent-rl
+    drain``). The run neither waits for an optional host nor ends because it fails."""
 
 
 class Security(Part):
@@ -118,6 +109,9 @@ class ActorEntry(Part):
     replicas: PositiveInt | None = None
     """How many processes the role has. They are dealt round over the hosts, in the order of ``hosts``. Without
     ``replicas`` and ``replicas_per_host`` each host has one."""
+    start: PositiveInt | None = None
+    """How many of the processes run at first: those with the lowest numbers. ``agent-rl scale`` changes the number
+    between 1 and ``replicas``. None: all of them."""
     replicas_per_host: PositiveInt | None = None
     """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
     so that another host at the end of ``hosts`` changes no name."""
@@ -154,9 +148,15 @@ class ActorEntry(Part):
         placed = several or data.get("host") is not None
         return data | ({} if placed else {"host": "local"}) | ({} if counted else count)
 
+    @model_validator(mode="after")
+    def _starts_some_of_its_replicas(self) -> Self:
+        if self.start is not None and self.start > len(self.homes):
+            raise ValueError(f"start ({self.start}) is more than the processes of the role ({len(self.homes)})")
+        return self
+
     @property
     def homes(self) -> tuple[str, ...]:
-        """The host of each replica, by the number of the replica. Hosts that joined the run are not among them."""
+        """The host of each replica, by the number of the replica."""
         hosts = self.hosts or (self.host or "local",)
         if self.replicas_per_host is not None:
             return tuple(host for host in hosts for _ in range(self.replicas_per_host))

@@ -5,7 +5,7 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -360,24 +360,25 @@ class Topology(Part):
 
     @property
     def hosts_in_use(self) -> tuple[str, ...]:
-        """The hosts that have an actor, or had one before the run was scaled, in the order of ``[hosts]``."""
-        used = {host for role in self.actors for host in self.numbers(role).values()}
+        """The hosts that have an actor, in the order of ``[hosts]``."""
+        used = {host for entry in self.actors.values() for host in entry.homes}
         return tuple(name for name in self.hosts if name in used)
 
     def homes(self, role: str) -> dict[int, str]:
         """The host of each replica of a role, by the number of the replica."""
-        found = self.numbers(role)
-        for host in self.hosts.values():
-            for number in _numbers(role, host.removed):
-                found.pop(number, None)
-        return found
+        return dict(enumerate(self.actors[role].homes))
 
-    def numbers(self, role: str) -> dict[int, str]:
-        """The host of each replica that a role has, or had before the run was scaled, by the number of the replica."""
-        found = dict(enumerate(self.actors[role].homes))
-        for name, host in self.hosts.items():
-            found |= dict.fromkeys((*host.joined.get(role, ()), *_numbers(role, host.added)), name)
-        return found
+    def wanted(self, role: str) -> dict[int, str]:
+        """The replicas of a role that are to run now: the first ones, as many as ``start`` says."""
+        return dict(enumerate(self.actors[role].homes[: self.actors[role].start]))
+
+    def scaled(self, numbers: Mapping[str, int]) -> Self:
+        """The topology with other numbers of processes, by role."""
+        actors = {
+            role: entry.model_copy(update={"start": numbers[role]}) if role in numbers else entry
+            for role, entry in self.actors.items()
+        }
+        return self.model_copy(update={"actors": actors})
 
     @property
     def journal_host(self) -> str | None:
@@ -390,8 +391,3 @@ class Topology(Part):
         """The learner's host, whose supervisor ends the run; without a learner, the host of the first actor."""
         entry = self.actors.get("learner") or next(iter(self.actors.values()))
         return entry.homes[0]
-
-
-def _numbers(role: str, replicas: Iterable[str]) -> Iterator[int]:
-    """The numbers of those replicas that are of this role."""
-    return (int(number) for its_role, _, number in (each.rpartition(".") for each in replicas) if its_role == role)

@@ -24,8 +24,7 @@ The flow, sender to receiver (kind of link in brackets)::
     every actor        ActorStatus [announce] --------------------> supervisor of its host
     supervisor         HostReport [announce] ---------------------> supervisor of the learner's host
     supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
-    supervisor         JoinedHosts [announce] --------------------> supervisors of other hosts
-    a host that joins  JoinWanted / JoinAnswer [call] ------------> supervisor of the learner's host
+    supervisor         ChangesInForce [announce] -----------------> supervisors of other hosts
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
     a command: swap    SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
     a command: scale   ScaleWanted / Changed [call] --------------> supervisor of the learner's host

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_rl.messages.status import JoinedHost
-
 
 @dataclass(frozen=True, slots=True)
 class SwapWanted:
@@ -32,7 +30,9 @@ class DrainWanted:
 
 @dataclass(frozen=True, slots=True)
 class ScaleWanted:
-    """Give a role another number of processes: new ones start, or those with the highest numbers stop in order."""
+    """Give a role another number of processes, of those that the file has: replicas with the highest numbers come last,
+    and go first.
+    """
 
     role: str
     number: int
@@ -42,15 +42,14 @@ class ScaleWanted:
 class ReplicasWanted:
     """The supervisor of the learner's host asks that of another host to start and stop replicas of a role.
 
-    ``hosts``: as `JoinedHosts` has them. ``starts``, ``stops``: replicas of the asked host, as ``role.number``.
-    ``only_check``: check whether replicas can start, as ``agent-rl check`` does, and start nothing.
+    ``number``: how many processes the role has from now on, on all hosts. ``starts``, ``stops``: replicas that start or
+    stop, as ``role.number``.
     """
 
     role: str
-    hosts: tuple[JoinedHost, ...]
+    number: int
     starts: tuple[str, ...]
     stops: tuple[str, ...]
-    only_check: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,53 +105,10 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedHost:
-    """A host that joined the run, or one whose replicas `agent-rl scale` changed.
+class ChangesInForce:
+    """The supervisor of the learner's host tells all others what was changed since the run began.
 
-    ``address``, ``base_port``: where the nodes of a host that joined listen. ``replicas``: the numbers of its replicas
-    by role; none for a host of the file. ``added``, ``removed``: replicas as ``role.number``, in the order in which
-    they were added and removed.
+    ``numbers``: how many processes a role has, for roles whose entry has the key ``start``.
     """
 
-    name: str
-    address: str
-    base_port: int
-    replicas: dict[str, tuple[int, ...]]
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JoinWanted:
-    """A host that the topology does not name asks to join the run, with a number of replicas of some roles.
-
-    ``made_with``: JSON of the settings of its topology that must be those of the run.
-    """
-
-    host: str
-    address: str
-    base_port: int
-    replicas: dict[str, int]
-    made_with: str
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAnswer:
-    """Why a host may not join; or, with an empty ``refusal``, all hosts that joined, the asking one included.
-
-    ``changes``: the swaps since the run began, as ``KEY=VALUE`` of the topology.
-    """
-
-    refusal: str
-    hosts: tuple[JoinedHost, ...]
-    changes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedHosts:
-    """The supervisor of the learner's host tells all others which hosts joined the run and have not left.
-
-    Hosts whose replicas were added or removed are among them.
-    """
-
-    hosts: tuple[JoinedHost, ...]
+    numbers: dict[str, int]

@@ -9,7 +9,6 @@ and says for which roles the last start went by something else.
     swaps.json: in force --(the run ends, or is stopped)--> ended_swaps.json --(the next start: a line each)--> removed
         `-(the supervisor is killed, and started again)--> in force
 
-How many processes a role has is kept elsewhere (`actors.runtime.joined_hosts`); here it serves the notice alone.
 """
 
 from __future__ import annotations
@@ -45,13 +44,16 @@ def swaps_in_force(directory: Path) -> dict[str, list[str]]:
 
 
 def with_swaps(topology: Topology, directory: Path) -> Topology:
-    """The topology with the swaps that are in force. Roles that it has no more are left out."""
+    """The topology with the swaps and numbers of processes in force. Roles that it has no more are left out."""
     actors = dict(topology.actors)
-    for role, each in _read(directory / FILE).items():
+    kept = _read(directory / FILE)
+    for role, each in kept.items():
         if each["keys"] and role in actors:
             now = {"class_path": each["class"], "settings": each["settings"]}
             actors[role] = actors[role].model_copy(update=now)
-    return topology.model_copy(update={"actors": actors})
+    swapped = topology.model_copy(update={"actors": actors})
+    numbers = {role: min(each["replicas"], len(actors[role].homes)) for role, each in kept.items() if role in actors}
+    return swapped.scaled({role: number for role, number in numbers.items() if number != len(topology.wanted(role))})
 
 
 def end_swaps(directory: Path) -> None:
@@ -87,9 +89,7 @@ def _differences(swaps: Mapping[str, Any], topology: Topology) -> Iterable[str]:
 
 def _entry(topology: Topology, role: str) -> dict[str, Any]:
     entry = topology.actors[role].model_dump(mode="json", by_alias=True)
-    homes = topology.homes(role).values()
-    of_the_file = sum(not topology.hosts[host].joined for host in homes)  # hosts that join are no change of the role
-    return {"class": entry["class"], "settings": entry["settings"], "replicas": of_the_file}
+    return {"class": entry["class"], "settings": entry["settings"], "replicas": len(topology.wanted(role))}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import pytest
 
 from actors.cli.main import main
 from actors.learner import Learner
-from agent_rl.checks.memory import plan
-from agent_rl.checks.placement import placement_rows
 from agent_rl.config.load import load_topology
 from agent_rl.config.placement import most_gpus, placement
 from agent_rl.config.selection import Difficulty, SelectStage
 from agent_rl.config.topology import InitialiseModel, RlStage, SftStage
 from agent_rl.learning.tiny import initialise_model
+from agent_rl.topology_checks.memory import plan
+from agent_rl.topology_checks.placement import placement_rows
 from transport import CurveKeys
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,7 +72,7 @@ def folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path / "data/conversations.jsonl", json.dumps(talk) + "\n")
     CurveKeys.generate().save(tmp_path / "cluster.key")
     for module in ("model", "memory", "prompts"):
-        monkeypatch.setattr(f"agent_rl.checks.{module}.metadata", lambda name: hub / name)
+        monkeypatch.setattr(f"agent_rl.topology_checks.{module}.metadata", lambda name: hub / name)
     monkeypatch.setattr("actors.engines.checking.find_spec", lambda name: importlib.util.find_spec("trio"))
     monkeypatch.setattr(Learner, "ranked", True, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
+from agent_rl.topology_checks.topology import check_topology
 from tests.examples.guide import BLOCKS, COMMANDS, FILES, GUIDE, LINES, ROOT
 
 

@@ -19,7 +19,6 @@ from actors.contract import (
     SchedulerContract,
 )
 from actors.roc_filter.stored import decode_stored
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput
 from agent_rl.environments.maths import Maths
@@ -34,6 +33,7 @@ from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.trial import try_policy
+from agent_rl.topology_checks.topology import check_topology
 from examples.calculator import calculator
 from examples.fenced_generator import FencedFormat, FencedGenerator
 from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler

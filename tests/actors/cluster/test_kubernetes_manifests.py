@@ -222,3 +222,14 @@ def test_the_schemas_of_kubernetes_accept_the_manifests(file, capsys, version):
     manifest["spec"]["template"]["spec"]["hostnames"] = "a"
     with pytest.raises(validator.ValidationError):
         validator.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("hostile", ["a: {b}", '"\n- x: &y *z', "é 😀\x85\u2028 {{ x }}", "'%s' # \\ \t"])
+def test_no_value_ends_a_quote_or_a_line(file, capsys, hostile):
+    lines = hostile.replace("\n", "\n# ")
+    file.write_text(f"{TOPOLOGY}# {lines}\n")
+    text, _ = render(capsys, "--memory", hostile, "--storage", hostile, "--command", hostile)
+    assert container(text, "trainer")["resources"]["limits"]["memory"] == hostile
+    assert hostile in container(text, "trainer")["command"][2]
+    files = manifests(text)["ConfigMap", "two-topology"]["data"]
+    assert files["0-two.toml"] == file.read_text()

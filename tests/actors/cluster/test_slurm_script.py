@@ -222,3 +222,12 @@ def test_the_script_can_be_written_to_a_file(file, capsys, tmp_path):
     code, out, _ = render(capsys, "two.toml", "--out", "job.sh")
     assert (code, out) == (0, "wrote job.sh\n")
     assert (tmp_path / "job.sh").read_text().startswith("#!/bin/bash\n")
+
+
+def test_no_value_ends_a_quote_or_a_line(file, capsys, tmp_path):
+    hostile = "fetch.x=$(touch broken) 'a\n`touch broken`"
+    arguments = ["--set", hostile, "--sbatch", "comment=a\ntouch broken", "--time", "1\ntouch broken"]
+    done = run_job(tmp_path, capsys, BOTH, arguments=arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"[--set={hostile}]" in (tmp_path / "calls.n1").read_text()
+    assert not (tmp_path / "broken").exists()

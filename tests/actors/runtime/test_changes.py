@@ -11,22 +11,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.runtime import changes, control, trying
-from actors.runtime.change_rules import changed_keys, in_place, several, why_not
-from actors.runtime.changes import Changes
+from actors.runtime import changes, control, dry_run
+from actors.runtime.change_rules import changed_keys, in_place, why_not
+from actors.runtime.changes import Changes, available_bytes, group_bytes
 from actors.runtime.control import ask_run
-from actors.runtime.joined_hosts import with_kept
-from actors.runtime.memory import available_bytes, group_bytes
+from actors.runtime.dry_run import shared_faults
 from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.starting import RESTART_SECONDS
-from actors.runtime.trial import shared_faults
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
-from agent_rl.config.joining import with_changed
 from agent_rl.config.load import load_topology
-from agent_rl.config.processes import ActorEntry, Host
-from agent_rl.config.scaling import with_replicas
+from agent_rl.config.processes import ActorEntry
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
 from agent_rl.records.run_directory import RunRefused
@@ -51,16 +47,16 @@ def wanted(role, class_path="", *settings, fresh=False):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(trying, "TRIAL", "tests.actors.runtime.swap_trial")
+    monkeypatch.setattr(dry_run, "DRY_RUN", "tests.actors.runtime.swap_dry_run")
     return tmp_path
 
 
-def write(folder, settings="", replicas=1):
+def write(folder, settings="", replicas=1, start=""):
     path = folder / "topology.toml"
     text = f'[run]\nname = "demo"\ndirectory = "{folder / "run"}"\n[model]\npath = "x"\n'
     text += '[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n[[stages]]\nkind = "sft"\nsteps = 1\n'
     text += f'[actors.first]\nclass = "{PLAIN}"\n'
-    text += f'[actors.second]\nclass = "{PLAIN}"\nreplicas = {replicas}\nsettings = {{ {settings} }}\n'
+    text += f'[actors.second]\nclass = "{PLAIN}"\nreplicas = {replicas}\n{start}\nsettings = {{ {settings} }}\n'
     path.write_text(text)
     return path
 
@@ -281,7 +277,7 @@ def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
 
 
 def test_a_role_gets_another_number_of_processes(folder, capsys):
-    path = write(folder, settings="number = 1")
+    path = write(folder, settings="number = 1", replicas=3, start="start = 1")
 
     async def main():
         async with running(path, 2):
@@ -294,12 +290,8 @@ def test_a_role_gets_another_number_of_processes(folder, capsys):
             assert answer == Changed((), ("second.2 has left", "second has 2 processes"))
             assert events(folder)[-1] == f"left second.2 {OTHER} 1"
             answer = await swap(path, ScaleWanted("second", 3))
-            assert answer.done[0] == "second.3 runs"  # not the number of another process
-            before = events(folder)
-            answer = await swap(path, ScaleWanted("second", 3))
-            assert answer.refused == ("nothing would change: second has 3 processes already",)
-            assert events(folder) == before
-            assert load_topology(folder / "run" / "topology.local.toml").homes("second").keys() == {0, 1, 3}
+            assert answer.done[0] == "second.2 runs"
+            assert events(folder)[-1] == f"up second.2 {OTHER} 1"
 
     trio.run(main)
     (folder / "events").unlink()
@@ -315,7 +307,7 @@ def test_a_role_gets_another_number_of_processes(folder, capsys):
 
 
 def test_replicas_that_do_not_start_are_none(folder):
-    path = write(folder)
+    path = write(folder, replicas=2, start="start = 1")
 
     async def main():
         async with running(path, 2):
@@ -325,15 +317,15 @@ def test_replicas_that_do_not_start_are_none(folder):
             assert answer.refused[-1] == "second keeps the processes that it had"
             (folder / "dies").unlink()
             answer = await swap(path, ScaleWanted("second", 2))
-            assert answer.done[0] == "second.2 runs"
+            assert answer.done[0] == "second.1 runs"
 
     trio.run(main)
 
 
 @pytest.mark.slow
 def test_replicas_come_and_go_on_other_hosts(folder):
-    """The hosts have run directories of their own. The main host's supervisor is killed, and still knows them."""
-    path = write_hosts(folder, 'hosts = ["b", "a"]')
+    """The hosts have run directories of their own. The main host's supervisor is killed, and still knows the number."""
+    path = write_hosts(folder, 'hosts = ["b", "a"]\nreplicas = 4\nstart = 2')
     elsewhere = path.with_name("elsewhere.toml")
     elsewhere.write_text(path.read_text().replace(str(folder / "run"), str(folder / "run_of_b")))
     other = start_b(elsewhere)
@@ -344,12 +336,9 @@ def test_replicas_come_and_go_on_other_hosts(folder):
             assert not answer.refused
             assert answer.done[-1] == "second has 4 processes"
             assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (2, 3)]
-            for directory, host in (("run", "a"), ("run_of_b", "b")):
-                homes = load_topology(folder / directory / f"topology.{host}.toml").homes("second")
-                assert homes == {0: "b", 1: "a", 2: "a", 3: "b"}
-            kept = (folder / "run" / "joined.json").read_text()
+            kept = (folder / "run" / "swaps.json").read_text()
             answer = await swap(path, ScaleWanted("second", 2))
-            assert answer.done == ("second.2 has left", "second.3 has left", "second has 2 processes")
+            assert set(answer.done) == {"second.2 has left", "second.3 has left", "second has 2 processes"}
             assert sorted(events(folder)[5:]) == [f"left second.{number} {PLAIN} 1" for number in (2, 3)]
             return kept
 
@@ -359,9 +348,34 @@ def test_replicas_come_and_go_on_other_hosts(folder):
     finally:
         other.kill()
         other.wait()
-    assert not (folder / "run" / "joined.json").exists()
-    (folder / "run" / "joined.json").write_text(kept)  # as after a SIGKILL
-    assert with_kept(load_topology(path), folder / "run").homes("second") == {0: "b", 1: "a", 2: "a", 3: "b"}
+    (folder / "run" / "swaps.json").write_text(kept)  # as after a SIGKILL
+    assert with_swaps(load_topology(path), folder / "run").wanted("second") == {0: "b", 1: "a", 2: "b", 3: "a"}
+
+
+def test_replicas_of_an_optional_host_that_is_away_run_once_it_comes(folder):
+    path = write_hosts(folder, 'hosts = ["a", "b"]\nreplicas = 4\nstart = 2')
+    path.write_text(path.read_text().replace("[hosts.b]", "[hosts.b]\noptional = true"))
+
+    async def main():
+        async with running(path, 2, host="a"):
+            answer = await swap(path, ScaleWanted("second", 4))
+            away = "second.3 runs as soon as its host b does"
+            assert answer == Changed((), ("second.2 runs", away, "second has 4 processes"))
+            other = start_b(path)
+            try:
+                await until_events(folder, 5)
+                assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 3)]
+                while (answer := await swap(path, DrainWanted("b"))).refused:
+                    assert "not" in answer.refused[0]  # not heard yet, or not started yet
+                    await trio.sleep(0.1)
+                with trio.fail_after(60):
+                    assert await trio.to_thread.run_sync(other.wait) == 0
+            finally:
+                other.kill()
+            answer = await swap(path, wanted("second", OTHER))
+            assert len(answer.done) == 2, "the host that left keeps nothing from being changed"
+
+    trio.run(main)
 
 
 def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
@@ -386,16 +400,16 @@ def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
 
 
 def test_a_swap_during_a_start_is_refused(folder):
-    path = write(folder, settings="waits = true")
+    path = write(folder, settings="waits = true", replicas=2)
 
     async def main():
-        async with running(path, 2):
+        async with running(path, 3):
             answer = await ask_run(path.parent / "run", wanted("first", OTHER))
             assert "second.0" in answer.refused[0]
             assert "has not started yet" in answer.refused[0]
-            answer = await ask_run(path.parent / "run", ScaleWanted("first", 2))
+            answer = await ask_run(path.parent / "run", ScaleWanted("second", 1))
             assert "has not started yet" in answer.refused[0]
-            assert len(events(folder)) == 2
+            assert len(events(folder)) == 3
 
     trio.run(main)
 
@@ -412,7 +426,7 @@ def test_without_a_run_the_command_says_so(tmp_path):
         ("rollout_generator.0", ScaleWanted("tool_executor", 2)),
         ("rollout_generator.0", DrainWanted("local")),
         ("supervisor.other", ScaleWanted("tool_executor", 2)),
-        ("control", ReplicasWanted("tool_executor", (), ("tool_executor.7",), (), only_check=False)),
+        ("control", ReplicasWanted("tool_executor", 8, ("tool_executor.7",), ())),
     ],
 )
 def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
@@ -468,7 +482,7 @@ def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and
 
 
 class Alone:
-    """Changes of the main host ``a`` of a run with the hosts ``a`` and ``b``, and ``d``, which joined. No processes."""
+    """Changes of the main host ``a`` of a run with the hosts ``a`` and ``b``, and ``d``, which is optional. No processes."""
 
     def __init__(self, folder, monkeypatch):
         def table(role, settings="", where='host = "a"'):
@@ -476,23 +490,24 @@ class Alone:
 
         path = write(folder)
         head = path.read_text().partition("[actors.first]")[0].replace('"x"', '"."', 1)
-        head += '[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\n[security]\nkey_file = "key"\n'
-        path.write_text(head + table("first") + table("second", where='hosts = ["a", "b"]\nreplicas = 4'))
-        self.file = load_topology(path)
-        joined = Host(address="10.0.0.9", base_port=6000, joined={"second": (9, 10, 11)})
-        self.topology = with_changed(self.file, {"d": joined})
-        self.told = []
+        head += '[hosts.a]\naddress = "10.0.0.1"\n[hosts.b]\naddress = "10.0.0.2"\n'
+        head += '[hosts.d]\naddress = "10.0.0.9"\noptional = true\n[security]\nkey_file = "key"\n'
+        path.write_text(
+            head + table("first") + table("second", where='hosts = ["a", "b", "d"]\nreplicas = 9\nstart = 6')
+        )
+        self.topology = load_topology(path)
+        self.back = ()
+        """Optional hosts that are heard before anything is asked."""
         self.during = lambda: None
         monkeypatch.setattr(changes, "faults_of", self.faults_of)
         self.actor = SimpleNamespace(
-            name="first.0", role="first", ended=trio.Event(), child=None, entry=self.file.actors["first"]
+            name="first.0", role="first", ended=trio.Event(), child=None, entry=self.topology.actors["first"]
         )
         self.lines = []
         self.actor.replaced, self.actor.tell = self.replaced, self.lines.append
         replicas = SimpleNamespace(
             actors={"first.0": self.actor},
             follow=lambda _: None,
-            taken_gpus=lambda _: "",
             carry_out=self.carry_out,
         )
         self.changes = Changes(
@@ -506,14 +521,6 @@ class Alone:
             ending=trio.Event(),
             leave=print,
         )
-        self.changes.replicas_are = self.tell
-
-    def tell(self, topology, _):
-        self.told.append(topology)
-        self.changes.follow(topology)
-
-    def leaves(self):
-        self.changes.follow(with_changed(self.file, {}))
 
     async def faults_of(self, *_):
         self.during()
@@ -546,6 +553,8 @@ class Alone:
                 for host in self.topology.hosts_in_use:
                     for name, _ in actor_nodes(self.topology, host):
                         hear(name, "starting" if name in starting else "running")
+                for name in self.back:
+                    self.changes.back(name)
                 for name in absent:
                     self.changes.left(name)
                 await nursery.start(node.run, lambda _: None)
@@ -560,42 +569,16 @@ class Alone:
         return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_host_that_leaves_while_a_role_is_swapped_does_not_come_back_by_it(tmp_path, monkeypatch):
-    alone = Alone(tmp_path, monkeypatch)
-    alone.during = alone.leaves
-    answer = alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d")
-    assert not answer.refused
-    assert list(alone.changes.topology.hosts) == ["a", "b"]
-    assert alone.changes.topology.actors["first"].class_path == OTHER
-
-
-def test_a_host_that_joined_and_is_not_heard_is_taken_off_when_it_is_drained(tmp_path, monkeypatch):
+def test_an_optional_host_that_is_not_heard_is_done_without_when_it_is_drained(tmp_path, monkeypatch):
     """Its machine may be gone for good, and no role could be swapped as long as it counts."""
+    assert "host d has left already" in Alone(tmp_path, monkeypatch).ask(DrainWanted("d"), after=10.0).refused[0]
     alone = Alone(tmp_path, monkeypatch)
-    taken = []
-    alone.changes.take_off = lambda supervisor, _: taken.append(supervisor)
-    assert alone.ask(DrainWanted("b"), after=10.0).refused, "the file names it"
-    assert not taken
-    alone = Alone(tmp_path, monkeypatch)
-    alone.changes.take_off = lambda supervisor, _: taken.append(supervisor)
-    assert "it may join again" in alone.ask(DrainWanted("d"), after=10.0).done[0]
-    assert taken == ["supervisor.d"]
+    alone.back = ["supervisor.d"]
+    assert "it may come back" in alone.ask(DrainWanted("d"), after=10.0).done[0]
+    assert alone.changes._left == {"d"}
+    assert Alone(tmp_path, monkeypatch).ask(DrainWanted("b"), after=10.0).refused, "it is not optional"
 
 
-def test_a_host_that_leaves_while_a_role_is_scaled_does_not_come_back_by_it(tmp_path, monkeypatch):
-    alone = Alone(tmp_path, monkeypatch)
-    alone.during = alone.leaves
-    assert not alone.ask(ScaleWanted("second", 8)).refused
-    assert [list(told.hosts) for told in alone.told] == [["a", "b"]]
-    assert alone.told[0].hosts["a"].added == ("second.12",)
-
-
-def test_what_has_stopped_is_no_process_of_the_role_when_another_host_does_not_answer(tmp_path, monkeypatch):
-    alone = Alone(tmp_path, monkeypatch)
-    answer = alone.ask(ScaleWanted("second", 2))
-    assert any("did not answer" in line for line in answer.refused)
-    assert answer.done[-1] == "second has 6 processes"
-    assert [name for name, _ in actor_nodes(alone.told[-1], "a")] == ["first.0", "second.0"]
 
 
 def test_nothing_waits_for_the_start_of_actors_whose_host_has_left(tmp_path, monkeypatch):
@@ -616,7 +599,9 @@ def test_a_change_waits_for_actors_that_are_started_again(tmp_path, monkeypatch)
 
 
 def test_what_is_refused_before_anything_is_tried(tmp_path):
-    topology = load_topology(write_micro(tmp_path)[0])
+    topology = load_topology(
+        write_micro(tmp_path)[0], ["actors.tool_executor.replicas=3", "actors.tool_executor.start=1"]
+    )
 
     def refusal(asked, *, starting=(), ending=False, busy=""):
         return why_not(asked, topology, starting, ending=ending, busy=busy)
@@ -636,10 +621,12 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "the run is ending" in refusal(more, ending=True)
     assert "learner.0 has not started yet" in refusal(more, starting=["learner.0"])
     assert "another change is under way (scaling of tool_executor)" in refusal(more, busy="scaling of tool_executor")
-    assert "there is exactly one learner" in refusal(ScaleWanted("learner", 2))
+    assert "learner has at most 1 process, as the file says; stop the run, and write" in refusal(
+        ScaleWanted("learner", 2)
+    )
     assert "at least one process" in refusal(ScaleWanted("tool_executor", 0))
     assert "has 1 process already" in refusal(ScaleWanted("tool_executor", 1))
-    asked_by_main = ReplicasWanted("tool_executor", (), ("tool_executor.1",), (), only_check=False)
+    asked_by_main = ReplicasWanted("tool_executor", 2, ("tool_executor.1",), ())
     assert refusal(asked_by_main, starting=["tool_executor.1"]) == ""  # the announcement came before the call
     assert "learner.0 has not started yet" in refusal(asked_by_main, starting=["tool_executor.1", "learner.0"])
 
@@ -672,14 +659,6 @@ def test_what_memory_there_is_and_what_a_session_has(tmp_path):
         (tmp_path / str(number) / "stat").write_text(f"{number} (a name) {' '.join(fields)}")
     assert group_bytes(7, tmp_path) == 5 * os.sysconf("SC_PAGE_SIZE")
     assert group_bytes(6, tmp_path) is None
-
-
-def test_a_class_of_which_there_is_one_does_not_take_the_place_of_several(tmp_path):
-    topology = load_topology(write_micro(tmp_path)[0])
-    more = with_replicas(topology, {"tool_executor.1": "local"})
-    single = load_topology(write_micro(tmp_path)[0], ['actors.tool_executor.class="actors.kv_scheduler:KVScheduler"'])
-    more = more.model_copy(update={"actors": single.actors})
-    assert "tool_executor has 2 processes; scale it to 1 first" in several(more, "tool_executor")
 
 
 def test_what_host_may_be_drained(tmp_path):

@@ -16,9 +16,7 @@ from actors.runtime.handshake import AGAIN_SECONDS, KEY_SECONDS, Handshake, Repo
 from actors.runtime.networks import starting_node
 from agent_rl import messages
 from agent_rl.config.agreement import settings_to_agree
-from agent_rl.config.joining import with_changed
 from agent_rl.config.load import load_topology
-from agent_rl.config.processes import Host as HostEntry
 from agent_rl.config.topology import Topology
 from agent_rl.messages import HostHello, Incarnations
 from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
@@ -100,35 +98,6 @@ def test_hosts_that_do_not_greet_each_other_take_the_actors_of_the_other(tmp_pat
     for sender in ("supervisor.a", "supervisor.c"):
         b.greetings.told(sender, TOLD)
     assert b.admitted == ["supervisor.c"]
-
-
-def test_a_host_that_joins_is_greeted_and_one_that_left_is_forgotten(path: Path) -> None:
-    topology = load_topology(path)
-    joined = {"d": HostEntry(address="10.0.0.9", base_port=6000, joined={"tool_executor": (1,)})}
-    a, b, d = Host("a", topology), Host("b", topology), Host("d", with_changed(topology, joined), clock=30.0)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            network = MemoryNetwork()
-            for host in (a, b):
-                await host.run(network, nursery)
-            await trio.sleep(1.0)
-            a.greetings.follow(with_changed(topology, joined))
-            await d.run(network, nursery)
-            await trio.sleep(3.0)
-            assert a.admitted == ["supervisor.b", "supervisor.d"]
-            assert d.greetings.is_admitted("supervisor.a")
-            assert [text for text in a.greetings.final_words if "clock of host d" in text]
-            a.greetings.follow(topology)
-            assert not a.greetings.is_admitted("supervisor.d")
-            assert a.greetings.final_words == []
-            assert d.refused == []
-            await trio.sleep(AGAIN_SECONDS)
-            assert d.refused == ["this host is not one of the run any more; join the run again"]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert [*a.refused, *b.refused] == []
 
 
 def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(path: Path) -> None:

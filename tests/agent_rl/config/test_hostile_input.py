@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from actors.cli.main import main
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.data.rows import DataError, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import write_micro
 
 DIGITS = "9" * 5000

@@ -276,7 +276,7 @@ def test_values_of_overrides_are_toml_or_else_strings(text, value):
 
 def test_loading_needs_no_heavy_library():
     script = (
-        "import sys; from agent_rl.config import addresses, load; from agent_rl.checks import topology; import actors.cli.main; "
+        "import sys; from agent_rl.config import addresses, load; from agent_rl.topology_checks import topology; import actors.cli.main; "
         "print([name for name in ('torch', 'transformers', 'vllm', 'zmq', 'trio') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

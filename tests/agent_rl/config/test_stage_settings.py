@@ -11,9 +11,6 @@ from pydantic import ValidationError
 from actors.cli.topologies import sound_topology
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
-from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
-from agent_rl.checks.topology import check_topology
-from agent_rl.checks.warnings import warnings
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.full import resolved_text
 from agent_rl.config.load import load_topology
@@ -25,6 +22,9 @@ from agent_rl.messages import GroupsUnfinished, StageEntered
 from agent_rl.records.continuing import made_with, started_otherwise
 from agent_rl.scheduling.instructions import OpenGroup, Place
 from agent_rl.scheduling.scheduler import GroupScheduler
+from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
+from agent_rl.topology_checks.topology import check_topology
+from agent_rl.topology_checks.warnings import warnings
 from tests import builders
 
 HEAD = """[run]
@@ -206,7 +206,7 @@ def test_a_high_rate_for_a_given_model_is_a_warning_and_no_fault(
     text = text.replace("initialise = {}", 'path = "there_is_none"')
     sound = ["stages.0.learning_rate=1e-4"]
     assert warnings(load(tmp_path, text, *sound), path, sound) == []
-    monkeypatch.setattr("agent_rl.checks.topology.check_topology", lambda *_, **__: [])
+    monkeypatch.setattr("agent_rl.topology_checks.topology.check_topology", lambda *_, **__: [])
     assert sound_topology((path,), ()) == load(tmp_path, text)
     message = "0.0002 is above 0.0001, which can destroy what the given model knows; the default is 5e-6"
     assert capsys.readouterr().err == f"warning: {path}:15: stages.0.learning_rate: {message}\n"

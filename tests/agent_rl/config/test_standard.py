@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.standard import STANDARD, completed
 from agent_rl.config.topology import Topology
+from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import MICRO
 
 FIRST = """\

@@ -11,12 +11,12 @@ import pytest
 import structlog
 import trio
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, ToolOutput
 from agent_rl.environments.python_tools import notebook, python
 from agent_rl.environments.schemas import ToolError
 from agent_rl.environments.tools import FunctionTool, bounded, by_name, call_apart, rendered, tool
+from agent_rl.topology_checks.topology import check_topology
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ import pytest
 import tomli_w
 
 from actors.cli.main import main
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths import Maths
@@ -18,6 +17,7 @@ from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
 from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
 from agent_rl.records.checkpoint_files import STATE_FILE
+from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.evaluation.test_results import result
 from tests.end_to_end.topologies import write_micro
 

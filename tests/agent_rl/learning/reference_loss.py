@@ -110,7 +110,7 @@ def divergences(now: list[Tensor], reference: list[float], estimator: str) -> li
 
 def share(a: Algorithm, own: int, tokens: int, sequences: int, longest: int) -> float:
     """Of one token of a rollout with ``own`` tokens, in an update of so many tokens and rollouts."""
-    if a.loss in {"grpo", "clipped", "cispo"}:
+    if a.loss in {"grpo", "cispo"}:
         return 1 / tokens
     if a.loss == "dr_grpo":
         return 1 / sequences / longest

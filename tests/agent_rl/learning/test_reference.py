@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.finite import TrainingStoppedError
@@ -15,6 +14,7 @@ from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
+from agent_rl.topology_checks.topology import check_topology
 from tests import builders
 from tests.agent_rl.config.test_standard import FIRST
 

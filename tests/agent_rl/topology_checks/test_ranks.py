@@ -9,17 +9,15 @@ import pytest
 
 from actors.learner.building import device_of
 from actors.runtime.change_rules import why_not
-from agent_rl.checks.describe import describe
-from agent_rl.checks.placement import placement_faults
-from agent_rl.checks.ranks import rank_faults
-from agent_rl.config.joining import refusal
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
 from agent_rl.config.placement import placement
-from agent_rl.config.processes import Host
 from agent_rl.config.source import Source
 from agent_rl.messages import DrainWanted, ScaleWanted
 from agent_rl.models.devices import Machine
+from agent_rl.topology_checks.describe import describe
+from agent_rl.topology_checks.placement import placement_faults
+from agent_rl.topology_checks.ranks import rank_faults
 
 QUICKSTART = Path("examples/quickstart.toml")
 TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)
@@ -62,9 +60,6 @@ def test_ranks_of_another_host_are_neither_scaled_nor_drained() -> None:
         (DrainWanted("b"), "no other host runs learner_ranks"),
     ):
         assert reason in why_not(change, topology, (), ending=False, busy="")
-    assert "learner_ranks has the processes that the file gives it" in refusal(
-        topology, "c", Host(address="10.0.0.4"), {"learner_ranks": 1}
-    )
 
 
 def test_ranks_alone_are_enough() -> None:

@@ -9,8 +9,6 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_rl.checks.declared import chat_format
-from agent_rl.checks.model import named_template
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import RlStage, SftStage, Topology
@@ -23,6 +21,8 @@ from agent_rl.models.hub import is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.topology_checks.declared import chat_format
+from agent_rl.topology_checks.model import named_template
 
 TRIED = 16
 """Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""

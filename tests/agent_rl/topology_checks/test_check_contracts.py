@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.source import Fault
 from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
+from agent_rl.topology_checks.topology import check_topology
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart.toml"

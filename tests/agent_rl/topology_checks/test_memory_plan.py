@@ -20,8 +20,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_rl.checks.learner_memory import Training, learner_needs
-from agent_rl.checks.memory import plan, plan_rows
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes
@@ -30,6 +28,8 @@ from agent_rl.learning.ranks import JoinedRanks
 from agent_rl.learning.sharding import local, shard, unloaded
 from agent_rl.learning.trainer import Trainer
 from agent_rl.models.shapes import Shape
+from agent_rl.topology_checks.learner_memory import Training, learner_needs
+from agent_rl.topology_checks.memory import plan, plan_rows
 
 TOKENS = 512
 SMALL: dict[str, Any] = {

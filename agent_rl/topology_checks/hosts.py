@@ -8,11 +8,11 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_rl.checks.descriptors import descriptor_limit, descriptor_needs
 from agent_rl.config.addresses import actor_nodes, addresses, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
 from agent_rl.records.run_directory import is_supervised
+from agent_rl.topology_checks.descriptors import descriptor_limit, descriptor_needs
 
 HIGHEST_PORT = 65535
 
@@ -27,7 +27,6 @@ def host_faults(topology: Topology, path: Path, source: Source, started: str | N
     looked_at = hosts if started is None else tuple(name for name in hosts if name == started)
     faults = _metrics_faults(topology, source) if topology.main_host in looked_at else []
     faults += [fault for name in looked_at for fault in _descriptor_faults(topology, name, source)]
-    faults += _joined_faults(topology, source)
     if not on_tcp(topology):
         return faults
     taken: dict[str, list[tuple[range, str]]] = {}
@@ -62,21 +61,6 @@ def _descriptor_faults(topology: Topology, host: str, source: Source) -> list[Fa
         if need.descriptors > limit:
             place = ("actors", role, "replicas") if role else ("hosts", host)
             faults.append(source.fault(place, f"{need}; the limit here is {limit:,}", remedy))
-    return faults
-
-
-def _joined_faults(topology: Topology, source: Source) -> list[Fault]:
-    """Replicas of a joined host that another host has too. Only a file that a person wrote has such ones."""
-    taken = {(role, number) for role, entry in topology.actors.items() for number in range(len(entry.homes))}
-    faults = []
-    for name, host in topology.hosts.items():
-        own = [(role, number) for role, numbers in host.joined.items() for number in numbers]
-        unfit = [f"{role}.{number}" for role, number in own if (role, number) in taken or role not in topology.actors]
-        if unfit:
-            message = f"{', '.join(unfit)} cannot run here: another host runs it, or no role has this name"
-            remedy = "remove the key, and name the host among the hosts of a role"
-            faults.append(source.fault(("hosts", name, "joined"), message, remedy))
-        taken.update(own)
     return faults
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.checks.memory import plan, plan_rows
-from agent_rl.checks.placement import placement_rows
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory
 from agent_rl.config.algorithm import STAGE_START, Algorithm
 from agent_rl.config.plugins import resolve
@@ -17,6 +15,8 @@ from agent_rl.config.topology import RlStage, Topology
 from agent_rl.models.devices import gpus_here
 from agent_rl.models.hub import is_hub_name
 from agent_rl.models.model_files import weight_count
+from agent_rl.topology_checks.memory import plan, plan_rows
+from agent_rl.topology_checks.placement import placement_rows
 
 MEMORY_BYTES = 4 + 4 + 1 + 8
 """Of a token as the learner holds it: id, log-probability, loss mask, policy. Its text stays with the journal."""

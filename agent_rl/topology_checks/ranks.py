@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_rl.checks.memory import config_of
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.plugins import PluginError, resolve
@@ -14,6 +13,7 @@ from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import Topology
 from agent_rl.models.shapes import DENSE, Shape
+from agent_rl.topology_checks.memory import config_of
 
 
 def rank_faults(topology: Topology, source: Source) -> Iterator[Fault]:

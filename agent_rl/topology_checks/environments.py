@@ -14,8 +14,6 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from agent_rl.checks.files import fetching
-from agent_rl.checks.prompts import prompt_faults
 from agent_rl.config.load import validation_faults
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import SelectStage
@@ -27,6 +25,8 @@ from agent_rl.environments.base import BlockedError, Environment, TaskError, Tas
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
 from agent_rl.messages import Problem
+from agent_rl.topology_checks.files import fetching
+from agent_rl.topology_checks.prompts import prompt_faults
 
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0

@@ -1,4 +1,4 @@
-"""A trial that refuses what is called so."""
+"""A dry run that refuses what is called so."""
 
 import sys
 

@@ -19,13 +19,13 @@ import pytest
 from pyarrow import parquet
 
 from actors.cli.main import main
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.run_directory import run_lock
+from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
 
@@ -497,7 +497,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agent_rl.checks.environments.AT_ONCE_SECONDS", 0.2)
+    monkeypatch.setattr("agent_rl.topology_checks.environments.AT_ONCE_SECONDS", 0.2)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
     (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
@@ -557,33 +557,6 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
         assert part in said, said
     assert len(said.splitlines()) == 1, said
     assert not directory.exists() or directory.is_file()
-
-
-@pytest.mark.parametrize(
-    ("tasks", "entry"),
-    [
-        (
-            "files = ['sound.jsonl']\nprompt = 'plain'",
-            {"class": "maths", "settings": {"files": ["sound.jsonl"], "prompt": "plain"}},
-        ),
-        (
-            "generator = 'x:ArithmeticTasks'\nsettings = { max_calls = 2 }",
-            {"class": "arithmetic", "settings": {"max_calls": 2}},
-        ),
-    ],
-)
-def test_what_replaces_a_table_of_tasks_can_be_pasted(
-    folder: Path, tasks: str, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, _ = write_micro(folder)
-    old = f"[tasks]\n{tasks}\n"
-    path.write_text(path.read_text().replace("[[environments]]\n" + GENERATOR, old))
-    assert main(["check", str(path)]) == 2
-    message, _, remedy = capsys.readouterr().err.partition("; write in its place:\n\n")
-    assert message.endswith(": tasks: this table has become [[environments]]")
-    path.write_text(path.read_text().replace(old, remedy))
-    (found,) = load_topology(path).environments
-    assert found.model_dump(by_alias=True, include={"class_path", "settings"}) == entry
 
 
 @pytest.mark.parametrize("wrong", MODELS)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from actors.runtime.lifecycle import devices_for
-from agent_rl.checks.model import device_faults
-from agent_rl.checks.placement import placement_faults, placement_rows, ranges
 from agent_rl.config.load import load_topology
 from agent_rl.config.placement import gpus_of_actor, most_gpus, partners, placement
 from agent_rl.config.source import Source
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Gpu, Machine, cores_near, gpus_here, visible_devices
+from agent_rl.topology_checks.model import device_faults
+from agent_rl.topology_checks.placement import placement_faults, placement_rows, ranges
 
 QUICKSTART = Path("examples/quickstart.toml")
 CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']

@@ -6,20 +6,13 @@ Actor classes are inspected only through their declarations (``receives``, ``lin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rl.checks.contracts import class_findings, declaration, objections, option_findings
-from agent_rl.checks.environments import class_faults, environment_faults
-from agent_rl.checks.files import file_faults
-from agent_rl.checks.hosts import host_faults
-from agent_rl.checks.model import device_faults, model_faults, reference_faults
-from agent_rl.checks.placement import placement_faults
-from agent_rl.checks.ranks import rank_faults
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.load import in_order, validation_faults
 from agent_rl.config.plugins import Kind, PluginError, find, resolve
@@ -29,6 +22,13 @@ from agent_rl.config.source import Fault, Files, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
+from agent_rl.topology_checks.contracts import class_findings, declaration, objections, option_findings
+from agent_rl.topology_checks.environments import class_faults, environment_faults
+from agent_rl.topology_checks.files import file_faults
+from agent_rl.topology_checks.hosts import host_faults
+from agent_rl.topology_checks.model import device_faults, model_faults, reference_faults
+from agent_rl.topology_checks.placement import placement_faults
+from agent_rl.topology_checks.ranks import rank_faults
 
 
 class LinkDeclaration(Protocol):
@@ -177,6 +177,21 @@ def _resolved(kind: Kind, name: str, place: KeyPath, source: Source, faults: lis
         return None
 
 
+def _coming_and_going_faults(topology: Topology, actor: CheckedActor, source: Source) -> Iterator[Fault]:
+    """Optional hosts and replicas that start later, where the run would stand still without them."""
+    role, entry = actor.role, actor.entry
+    homes = dict.fromkeys((*entry.homes, *entry.rank_hosts))
+    optional = [name for name in homes if name in topology.hosts and topology.hosts[name].optional]
+    all_needed = entry.ranks > 1 or getattr(actor.cls, "each_needed", False)
+    if optional and (all_needed or not homes.keys() - set(optional)):
+        message = f"the run stands still without {role} of this host"
+        remedy = f"leave the key out, or let another host run {role} too"
+        yield source.fault(("hosts", optional[0], "optional"), message, remedy)
+    if entry.start is not None and all_needed and entry.start < len(entry.homes):
+        message = f"each process of {role} does a part that no other can do, so all must run"
+        yield source.fault(("actors", role, "start"), message, "leave the key out")
+
+
 def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source) -> list[Fault]:
     """Replicas, link names, and what the class itself objects to."""
     faults = []
@@ -187,6 +202,7 @@ def _declaration_faults(topology: Topology, actor: CheckedActor, source: Source)
         hosts = actor.entry.hosts or ()
         key, remedy = ("hosts", f'write host = "{hosts[0]}"') if len(hosts) > 1 else (count, f"write {count} = 1")
         faults.append(source.fault((*place, key), message, remedy))
+    faults += _coming_and_going_faults(topology, actor, source)
     for link, declared in actor.cls.links.items():
         if link not in actor.entry.links and getattr(declared, "required", True):
             types = " or ".join(message.__name__ for message in declared.messages)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_rl.checks.placement import is_here
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import KIND
 from agent_rl.config.source import Fault, Source
@@ -17,6 +16,7 @@ from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles, Unreadable, read_template, vocabulary_fault
 from agent_rl.rollout.chat_templates import OURS, template_file
+from agent_rl.topology_checks.placement import is_here
 
 PLACE = ("model", "path")
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from agent_rl.checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
-from agent_rl.checks.files import file_faults
-from agent_rl.checks.topology import check_topology, find_cycle
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
-from agent_rl.config.source import Source
+from agent_rl.config.source import Source, TopologyError
 from agent_rl.files.file_systems import file_system
+from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
+from agent_rl.topology_checks.files import file_faults
+from agent_rl.topology_checks.topology import check_topology, find_cycle
 from tests.end_to_end.topologies import write_three_hosts
 
 ACTORS = """\
@@ -348,14 +348,14 @@ def test_the_run_directory_may_not_be_a_file(folder):
 
 
 def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
     assert "(nfs4), which cannot hold the journal" in fault.message
 
 
 def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_rl.checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
     path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
     topology, source = load_topology(path), Source(path)
     assert topology.journal_host == "a"
@@ -403,7 +403,7 @@ def test_ports_of_hosts_at_one_address_are_apart(folder):
 
 @pytest.mark.usefixtures("key")
 def test_ports_end_at_the_highest(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.checks.hosts.descriptor_limit", lambda: 1 << 20)
+    monkeypatch.setattr("agent_rl.topology_checks.hosts.descriptor_limit", lambda: 1 << 20)
     (fault,) = check(folder, SPLIT, ["actors.generator.replicas=9000", "hosts.a.base_port=60000"])
     assert "needs the ports 60000 to 69001" in fault.message
 
@@ -440,7 +440,7 @@ def test_links_between_hosts_need_a_key_on_loopback_too(folder, address):
 
 
 def test_peers_that_do_not_fit_are_a_fault_with_its_arithmetic(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.checks.hosts.descriptor_limit", lambda: 1024)
+    monkeypatch.setattr("agent_rl.topology_checks.hosts.descriptor_limit", lambda: 1024)
     assert check(folder, SOUND, ["actors.generator.replicas=84"]) == []
     faults = check(folder, SOUND, ["actors.generator.replicas=600"])
     parts, limit = "1 for each of {} that send to it, 2 for each of {} that it sends to", "the limit here is 1,024"
@@ -514,12 +514,14 @@ def test_a_role_with_state_of_the_whole_run_has_one_host(folder):
 
 
 @pytest.mark.usefixtures("key")
-def test_a_joined_host_may_not_run_what_another_host_runs(folder):
-    c = '[hosts.c]\naddress = "10.0.0.3"\njoined = { generator = [2] }\n'
-    assert check(folder, SPLIT + c) == []
-    (fault,) = check(folder, SPLIT + c.replace("[2]", "[1, 2]"))
-    assert fault.key == "hosts.c.joined"
-    assert fault.message.startswith("generator.1 cannot run here")
+def test_a_run_needs_each_role_on_a_host_that_stays(folder):
+    c = '[hosts.c]\naddress = "10.0.0.3"\noptional = true\n'
+    assert check(folder, SPLIT + c, ['actors.generator.hosts=["a", "c"]']) == []
+    (fault,) = check(folder, SPLIT + c, ['actors.generator.hosts=["c"]'])
+    assert (fault.key, fault.message) == ("hosts.c.optional", "the run stands still without generator of this host")
+    assert fault.remedy == "leave the key out, or let another host run generator too"
+    with pytest.raises(TopologyError, match=r"actors\.generator: start \(3\) is more than the processes of the role"):
+        check(folder, SPLIT, ["actors.generator.start=3"])
 
 
 def test_socket_paths_fit_however_long_names_and_folders_are(folder, monkeypatch):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_rl.checks.contracts import declaration
 from agent_rl.config.plugins import ContractError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.template import made_format
+from agent_rl.topology_checks.contracts import declaration
 
 
 def declared_format(topology: Topology) -> type[ChatFormat]:

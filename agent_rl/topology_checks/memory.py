@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_rl.checks.learner_memory import BETWEEN_STEPS, MIB, Need, Training, learner_needs
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import engine_gpus, gpus_of, partners
 from agent_rl.config.topology import RlStage, Topology
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.models.shapes import Shape
+from agent_rl.topology_checks.learner_memory import BETWEEN_STEPS, MIB, Need, Training, learner_needs
 
 WIDTH = {"float32": 4, "bfloat16": 2}
 LOGITS_MIB = 128

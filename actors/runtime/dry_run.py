@@ -1,4 +1,4 @@
-"""The trial of a changed topology, in a process of its own: ``python -m actors.runtime.trial --topology FILE ...``.
+"""A dry run of a changed topology, in a process of its own: ``python -m actors.runtime.dry_run --topology FILE ...``.
 
 User code that a swap names is imported and tried here first, so that it cannot harm the supervisor. Exit status 3 means
 that the change is refused; the message then has the reasons, one a line.
@@ -7,22 +7,27 @@ that the change is refused; the message then has the reasons, one a line.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from actors.runtime.actor_process import USER_MISTAKE
-from actors.runtime.children import leave_message
+from actors.runtime.children import leave_message, start_child
+from actors.runtime.lifecycle import describe_exit
 from actors.weights.transfer import way_of
-from agent_rl.checks.contracts import declaration
-from agent_rl.checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.config.user_modules import look_beside
+from agent_rl.files.leftovers import Janitor
+from agent_rl.topology_checks.contracts import declaration
+from agent_rl.topology_checks.topology import check_topology
+
+DRY_RUN = "actors.runtime.dry_run"
 
 
-def trial(path: Path, beside: Path, overrides: Sequence[str]) -> list[str]:
+def reasons_against(path: Path, beside: Path, overrides: Sequence[str]) -> list[str]:
     """Why a run of the topology at ``path`` cannot go on with these overrides, as lines; none: it can.
 
     Relative paths start from the folder of the file ``beside``.
@@ -52,15 +57,36 @@ def shared_faults(former: Topology, topology: Topology) -> list[str]:
     return [f"{fault}; stop the run, change the file, and run it again" for fault in faults]
 
 
+async def faults_of(path: Path, beside: Path, keys: Sequence[str], stderr: Path, janitor: Janitor) -> list[str]:
+    """Why a run of the topology at ``path`` cannot go on with these keys, as lines; none: it can.
+
+    ``beside``: the file from whose folder relative paths start. ``stderr``: the file that gets the dry run's output.
+    """
+    arguments = ["--topology", str(path), "--beside", str(beside), *(f"--set={key}" for key in keys)]
+    child = start_child(DRY_RUN, arguments, environment=os.environ, stderr=stderr)
+    janitor.started(child.pid)
+    try:
+        status = await child.wait()
+    finally:
+        if not child.ended:
+            child.reap()
+        janitor.ended(child.pid)
+    if status == USER_MISTAKE:
+        return child.message.splitlines() or ["the dry run gave no reason"]
+    if status:
+        return [f"the dry run {describe_exit(status)}", *child.last_words(), f"more in {stderr}"]
+    return []
+
+
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="actors.runtime.trial", description="Try a change of a running topology.")
+    parser = argparse.ArgumentParser(prog="actors.runtime.dry_run", description="Try a change of a running topology.")
     parser.add_argument("--topology", type=Path, required=True)
     parser.add_argument("--beside", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--lifeline", type=int)
     arguments = parser.parse_args()
-    faults = trial(arguments.topology, arguments.beside, arguments.set)
+    faults = reasons_against(arguments.topology, arguments.beside, arguments.set)
     if faults:
         leave_message("\n".join(faults))
         raise SystemExit(USER_MISTAKE)
