@@ -14,6 +14,7 @@ setup(
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.charts": ["*.css"],
         "agent_rl.observe.report": ["templates/*"],
+        "actors.sandbox.isolation": ["*.toml"],
         "*": ["py.typed"],
     },
 )

@@ -6,24 +6,25 @@ import errno
 import os
 import platform
 
-from actors.sandbox.isolation.syscall_table import (
+from actors.sandbox.isolation.syscalls import (
+    ALLOWED,
+    ARCHITECTURES,
     CHECKED,
     ENTERING,
     IGNORED,
     MARKING,
-    NOT_THERE,
+    MISSING,
     REFUSED,
     SHORTENING,
     SIGNALLING,
-    UNDER_ANY_ARGUMENTS,
+    numbers,
 )
-from actors.sandbox.isolation.syscalls import ARCHITECTURES, numbers
 from benchmarks.hostile import Attack, Group, require_unique_names
 
 MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64"
-GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, IGNORED, MARKING, SHORTENING, ENTERING)
-TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
-NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
+GROUPS = (*ALLOWED, *CHECKED, *SIGNALLING, IGNORED, MARKING, SHORTENING, ENTERING, MISSING, REFUSED)
+NUMBERS = {name: number for group in GROUPS for name, number in numbers(group.calls, MACHINE).items()}
+NUMBERS["futex_waitv"] = 449
 STRONG = ("strong",)
 STRONG_AS_ROOT: tuple[str, ...] = ("strong",) if os.geteuid() == 0 else ()
 """What the kernel counts by user is the slot's own where root can give each slot a user."""
