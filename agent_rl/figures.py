@@ -360,7 +360,7 @@ class GeneratorFigures:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     passes: dict[str, Passes] = field(default_factory=dict)
-    """By size, see `actors.engines.passes`; empty when the engine does not say."""
+    """By size, see `actors.engines.base`; empty when the engine does not say."""
     engine_cpu_seconds: float = 0.0
     """Processor seconds of all passes, in the thread or the processes that compute; 0 when the engine does not say."""
 

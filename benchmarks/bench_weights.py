@@ -33,8 +33,7 @@ import structlog
 import trio
 
 from actors.rollout_generator.serving import ServedPolicy
-from actors.weights.files import PublishedWeights
-from actors.weights.parts import part_checksums
+from actors.weights.files import PublishedWeights, part_checksums
 from agent_rl import messages
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 from benchmarks import sent_weights

@@ -26,7 +26,7 @@ from agent_rl.messages import (
     Trajectory,
     TurnObserved,
 )
-from agent_rl.rollout.tags import tag_counts
+from agent_rl.rollout.episode import tag_counts
 from agent_rl.testing import problem, published
 
 if TYPE_CHECKING:

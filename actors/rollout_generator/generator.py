@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Actor, Announce, Call, Push
-from actors.blocking import Pause, interruptible
 from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
 from actors.processor_time import seconds_of_children
@@ -34,6 +33,7 @@ from actors.rollout_generator.sleeping import EngineTurns, shares_device
 from actors.rollout_generator.starting import long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.user_loop import UserLoop
+from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
 from agent_rl.checks.contracts import declaration
 from agent_rl.checks.declared import format_faults

@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext
-from actors.blocking import Watchdog
 from actors.engines.base import EngineRefusedError
 from actors.runtime.accusations import accusations
 from actors.runtime.children import GO, leave_message, message_file
@@ -33,6 +32,7 @@ from actors.runtime.roster import SWAPPED, read
 from actors.runtime.vacancy import NobodyLeftError, Vacancy
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
+from actors.user_threads import Watchdog
 from agent_rl import messages
 from agent_rl.checks.descriptors import raise_descriptor_limit
 from agent_rl.config.addresses import supervisor_node

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from actors.blocking import Pause
-from actors.deadlines import Deadline, Threads
-from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
+from actors.sandbox.owner.interpreter import ExecutionLimits
+from actors.user_threads import Deadline, Pause, Threads
 from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
 from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 

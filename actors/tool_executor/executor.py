@@ -21,8 +21,6 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.blocking import Pause
-from actors.deadlines import Threads
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
@@ -31,6 +29,7 @@ from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
 from actors.tool_executor.context import ExecutorContext, Services, session_name
 from actors.tool_executor.user_code import judged, observed, run_tool
+from actors.user_threads import Pause, Threads
 from agent_rl.environments.base import (
     SNAPSHOT_BYTES,
     Tool,

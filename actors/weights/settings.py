@@ -105,7 +105,7 @@ def try_loss_elsewhere(algorithm: Algorithm) -> None:
     if algorithm.loss in ALIASES["loss"]:
         return
     find("loss", algorithm.loss)
-    command = [sys.executable, "-m", "agent_rl.learning.losses.trial", algorithm.model_dump_json()]
+    command = [sys.executable, "-m", "agent_rl.learning.losses.check_loss", algorithm.model_dump_json()]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's module may be beside the topology
     try:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from actors.rollout_generator.settings import RolloutGeneratorSettings
-from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.messages import Int32Vector, Policy
 from agent_rl.models.model_files import ModelFiles
 from benchmarks.chaos.scripted import Scripted, ScriptedTurns, share

@@ -262,14 +262,6 @@ def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
     assert judged[0].judgement.success
 
 
-def test_answers_are_judged(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[JudgementReply]:
-        pairs = [("42", "42"), ("\\frac{1}{2}", "0.5"), ("3", "4")]
-        return [await ask(builders.wanted(*pair)) for index, pair in enumerate(pairs)]
-
-    assert [reply.judgement.success for reply in serve(tmp_path, main)] == [True, True, False]
-
-
 def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) -> None:
     async def main(ask: Ask) -> list[str]:
         order: list[str] = []

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, TurnRequest, TurnResult
-from actors.engines.passes import PassTable
+from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, PassTable, TurnRequest, TurnResult
 from actors.engines.torch.decode import Decoder
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
 from actors.engines.weight_files import TensorSpecs, check_offer
 from actors.weights.transfer import receive
-from agent_rl.learning.device import usable_device
+from agent_rl.learning.policy_model import usable_device
 from agent_rl.messages import TransferOffer
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from typing import Any, Unpack
 
 import trio
 
-from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.owner.endings import ending_of
-from actors.sandbox.owner.interpreter import Ended, NotStartedError
+from actors.sandbox.owner.interpreter import Ended, ExecutionLimits, NotStartedError, ending_of
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolOptions, PoolSettings
 from actors.sandbox.owner.sessions import Session, SessionTable
 from agent_rl.environments.base import ToolOutput

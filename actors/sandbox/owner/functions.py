@@ -13,8 +13,7 @@ from typing import Unpack
 
 import trio
 
-from actors.sandbox.owner.endings import Ending
-from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
+from actors.sandbox.owner.interpreter import ROOT, Ending, Importable, WarmUpError
 from actors.sandbox.owner.pool import Pool, PoolOptions, PoolSettings
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput

@@ -13,9 +13,9 @@ import trio
 from actors.fair_queue import FairQueue
 from actors.sandbox.isolation.control_groups import WEIGHT, ControlGroups, Wanted, control_groups
 from actors.sandbox.isolation.levels import Isolation, Level, levels_to_try, unavailable
-from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.owner.endings import Ending, ending_of
 from actors.sandbox.owner.interpreter import (
+    Ending,
+    ExecutionLimits,
     Importable,
     Interpreter,
     InterpreterConfig,
@@ -23,6 +23,7 @@ from actors.sandbox.owner.interpreter import (
     NotStartedError,
     Scratch,
     WarmUpError,
+    ending_of,
 )
 from agent_rl.environments.base import ToolOutput
 

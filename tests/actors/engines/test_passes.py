@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.engines.passes import PassTable
+from actors.engines.base import PassTable
 from agent_rl.figures import Passes
 
 

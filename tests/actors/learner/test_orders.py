@@ -44,7 +44,7 @@ class Wire(Ranks):
     def __init__(self) -> None:
         self.messages: deque[bytes] = deque()
 
-    def told(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         if message:
             self.messages.append(message)
             return message

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from actors.weights.served import ServedPolicies
+from actors.weights.publish import ServedPolicies
 from agent_rl.messages import Policy
 
 

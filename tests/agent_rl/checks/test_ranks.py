@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner.building import device_of
+from actors.learner.follower import device_of
 from actors.runtime.change_rules import why_not
 from agent_rl.checks.describe import describe
 from agent_rl.checks.placement import placement_faults

@@ -13,9 +13,9 @@ import torch
 from agent_rl.config.plugins import ALIASES, ContractError, called, resolve
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.losses.base import LossSettings, LossSums, MicroBatch, reduced
+from agent_rl.learning.losses.check_loss import loss_fault
 from agent_rl.learning.losses.divergence import divergence
 from agent_rl.learning.losses.grpo import grpo
-from agent_rl.learning.losses.trial import loss_fault
 from agent_rl.learning.sequences import soft_overlong
 
 
