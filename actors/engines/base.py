@@ -102,7 +102,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a running engine can serve. ``longest``: the most tokens of a sequence, by model and KV cache."""
+    """The capacity of a running engine. ``longest``: the most tokens of a sequence, by model and KV cache."""
 
     longest: int
     model_length: int

@@ -74,7 +74,7 @@ def device_of(device: str, rank: int, entry: ActorEntry) -> str:
 
 
 class Beginning(BaseModel):
-    """What a rank must know to begin."""
+    """The data that a rank needs to begin."""
 
     topology: str
     """As TOML."""

@@ -35,7 +35,7 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position
 from transport import Registry, decode, encode
 
 ALIKE = (NotFiniteError, TrainingStoppedError, CheckpointError, DiskError)
-"""What a method raises on all ranks, or on none."""
+"""The errors that a method raises on all ranks, or on none."""
 REGISTRY = Registry.of(messages)
 
 
@@ -45,7 +45,7 @@ class LeadTrainer(Trainer):
     def __init__(self, *given: Any, **named: Any) -> None:
         """See `Trainer`."""
         self._later: list[list[Any]] = []
-        """What the others do before their next order: nothing that the ranks do together."""
+        """Work of the other ranks before their next order. It must not be a collective."""
         super().__init__(*given, **named)
 
     def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> SupervisedFigures:

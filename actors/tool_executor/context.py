@@ -1,4 +1,4 @@
-"""What an executor offers to the code of tools and environments: the `Context` of `agent_rl.environments.base`."""
+"""The services of an executor for the code of tools and environments: the `Context` of `agent_rl.environments.base`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What contexts of an executor share. ``functions`` is None where no tool's code runs in the sandbox."""
+    """The state that all contexts of an executor share. ``functions`` is None where no tool's code runs in the
+    sandbox.
+    """
 
     sandbox: Sandbox
     checks: FunctionSandbox

@@ -70,7 +70,7 @@ async def judged(environment: Environment, asked: JudgementWanted, context: Exec
 async def run_tool(
     tool: Tool, call: ToolCall, context: ExecutorContext, threads: Threads, output_bytes: int
 ) -> ToolOutput:
-    """What the tool returns, in at most ``output_bytes`` a text; its failure is an outcome that the model reads."""
+    """The tool's output, each text at most ``output_bytes`` long. A failure is an outcome that the model reads."""
     try:
         async with context.enforced():
             returned = await tool.call(call.arguments, call.state, context)

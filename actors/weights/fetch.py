@@ -86,7 +86,7 @@ class _Download:
         self.size = published.size
         self.paths = path.with_name(f".{path.name}.partial"), path
         self.checksums: list[int] = []
-        """Of the parts that are here."""
+        """The checksums of the parts that are here."""
         self.source: str | None = None
         """Who sends; None: the learner must be asked."""
         self.failed = LEARNER

@@ -114,7 +114,7 @@ class PublishedWeights:
         self._write = write
         self._fetched = fetched
         self._checksums: dict[Policy, list[int]] = {}
-        """Of the parts of each policy's file, made once, at write."""
+        """The checksums of the parts of each policy's file, computed once, at write."""
         self._chains = Chains()
         sweep_partial(directory)
 

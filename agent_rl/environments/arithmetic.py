@@ -64,7 +64,7 @@ class Operations:
         return (f"({head})" if self.grouped else head) + f"{self.operators[1]}{operands[2]}"
 
     def value(self, operands: tuple[int, ...]) -> int:
-        """What Python makes of ``code``; defined for all positive operands."""
+        """The value of ``code`` in Python; defined for all positive operands."""
         first = _OPERATORS[self.operators[0]]
         if len(operands) == 2:
             return first(*operands)

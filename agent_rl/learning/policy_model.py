@@ -331,7 +331,7 @@ def _adapted_layers(module: nn.Module) -> dict[str, Any]:
 
 
 def _delta(layer: Any) -> Tensor:
-    """What a layer's adapters add to its weight: alpha / rank * B A."""
+    """The change of a layer's weight by its adapters: alpha / rank * B A."""
     down, up, scale = _factors(layer)
     return (up @ down) * scale
 

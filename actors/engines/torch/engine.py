@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _Command: TypeAlias = Callable[[Decoder], None] | None
-"""What the decoding thread does between two steps. None: stop."""
+"""Work for the decoding thread between two steps. None: stop."""
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +106,7 @@ class TorchEngine:
         self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._put_off: list[Callable[[Decoder], None]] = []
-        """What the decoding thread does when the engine wakes."""
+        """Work for the decoding thread when the engine wakes."""
         self._limits: EngineLimits | None = None
         self._specs: TensorSpecs = {}
         self._longest = 0

@@ -256,7 +256,7 @@ class HostCache:
         self.used += len(kept.tokens)
 
     def take(self, rollout: str) -> Kept | None:
-        """What is kept of the rollout, which is not kept any more."""
+        """Remove and return the kept keys and values of the rollout."""
         kept = self._kept.pop(rollout, None)
         self.used -= 0 if kept is None else len(kept.tokens)
         return kept

@@ -27,7 +27,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the filter asks of one argument of a system call.
+    """A condition of the filter on one argument of a system call.
 
     ``one_of``: it is one of ``values``, once the bits of ``besides`` are taken away. ``none_of``: it has none of these
     bits. ``pretended``: where it is one of ``values``, the call reports success and does nothing. ``null``: it is NULL.

@@ -28,74 +28,13 @@ def by_number(attacked: Attacked, name: str, *arguments: int) -> str:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("ptrace", (16, 1, 0, 0)),  # attach to init
-        ("ptrace", (0, 0, 0, 0)),  # be traced
-        ("process_vm_readv", (1, 0, 0, 0, 0, 0)),
-        ("process_vm_writev", (1, 0, 0, 0, 0, 0)),
-        ("pidfd_getfd", (3, 0, 0)),
-        ("userfaultfd", (0,)),
-        ("keyctl", (0, -3, 0)),
-        ("add_key", (0, 0, 0, 0, -3)),
-        ("request_key", (0, 0, 0, 0)),
-        ("bpf", (0, 0, 0)),
-        ("io_uring_setup", (8, 0)),
-        ("io_uring_enter", (0, 0, 0, 0, 0)),
-        ("io_uring_register", (0, 0, 0, 0)),
-        ("io_setup", (1, 0)),
-        ("perf_event_open", (0, 0, 0, 0, 0)),
-        ("mount", (0, 0, 0, 0, 0)),
-        ("umount2", (0, 2)),
-        ("fsopen", (0, 0)),
-        ("open_tree", (-100, 0, 1)),
-        ("move_mount", (3, 0, 3, 0, 0)),
-        ("mount_setattr", (-100, 0, 0, 0, 0)),
-        ("pivot_root", (0, 0)),
-        ("chroot", (0,)),
-        ("unshare", (0x10000000,)),
-        ("unshare", (0x00020000,)),
         ("setns", (3, 0)),
         ("setns", (60, 0)),
-        ("seccomp", (1, 0, 0)),
-        ("personality", (0x0040000,)),
-        ("init_module", (0, 0, 0)),
-        ("kexec_load", (0, 0, 0, 0)),
-        ("reboot", (0, 0, 0, 0)),
-        ("swapon", (0, 0)),
-        ("sethostname", (0, 0)),
-        ("setdomainname", (0, 0)),
-        ("settimeofday", (0, 0)),
-        ("clock_settime", (0, 0)),
-        ("adjtimex", (0,)),
-        ("setpriority", (0, 0, -20)),
-        ("sched_setscheduler", (0, 1, 0)),
-        ("sched_setaffinity", (0, 0, 0)),
-        ("ioprio_set", (1, 0, 0)),
-        ("shmget", (0, 4096, 0o1600)),
-        ("semget", (0, 1, 0o1600)),
-        ("msgget", (0, 0o1600)),
-        ("mq_open", (0, 0, 0, 0)),
-        ("memfd_create", (0, 0)),
-        ("memfd_secret", (0,)),
-        ("open_by_handle_at", (3, 0, 0)),
-        ("name_to_handle_at", (3, 0, 0, 0, 0)),
-        ("fanotify_init", (0, 0)),
-        ("quotactl", (0, 0, 0, 0)),
-        ("acct", (0,)),
-        ("syslog", (3, 0, 0)),
-        ("kcmp", (1, 1, 0, 0, 0)),
-        ("move_pages", (0, 0, 0, 0, 0, 0)),
-        ("setxattr", (0, 0, 0, 0, 0)),
-        ("socket", (2, 1, 0)),
-        ("socket", (1, 1, 0)),
-        ("socket", (16, 3, 0)),
         ("socketpair", (2, 1, 0, 0)),
-        ("connect", (3, 0, 0)),
-        ("bind", (3, 0, 0)),
         ("prctl", (4, 1, 0, 0, 0)),  # dumpable
         ("prctl", (22, 2, 0, 0, 0)),  # another filter
         ("prctl", (23, 21, 0, 0, 0)),  # the bounding set
         ("prctl", (36, 1, 0, 0, 0)),  # subreaper
-        ("vmsplice", (3, 0, 0, 0)),
         ("kill", (0, 18)),  # to go on, from here: what stops a session is not its own to undo
         ("tkill", (0, 18)),
         ("tgkill", (0, 0, 18)),
@@ -105,7 +44,7 @@ def by_number(attacked: Attacked, name: str, *arguments: int) -> str:
         ("fcntl", (0, 10, 18)),
     ],
 )
-def test_system_calls_that_are_refused(attacked: Attacked, name: str, arguments: tuple[int, ...]) -> None:
+def test_arguments_of_system_calls_that_are_refused(attacked: Attacked, name: str, arguments: tuple[int, ...]) -> None:
     assert by_number(attacked, name, *arguments) == "EPERM"
 
 
