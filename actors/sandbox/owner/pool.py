@@ -6,7 +6,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import trio
 
@@ -41,20 +41,6 @@ UNAVAILABLE = Ending(
     "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
 )
 """The result of a call that no interpreter could run."""
-
-
-class PoolOptions(TypedDict, total=False):
-    """The options of every pool. The defaults are those of `PoolSettings`."""
-
-    interpreters: int
-    children: int
-    limits: ExecutionLimits
-    warm_seconds: float
-    isolation: Isolation
-    scratch: Scratch
-    control_groups: Wanted
-    memory_bytes: int | None
-    weight: int
 
 
 DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()
