@@ -13,6 +13,7 @@ setup(
         "actors.cluster": ["templates/*"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.report": ["templates/*", "vendor/*"],
+        "actors.sandbox.isolation": ["*.toml"],
         "benchmarks": ["*.toml"],
         "benchmarks.hostile": ["*.toml"],
         "*": ["py.typed"],

@@ -364,7 +364,7 @@ class GeneratorFigures:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     passes: dict[str, Passes] = field(default_factory=dict)
-    """Forward passes by size (see `actors.engines.passes`); empty if the engine does not report them."""
+    """Forward passes by size (see `actors.engines.base`); empty if the engine does not report them."""
     engine_cpu_seconds: float = 0.0
     """Processor time of all passes; 0 if the engine does not report it."""
 

@@ -30,7 +30,7 @@ import trio
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutorSettings
-from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.base import CheckError, ToolOutput
 from agent_rl.environments.maths.environment import CHECK
 from agent_rl.environments.maths.rewards import answers_equal, final_answer

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.learning.tiny import END, ROLES, initialise_model
 
 EXAMPLE = EXAMPLES / "quickstart.toml"

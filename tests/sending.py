@@ -184,13 +184,13 @@ def main(model: Path, policy: Policy, sizes: MeshSizes, workers: int, killed: tu
         ranks, shares = share(model, sizes, where, 1)
         sent = KeptShares(ranks, "cpu", lambda error: os._exit(1))
         sent.keep(policy.version, shares)
-        ranks.told(b"")  # rank 0 has sent its shares, or could not
+        ranks.broadcast(b"")  # rank 0 has sent its shares, or could not
         sent.finish()
         os._exit(0)
     ranks, shares = share(model, sizes, place, 0)
     trio.run(offering, policy, workers, shares, ranks)
     if not killed:
-        ranks.told(b"end")
+        ranks.broadcast(b"end")
     _, status = os.waitpid(other, 0)
     if os.WIFSIGNALED(status):
         os.kill(os.getpid(), os.WTERMSIG(status))

@@ -1,4 +1,4 @@
-"""What each of the five roles promises, as suites of tests to run against an actor of your own.
+"""The contracts of the five roles, as suites of tests to run against an actor of your own.
 
 Derive from the role's suite and name the class; pytest runs the rest::
 

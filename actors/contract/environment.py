@@ -1,4 +1,4 @@
-"""What every environment promises: the same problems, prompts and judgements in every process."""
+"""The contract of environments: the same problems, prompts and judgements in every process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EnvironmentContract:
         assert sorted(tmp_path.rglob("*")) == before, "the constructor wrote files"
 
     def test_problems_and_prompts_are_the_same_whoever_asks(self, tmp_path: Path) -> None:
-        """Of the same seed and settings, in any order: a restarted scheduler asks for the same ones again."""
+        """With the same seed and settings, in any order: a restarted scheduler asks for the same ones again."""
         first, second = self.make(tmp_path), self.make(tmp_path)
         problems = list(self.problems(first))
         assert list(self.problems(second)) == problems, "another one of it has other problems"

@@ -1,4 +1,4 @@
-"""What every executor promises: each call is answered once, in time, and what is wrong with it is an outcome.
+"""The contract of executors: each call is answered once, in time, and what is wrong with it is an outcome.
 
 These tests run in real time, since an executor's sandbox has real processes.
 """
@@ -136,7 +136,7 @@ class ExecutorContract(RoleContract):
         self.run(main)
 
     def test_it_runs_the_tools_of_the_environments(self, tmp_path: Path) -> None:
-        """What the model is told of in its prompt is there, and the examples are of tools it is told of."""
+        """The tools named in the prompt are there, and the examples are of tools it is told of."""
         declared = {name for box in Environments(self.topology(tmp_path), tmp_path).toolboxes.values() for name in box}
         used = {tool for tool, _, _ in self.examples}
         assert used <= declared, f"no environment of the topology has {sorted(used - declared)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from actors.base import Actor
 from actors.contract.base import RoleContract
 from actors.testing import Stage, stand_ins
-from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.base import ChatMessages, Environment, Model, TaskSource, Tools
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (

@@ -1,4 +1,4 @@
-"""What every learner promises: steps in order and once each, policies that only rise, checkpoints to go on from."""
+"""The contract of learners: steps in order and once each, policies that only rise, checkpoints to go on from."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Peers:
         return None
 
     async def _send(self, entered: StageEntered) -> None:
-        """What the filter has for the learner in a stage: all at once, and not in the order it is needed."""
+        """Send the learner all messages of a stage at once, and not in the order in which it needs them."""
         link = self.stage["roc_filter"].push("training", LEARNER)
         kind = RECIPE[entered.stage]["kind"] if entered.stage < len(RECIPE) else ""
         if kind == "evaluate":

@@ -102,7 +102,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a running engine can serve. ``longest``: the most tokens of a sequence, by model and KV cache."""
+    """The capacity of a running engine. ``longest``: the most tokens of a sequence, by model and KV cache."""
 
     longest: int
     model_length: int
@@ -193,3 +193,30 @@ class SleepingEngine(Engine, Protocol):
 
         An engine that is awake stays awake. Raises EngineError when the device's memory cannot be had.
         """
+
+
+class PassTable:
+    """Totals since the engine started, by the power of two that holds the tokens written in a pass.
+
+    Passes that prefill have a "+" after it. One thread adds; any reads.
+    """
+
+    def __init__(self) -> None:
+        self.table: Mapping[str, Passes] = {}
+        """Never changed: replaced with each pass."""
+
+    def add(self, seconds: float, cpu_seconds: float, *, written: int, prefilled: int, context: int) -> None:
+        """A pass. It wrote and prefilled so many tokens; the sequences that it computed had so many."""
+        size = f"{1 << (written - 1).bit_length() if written else 0}{'+' if prefilled else ''}"
+        was = self.table.get(size, Passes(0, 0.0, 0.0, 0, 0, 0))
+        self.table = {
+            **self.table,
+            size: Passes(
+                was.count + 1,
+                was.seconds + seconds,
+                was.cpu_seconds + cpu_seconds,
+                was.written + written,
+                was.prefilled + prefilled,
+                was.context + context,
+            ),
+        }

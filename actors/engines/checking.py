@@ -22,7 +22,7 @@ class TorchEngineSettings(Settings):
     """The keys of ``engine_settings`` for `actors.engines.torch.engine.TorchEngine`."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    """What happens to the KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
+    """The fate of the KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
     host_kv_tokens: NonNegativeInt = 0
     """Tokens of KV cache kept in host memory for rollouts that were set aside or had no room. 0: they are prefilled
     again."""

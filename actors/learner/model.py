@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from actors.base import ActorContext
-from actors.learner.building import build, device_of
-from actors.learner.busy import Busy
 from actors.learner.far_ranks import FarRanks
-from actors.learner.follower import Beginning
+from actors.learner.follower import Beginning, build, device_of
 from actors.learner.followers import OTHER_SECONDS, Followers, RankLostError
 from actors.learner.saving import Saving
 from actors.weights import transfer
@@ -44,6 +42,35 @@ if TYPE_CHECKING:
     from agent_rl.learning.exporting import Shares
     from agent_rl.learning.trainer import Trainer
     from agent_rl.rollout.prompts import ChatFormat
+from contextlib import contextmanager
+
+
+class Busy:
+    """Seconds in which at least one task had work in the thread."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._tasks = 0
+        self._seconds = 0.0
+        self._since = 0.0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A task has work in the thread."""
+        if not self._tasks:
+            self._since = self._now()
+        self._tasks += 1
+        try:
+            yield
+        finally:
+            self._tasks -= 1
+            if not self._tasks:
+                self._seconds += self._now() - self._since
+
+    def seconds(self) -> float:
+        """Seconds so far, with those of the work under way."""
+        return self._seconds + (self._now() - self._since if self._tasks else 0.0)
+
 
 T = TypeVar("T")
 

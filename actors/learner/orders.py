@@ -35,7 +35,7 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position
 from transport import Registry, decode, encode
 
 ALIKE = (NotFiniteError, TrainingStoppedError, CheckpointError, DiskError)
-"""What a method raises on all ranks, or on none."""
+"""The errors that a method raises on all ranks, or on none."""
 REGISTRY = Registry.of(messages)
 
 
@@ -45,7 +45,7 @@ class LeadTrainer(Trainer):
     def __init__(self, *given: Any, **named: Any) -> None:
         """See `Trainer`."""
         self._later: list[list[Any]] = []
-        """What the others do before their next order: nothing that the ranks do together."""
+        """Work of the other ranks before their next order. It must not be a collective."""
         super().__init__(*given, **named)
 
     def sft_step(self, batch: Sequence[tuple[list[int], list[int]]], stage: SftStage, step: int) -> SupervisedFigures:
@@ -57,7 +57,7 @@ class LeadTrainer(Trainer):
         """See `Trainer`. Groups follow the order one by one: those of a large step take gigabytes."""
         self._tell("rl_step", groups=len(groups), stage=stage.model_dump_json(), step=stage_step)
         for group in groups:
-            self.ranks.told(msgpack.packb([bytes(frame) for frame in encode(group)]))
+            self.ranks.broadcast(msgpack.packb([bytes(frame) for frame in encode(group)]))
         return super().rl_step(groups, stage, stage_step)
 
     def enter(self, algorithm: Algorithm) -> None:
@@ -119,7 +119,7 @@ class LeadTrainer(Trainer):
 
     def _tell(self, method: str, **arguments: Any) -> None:
         orders, self._later = [*self._later, [method, arguments]], []
-        self.ranks.told(msgpack.packb(orders))
+        self.ranks.broadcast(msgpack.packb(orders))
 
 
 class Writing:
@@ -153,7 +153,7 @@ class Writing:
 def follow(trainer: Trainer, writing: Writing, shares: KeptShares) -> None:
     """Carry out the orders of rank 0, until it says that this is the end. Raises RuntimeError when rank 0 is lost."""
     while True:
-        for method, arguments in msgpack.unpackb(trainer.ranks.told(b"")):
+        for method, arguments in msgpack.unpackb(trainer.ranks.broadcast(b"")):
             if method == "end":
                 writing.finish()
                 shares.finish()
@@ -172,7 +172,7 @@ def _perform(trainer: Trainer, writing: Writing, shares: KeptShares, method: str
             batch = [(tokens, mask) for tokens, mask in given["batch"]]
             trainer.sft_step(batch, SftStage.model_validate_json(given["stage"]), given["step"])
         case "rl_step":
-            told = (trainer.ranks.told(b"") for _ in range(given["groups"]))
+            told = (trainer.ranks.broadcast(b"") for _ in range(given["groups"]))
             groups = [decode(msgpack.unpackb(frames), REGISTRY) for frames in told]
             trainer.rl_step(groups, RlStage.model_validate_json(given["stage"]), given["step"])
         case "enter":

@@ -29,7 +29,7 @@ class Saving:
     def __init__(self, context: ActorContext) -> None:
         self._context = context
         self._seconds = 0.0
-        """What the last checkpoint took, from its copies until it was whole."""
+        """Seconds that the last checkpoint took, from its copies until it was whole."""
         self._settled = trio.Event()
         self._settled.set()
         self.begin()

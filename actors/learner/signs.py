@@ -27,7 +27,8 @@ SIGNS = 10
 SLICES = 5
 """The silence is measured in so many parts, each by a new timer: a machine that was suspended counts one of them."""
 LAST_WORDS_BYTES = select.PIPE_BUF // 4
-"""Of a fault's text. With what JSON adds the line is shorter than `PIPE_BUF`, so it is written whole or not at all."""
+"""The most bytes of a fault's text. As JSON, the line is still shorter than `PIPE_BUF`, so it is written whole or not
+at all."""
 
 
 @dataclass(frozen=True, slots=True)

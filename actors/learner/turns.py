@@ -37,7 +37,7 @@ class DeviceTurns:
         if self._link is not None:
             self._link.set(DeviceTurn(training=False))  # generators begin asleep
         self.waiting_for = ""
-        """What the learner waits for before it trains; else empty."""
+        """The reason why the learner waits before it trains; empty when it does not wait."""
 
     @asynccontextmanager
     async def taken(self, *, needed: bool = True) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,12 +20,10 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import Actor, Announce, Call, Push
-from actors.blocking import Pause, interruptible
-from actors.engines.base import Engine, EngineError, EngineRefusedError, ModelError
+from actors.engines.base import Engine, EngineError, EngineFigures, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
 from actors.processor_time import seconds_of_children
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
-from actors.rollout_generator.figures import engine_load, generator_figures
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
 from actors.rollout_generator.serving import ServedPolicy
@@ -34,17 +32,19 @@ from actors.rollout_generator.sleeping import EngineTurns, shares_device
 from actors.rollout_generator.starting import long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.user_loop import UserLoop
+from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.environments.judging import judged_at_once
 from agent_rl.environments.load import Environments
-from agent_rl.figures import ActorFigures
+from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     DeviceTurn,
     EngineLoad,
     GroupsUnwanted,
     ObserveTurn,
+    Policy,
     PolicyPublished,
     RolloutRequest,
     ToolCall,
@@ -65,6 +65,68 @@ from agent_rl.rollout.template import made_format
 from agent_rl.topology_checks.contracts import declaration
 from agent_rl.topology_checks.declared import format_faults
 from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
+
+
+def engine_load(
+    figures: EngineFigures, policy: Policy, generator: str, incarnation: int, orphans: Mapping[str, int]
+) -> EngineLoad:
+    """The load of the engine of a generator's process. ``orphans``: as `EngineLoad` has them."""
+    return EngineLoad(
+        generator=generator,
+        incarnation=incarnation,
+        policy=policy,
+        kv_tokens_total=figures.kv_tokens_total,
+        kv_tokens_used=figures.kv_tokens_used,
+        max_rollouts=figures.max_rollouts,
+        running=figures.running,
+        waiting=figures.waiting,
+        preempted=figures.preempted,
+        generated_tokens=figures.generated_tokens,
+        orphans=dict(orphans),
+        prefilled_tokens=figures.prefilled_tokens,
+        cached_tokens=figures.cached_tokens,
+        preemptions=dict(figures.preemptions),
+        kv_kept=figures.kv_kept,
+        kv_tokens_host=figures.host_kv_tokens_total,
+    )
+
+
+def generator_figures(
+    figures: EngineFigures,
+    policy: Policy,
+    rates: Mapping[str, float],
+    tally: RolloutTally,
+    *,
+    calls_waiting: int,
+) -> GeneratorFigures:
+    """The live figures. ``rates``: tokens and rollouts a second."""
+    return GeneratorFigures(
+        tokens_per_s=rates["tokens"],
+        rollouts_per_s=rates["rollouts"],
+        kv_used=figures.kv_tokens_used,
+        kv_total=figures.kv_tokens_total,
+        running=figures.running,
+        waiting=figures.waiting,
+        preempted=figures.preempted,
+        generated_tokens=figures.generated_tokens,
+        engine_steps=figures.steps,
+        prefilled_tokens=figures.prefilled_tokens,
+        cached_tokens=figures.cached_tokens,
+        passes=dict(figures.passes),
+        engine_cpu_seconds=sum(each.cpu_seconds for each in figures.passes.values()),
+        rollouts=tally.rollouts,
+        rollouts_truncated=tally.by_status["truncated"],
+        rollouts_failed=tally.by_status["failed"],
+        rollouts_cancelled=tally.by_status["cancelled"],
+        prompts_too_long=tally.by_status["prompt_too_long"],
+        calls_malformed=tally.by_outcome["malformed"],
+        calls_unknown_tool=tally.by_outcome["unknown_tool"],
+        calls_failed=tally.calls_failed,
+        responses_cut=tally.responses_cut,
+        calls_waiting=calls_waiting,
+        policy_version=policy.version,
+    )
+
 
 TURNS_SECONDS = 5.0
 """How long a generator that leaves waits until the scheduler has the completed turns."""

@@ -30,7 +30,7 @@ LINK = "kept"
 
 @dataclass(slots=True)
 class _News:
-    """What the scheduler is told next of a rollout. ``known`` is called when it knows."""
+    """The next message to the scheduler about a rollout. ``known`` is called when the scheduler has it."""
 
     turns: list[CompletedTurn] = field(default_factory=list)
     then: Literal["writes", "waits", "left", "ended"] = "writes"
@@ -73,7 +73,7 @@ class KeptTurns:
             self._news(rollout, "writes", len(episode.tokens)).turns = list(episode.completed)
 
     def _news(self, rollout: str, then: Literal["writes", "waits", "left", "ended"], tokens: int) -> _News:
-        """What the scheduler is told next of the rollout; it will be sent."""
+        """The next message to the scheduler about the rollout; the caller sends it."""
         news = self._waiting.setdefault(rollout, _News())
         news.then, news.tokens = then, tokens
         self._more.set()

@@ -130,7 +130,7 @@ class RunningRollouts:
                     running.scope.cancel()
 
     def freed(self, freed: Mapping[str, int]) -> list[str]:
-        """Of these rollouts, those that wait for tools with this many tokens, and whose KV cache is not freed yet."""
+        """Those of these rollouts that wait for tools with this many tokens, and still hold their KV cache."""
         found = [
             running
             for rollout, tokens in freed.items()

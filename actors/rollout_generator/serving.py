@@ -14,7 +14,7 @@ from actors.base import ActorContext, ask, passing_link
 from actors.engines.base import Engine, EngineError, EngineRefusedError
 from actors.weights import transfer
 from actors.weights.fetch import AHEAD, LINK, SOURCE_SECONDS, FetchedWeights, FetchError, host_directory
-from actors.weights.parts import nothing
+from actors.weights.files import nothing
 from actors.weights.transfer import TransferError, is_transfer
 from agent_rl.config.addresses import run_digest
 from agent_rl.files.leftovers import Claim

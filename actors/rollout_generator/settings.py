@@ -44,7 +44,7 @@ class RolloutGeneratorSettings(Settings):
     tool_response_chars: PositiveInt = 4096
     """A longer tool response is cut in the middle."""
     error_detail: Literal["traceback", "last_line"] = "traceback"
-    """What the model reads of an error. The last line suits models without room for tracebacks."""
+    """The part of an error that the model reads. The last line suits models without room for tracebacks."""
     keep_turns: bool = True
     """Whether completed turns are sent to the scheduler. A rollout whose generator is lost then goes on from its last
     completed turn at another one; otherwise it starts again from its beginning."""

@@ -85,5 +85,5 @@ class EngineTurns:
 
     @property
     def waiting_for(self) -> str:
-        """What a sleeping engine waits for; empty when the engine is awake."""
+        """The reason why the engine sleeps; empty when the engine is awake."""
         return self._context.wait(DeviceTurn, "the end of its step on their device") if self._trains else ""

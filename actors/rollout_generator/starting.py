@@ -1,4 +1,4 @@
-"""What a generator makes and looks at before it serves: its engine, its chat template, prompts that are too long."""
+"""The start of a generator, before it serves: its engine, its chat template, prompts that are too long."""
 
 from __future__ import annotations
 

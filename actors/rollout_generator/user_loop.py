@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
-from actors.deadlines import Deadline, DeadlineError
 from actors.engines.base import EngineError
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
+from actors.user_threads import Deadline, DeadlineError
 from agent_rl.config.plugins import ContractError, defined_at, place_of
 from agent_rl.environments.base import BlockedError
 from agent_rl.rollout.conversation import Conversation
 from agent_rl.rollout.parsing import ParsedCall
 
 if TYPE_CHECKING:
-    from actors.blocking import Pause
+    from actors.user_threads import Pause
     from agent_rl.environments.base import Rollout, Tool
     from agent_rl.rollout.episode import Episode
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import trio
 
-from actors.blocking import blocked_at
+from actors.user_threads import blocked_at
 from agent_rl.files.disk import rotate_open, writing
 from agent_rl.observe.silence import ProcessSeen
 

@@ -52,5 +52,3 @@ def _make_link(node: Node, name: str, kind: LinkKind, targets: Sequence[str], op
             return node.call(name, targets, reply=kind.reply, **options)
         case Announce():
             return node.announce(name, targets)
-
-

@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from actors.base import Actor, ActorContext
-from actors.blocking import Watchdog
 from actors.engines.base import EngineRefusedError
 from actors.runtime.children import GO, leave_message, message_file
 from actors.runtime.links import make_links
@@ -31,6 +30,7 @@ from actors.runtime.roster import read
 from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
+from actors.user_threads import Watchdog
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.load import load_topology

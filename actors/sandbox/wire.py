@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from actors.sandbox.limits import ExecutionLimits
+    from actors.sandbox.owner.interpreter import ExecutionLimits
 
 PLAIN_CODE = b"\n"
 """The first byte of a file with code only, the usual case: to read JSON costs a child 0.2 ms."""

@@ -1,4 +1,4 @@
-"""What an executor offers to the code of tools and environments: the `Context` of `agent_rl.environments.base`."""
+"""The services of an executor for the code of tools and environments: the `Context` of `agent_rl.environments.base`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from actors.blocking import Pause
-from actors.deadlines import Deadline, Threads
-from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
+from actors.sandbox.owner.interpreter import ExecutionLimits
+from actors.user_threads import Deadline, Pause, Threads
 from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
 from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 
@@ -22,7 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What contexts of an executor share. ``functions`` is None where no tool's code runs in the sandbox."""
+    """The state that all contexts of an executor share. ``functions`` is None where no tool's code runs in the
+    sandbox.
+    """
 
     sandbox: Sandbox
     checks: FunctionSandbox

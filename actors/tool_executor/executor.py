@@ -21,8 +21,6 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.blocking import Pause
-from actors.deadlines import Threads
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
@@ -31,6 +29,7 @@ from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
 from actors.tool_executor.context import ExecutorContext, Services, session_name
 from actors.tool_executor.user_code import judged, observed, run_tool
+from actors.user_threads import Pause, Threads
 from agent_rl.environments.base import (
     SNAPSHOT_BYTES,
     Tool,
@@ -50,7 +49,7 @@ from agent_rl.messages import (
 from agent_rl.observe.metrics import Histogram, Rate, counter, gauge
 
 HOW = ("timeout", "memory_limit", "output_limit", "crashed", "unavailable", "fault")
-"""What judging is counted under, beside ``judged``."""
+"""Outcomes of judging, beside ``judged``."""
 
 
 class ToolExecutorSettings(Settings):
@@ -87,7 +86,7 @@ class ToolExecutorSettings(Settings):
     against 100 for each group beside theirs, and in version 1 for each process of the executor's own group. The
     checkers have as much."""
     output_bytes: PositiveInt = 65536
-    """Of a call's output; what is more is cut."""
+    """The most bytes of a call's output; a longer output is cut."""
     file_mib: PositiveInt = 16
     """Size of a file."""
     scratch_mib: PositiveInt = 64
@@ -274,7 +273,7 @@ class ToolExecutor(Actor):
     def _context(
         self, asked: ToolCall | ObserveTurn | JudgementWanted, seconds: float, *, name: str, key: str
     ) -> ExecutorContext:
-        """What code of users, called ``name`` in messages, is offered for ``seconds``."""
+        """The context for users' code, called ``name`` in messages, for ``seconds``."""
         return ExecutorContext(self._services, asked, seconds, log=self.log, name=name, key=key)
 
     async def _judge(self, asked: JudgementWanted) -> JudgementReply:
@@ -370,7 +369,9 @@ class ToolExecutor(Actor):
 
 
 def functions_of(tool: Tool) -> tuple[str, ...]:
-    """What the sandbox loads beforehand for a tool that runs there: the tool's function, and the tool's class."""
+    """The names that the sandbox loads beforehand for a tool that runs there: the tool's function, and the tool's
+    class.
+    """
     written = getattr(tool, "function", type(tool))
     return f"{written.__module__}:{written.__name__}", f"{type(tool).__module__}:{type(tool).__name__}"
 

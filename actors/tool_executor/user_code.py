@@ -1,6 +1,6 @@
-"""What executors run of users: a tool's call, an environment's judgement of a rollout and its answer to a turn.
+"""Runs tools, judgements and observations of users under a deadline.
 
-Each has a deadline. Nothing that the code raises passes through: the reply names it, with the place where it is known.
+An error of the user's code becomes part of the reply, with its place in the code where that is known.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.deadlines import DeadlineError, NoThreadError
+from actors.user_threads import DeadlineError, NoThreadError
 from agent_rl.config.plugins import ContractError, defined_at, described, place_of
 from agent_rl.environments.base import (
     BadArgumentError,
@@ -24,8 +24,8 @@ from agent_rl.environments.tools import as_output, bounded
 from agent_rl.messages import Judgement, JudgementReply, TurnObserved
 
 if TYPE_CHECKING:
-    from actors.deadlines import Threads
     from actors.tool_executor.context import ExecutorContext
+    from actors.user_threads import Threads
     from agent_rl.environments.base import Environment, Tool
     from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 
@@ -70,7 +70,7 @@ async def judged(environment: Environment, asked: JudgementWanted, context: Exec
 async def run_tool(
     tool: Tool, call: ToolCall, context: ExecutorContext, threads: Threads, output_bytes: int
 ) -> ToolOutput:
-    """What the tool returns, in at most ``output_bytes`` a text; its failure is an outcome that the model reads."""
+    """The tool's output, each text at most ``output_bytes`` long. A failure is an outcome that the model reads."""
     try:
         async with context.enforced():
             returned = await tool.call(call.arguments, call.state, context)

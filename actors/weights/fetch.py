@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import trio
 
-from actors.weights import parts
+from actors.weights import files
 from actors.weights.chain import LEARNER
 from actors.weights.files import weights_name
 from agent_rl.files.disk import writing
@@ -86,7 +86,7 @@ class _Download:
         self.size = published.size
         self.paths = path.with_name(f".{path.name}.partial"), path
         self.checksums: list[int] = []
-        """Of the parts that are here."""
+        """The checksums of the parts that are here."""
         self.source: str | None = None
         """Who sends; None: the learner must be asked."""
         self.failed = LEARNER
@@ -118,14 +118,14 @@ class _Download:
 
     def has(self, offset: int) -> bool:
         """Whether the part is here."""
-        return offset < len(self.checksums) * parts.PART_BYTES
+        return offset < len(self.checksums) * files.PART_BYTES
 
     def read(self, offset: int) -> WeightsPart:
         """The part, in a thread; without data when a newer policy took the file's place."""
         for path in self.paths if self.has(offset) else ():
             with suppress(FileNotFoundError):
-                return parts.read_part(path, offset, self.checksums)
-        return parts.nothing(offset)
+                return files.read_part(path, offset, self.checksums)
+        return files.nothing(offset)
 
 
 class FetchedWeights:
@@ -174,9 +174,9 @@ class FetchedWeights:
         """A part for another generator, as soon as it is here; without data when it comes later, or not at all."""
         download = self._newest
         if download is None or download.policy != wanted.policy:
-            return parts.nothing(wanted.offset)
+            return files.nothing(wanted.offset)
         if not await download.until(wanted.offset):
-            return parts.nothing(wanted.offset, later=True)
+            return files.nothing(wanted.offset, later=True)
         part: WeightsPart = await self._in_thread(download.read, wanted.offset)
         self.passed_bytes += len(part.data)
         return part
@@ -214,17 +214,17 @@ class FetchedWeights:
     async def _download(self, download: _Download, published: PolicyPublished, path: Path) -> None:
         partial, _ = download.paths
         with writing(partial), partial.open("ab", buffering=0) as file:
-            done = file.tell() // parts.PART_BYTES * parts.PART_BYTES
+            done = file.tell() // files.PART_BYTES * files.PART_BYTES
             file.truncate(done)  # the last part may have been cut
             room = shutil.disk_usage(self._directory).free
             if published.size - done > room:
                 raise FetchError(
                     f"{self._directory} has room for {room} of the {published.size - done} bytes of {path.name}"
                 )
-            for checksum in await self._in_thread(parts.part_checksums, partial):
+            for checksum in await self._in_thread(files.part_checksums, partial):
                 download.grow(checksum)
-            await self._fill(download, file, range(done, published.size, parts.PART_BYTES))
-        found = parts.whole_checksum(download.checksums)
+            await self._fill(download, file, range(done, published.size, files.PART_BYTES))
+        found = files.whole_checksum(download.checksums)
         if found != published.checksum:
             partial.unlink()
             raise FetchError(f"{path.name} was received with checksum {found:08x}, not {published.checksum:08x}")
@@ -272,7 +272,7 @@ class FetchedWeights:
 
     async def _get(self, download: _Download, offset: int) -> WeightsPart:
         """A valid part, from whoever has it."""
-        length = min(parts.PART_BYTES, download.size - offset)
+        length = min(files.PART_BYTES, download.size - offset)
         while True:
             source = download.source
             if source is None or source == LEARNER:
@@ -281,7 +281,7 @@ class FetchedWeights:
                     continue
                 if not part.data.size:
                     raise FetchError(f"the learner no longer has all of {weights_name(download.policy)}")
-                if fault := parts.fault_of(part, offset, length):
+                if fault := files.fault_of(part, offset, length):
                     raise FetchError(f"{weights_name(download.policy)} of the learner: {fault}")
                 return part
             try:
@@ -291,7 +291,7 @@ class FetchedWeights:
             else:
                 if part.later:
                     continue
-                if not parts.fault_of(part, offset, length):
+                if not files.fault_of(part, offset, length):
                     return part
             if download.source == source:
                 download.source, download.failed = None, source

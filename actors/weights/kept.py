@@ -199,7 +199,9 @@ class KeptShares:
 
 
 class _Calls:
-    """What rank 0 tells threads of the other ranks, at any time: numbered entries of the store where the ranks met."""
+    """Messages from rank 0 to threads of the other ranks, at any time: numbered entries of the store where the ranks
+    met.
+    """
 
     def __init__(self, ranks: JoinedRanks) -> None:
         self._store: Any = ranks.another_store()

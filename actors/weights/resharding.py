@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is sent at once: by a rank of the learner, to a worker of the engine (both count from 0)."""
+    """The tensors that a rank of the learner sends at once to a worker of the engine (both count from 0)."""
 
     sender: int
     worker: int
@@ -57,7 +57,7 @@ class Bucket(NamedTuple):
 
 
 Round: TypeAlias = tuple[Bucket, ...]
-"""What is sent at the same time: at most one bucket of each rank."""
+"""The buckets that are sent at the same time: at most one of each rank."""
 
 
 def plan(tensors: Sequence[Whole], held: Sequence[Sequence[Box]], workers: int, bucket_bytes: int) -> list[Round]:

@@ -39,11 +39,11 @@ class LearnerSettings(Settings):
     """With ``share = "time"``: the longest that a step waits until the engines on the learner's devices have started
     and are asleep. Then the learner trains beside those that are awake."""
     rank_timeout_seconds: PositiveFloat = 600.0
-    """Of several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
+    """With several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
     rank_silent_seconds: PositiveFloat = 30.0
-    """Of several ranks: when rank 0 has heard nothing of a rank's process for so long, it ends all ranks."""
+    """With several ranks: when rank 0 has heard nothing of a rank's process for so long, it ends all ranks."""
     rank_meeting_seconds: PositiveFloat = 50.0
-    """Of several ranks: seconds from the start in which all must have met. Importing torch takes most of them."""
+    """With several ranks: seconds from the start in which all must have met. Importing torch takes most of them."""
     record_timeout_seconds: PositiveFloat = 120.0
     """Seconds the filter may take to record a step. After that, the learner restarts and reports the step again."""
 
@@ -105,7 +105,7 @@ def try_loss_elsewhere(algorithm: Algorithm) -> None:
     if algorithm.loss in ALIASES["loss"]:
         return
     find("loss", algorithm.loss)
-    command = [sys.executable, "-m", "agent_rl.learning.losses.trial", algorithm.model_dump_json()]
+    command = [sys.executable, "-m", "agent_rl.learning.losses.check_loss", algorithm.model_dump_json()]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's module may be beside the topology
     try:
         done = subprocess.run(

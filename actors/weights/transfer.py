@@ -49,7 +49,7 @@ ROOM_LEFT = 1 << 30
 NCCL_ENVIRONMENT = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 """With these variables a lost peer raises an error in the waiting call. By default torch ends the whole process."""
 HERE, GONE = "here", "gone"
-"""What a process says at the meeting place that holds no tensors: a worker, and a rank that lacks the policy."""
+"""The message of a process that holds no tensors, at the meeting place: a worker, and a rank that lacks the policy."""
 
 
 class TransferError(Exception):

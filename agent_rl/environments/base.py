@@ -1,4 +1,4 @@
-"""What a task consists of: its problems, its tools, its judgement of a rollout, and its answers to turns without a tool
+"""The parts of a task: its problems, its tools, its judgement of a rollout, and its answers to turns without a tool
 call.
 
 ::
@@ -77,7 +77,9 @@ class Demonstration:
 
 
 class TaskSource(Protocol):
-    """What the scheduler and the learner ask of tasks. Methods are pure functions of their arguments and the seed."""
+    """A source of tasks for the scheduler and the learner. Methods are pure functions of their arguments and the
+    seed.
+    """
 
     def problem(self, stage: int, number: int) -> Problem:
         """Training problem ``number`` (from 0, without end) of ``stage``."""
@@ -94,10 +96,10 @@ class TaskSource(Protocol):
 
 
 class Context(Protocol):
-    """What an executor offers to the code of tools and environments that it runs."""
+    """The services of an executor for the code of tools and environments that it runs."""
 
     seed: int
-    """Of the rollout."""
+    """The seed of the rollout."""
     rollout: str
     """Its name: where a sandbox keeps a session, it is this rollout's."""
     problem: Problem
@@ -153,7 +155,7 @@ class BlockedError(BaseException):
 
 
 class BadArgumentError(Exception):
-    """What is wrong with the arguments of a tool call, in words for the model."""
+    """The arguments of a tool call are wrong; the message tells the model why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class ToolOutput:
 
 
 class Tool(Protocol):
-    """What the model may call. ``environments.tools.tool`` makes one of a typed Python function."""
+    """A tool that the model may call. ``environments.tools.tool`` makes one of a typed Python function."""
 
     name: str
     schema: Mapping[str, Any]
@@ -230,7 +232,7 @@ class Environment(Protocol):
     """A task. A class that derives from this one has all of it but ``problems``, ``prompt`` and a way to judge."""
 
     tools: Sequence[Tool] = ()
-    """What the model may call."""
+    """The tools that the model may call."""
     lists_tools: bool | Literal["template"] = True
     """Whether the prompt lists the tools; False for models that learn them from demonstrations. "template": the model's
     own chat template lists them, and also renders calls and results (`agent_rl.rollout.template`)."""

@@ -71,7 +71,7 @@ def _parts(parts: object) -> dict[str, float]:
 
 
 def fault_of(environment: Environment, method: str, error: BaseException) -> str:
-    """What an environment did wrong, for people, with the file and line of the user's code where they are known."""
+    """The fault of an environment, for people, with the file and line of the user's code where they are known."""
     name = f"{type(environment).__name__}.{method}"
     if isinstance(error, ContractError):
         place = defined_at(getattr(type(environment), method))

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Toolboxes: TypeAlias = Mapping[str, Mapping[str, Tool]]
 """By the name of an environment: its tools by their names."""
 GIVEN = ("seed", "base")
-"""What every constructor gets beside its settings."""
+"""Arguments of every constructor beside its settings."""
 FORMS = {
     "problems": "def problems(self)",
     "prompt": "def prompt(self, problem)",
@@ -59,7 +59,7 @@ class Environments(Mapping[str, Environment]):
 
     @cached_property
     def toolboxes(self) -> Toolboxes:
-        """What the model may call in each environment: its own tools and those of its entry.
+        """The tools that the model may call in each environment: its own and those of its entry.
 
         Raises TaskError for what is no tool, and for two tools of one name with different schemas, in whichever
         environments.
@@ -105,7 +105,7 @@ def all_made(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> d
 
 
 def for_each(names: Iterable[str], call: Callable[[str], T]) -> dict[str, T]:
-    """What ``call`` returns for each name. Raises TaskError for all names for which it does."""
+    """The result of ``call`` for each name. Raises TaskError for all names for which it does."""
     results, errors = {}, []
     for name in names:
         try:
@@ -191,7 +191,7 @@ def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:
 
 
 def methods_fault(environment: Environment) -> str:
-    """What is wrong with the form of the environment's methods and of its own loop; empty where nothing is."""
+    """The fault in the form of the environment's methods or of its own loop; empty without a fault."""
     if environment.rollout is not None and (fault := _form_fault("its rollout", environment.rollout, LOOP)):
         return fault
     kind = type(environment)
@@ -221,7 +221,8 @@ def _placed(what: str, code: object) -> str:
 
 
 def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T:
-    """What the environment of a name answers. Raises TaskError, which names it, and file and line of the user's code.
+    """The result of a call of an environment. Raises TaskError with the environment, and file and line of the user's
+    code.
 
     ``code`` is the function called; where it cannot be called so, the message says where it is defined.
     """

@@ -1,4 +1,4 @@
-"""What an environment answers a turn with, looked at before a model reads it."""
+"""Checks an environment's answer to a turn before a model reads it."""
 
 from __future__ import annotations
 

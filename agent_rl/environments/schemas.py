@@ -51,7 +51,7 @@ def arguments_of(function: Callable[..., Any], name: str) -> tuple[type[BaseMode
 
 
 def schema_of(name: str, function: Callable[..., Any], arguments: type[BaseModel]) -> dict[str, Any]:
-    """What the model is told of a function."""
+    """The schema of a function, for the model."""
     docstring = inspect.getdoc(function) or ""
     names = "|".join(map(re.escape, arguments.model_fields)) or r"(?!)"
     text = re.sub(
@@ -65,7 +65,9 @@ def schema_of(name: str, function: Callable[..., Any], arguments: type[BaseModel
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each parameter: the lines ``name: text``, and those below that are indented further."""
+    """The description of each parameter in a docstring: the lines ``name: text``, and those below that are indented
+    further.
+    """
     lines = re.findall(r"^(\s*)(\w+): *(.*(?:\n\1\s+\S.*)*)", inspect.getdoc(function) or "", flags=re.MULTILINE)
     return {name: " ".join(text.split()) for _, name, text in lines}
 
@@ -91,7 +93,7 @@ def described(function: Callable[..., Any]) -> str:
 
 
 def schema_fault(schema: Any, name: str) -> str:
-    """What is wrong with the schema of the tool ``name``; empty for that of an object with named properties."""
+    """The fault in the schema of the tool ``name``; empty for an object with named properties."""
     function = schema.get("function") if isinstance(schema, Mapping) else None
     parameters = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(parameters, Mapping):
@@ -111,7 +113,7 @@ def schema_fault(schema: Any, name: str) -> str:
 
 
 def _value_fault(schema: Any, at: str) -> str:
-    """What is wrong with the JSON schema of a value, which stands ``at``."""
+    """The fault in the JSON schema of a value, which stands ``at``."""
     if not isinstance(schema, Mapping):
         return f'its schema has {schema!r:.60} at {at}; write a JSON schema there, as {{"type": "string"}}'
     types = schema.get("type", [])

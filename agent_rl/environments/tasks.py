@@ -310,7 +310,7 @@ class MixedTasks:
 
     @property
     def evaluation_count(self) -> int | None:
-        """Of all sources; None when one has no end."""
+        """The count of all sources; None when one has no end."""
         counts = [source.evaluation_count for source in self._sources]
         known = [each for each in counts if each is not None]
         return sum(known) if len(known) == len(counts) else None

@@ -161,7 +161,7 @@ class FunctionTool:
 
 
 def _misfit(error: ValidationError) -> str:
-    """What is wrong with arguments, in words for the model."""
+    """The fault in the arguments, in words for the model."""
     faults = [
         f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}"
         for fault in error.errors(include_url=False)
@@ -189,7 +189,7 @@ def call_apart(target: str, text: str) -> str:
 
 
 def as_output(returned: Any) -> ToolOutput:
-    """What a tool returned, as a `ToolOutput`. Raises TypeError or ValueError when it cannot be used."""
+    """The result of a tool, as a `ToolOutput`. Raises TypeError or ValueError when it cannot be used."""
     if isinstance(returned, ToolOutput):
         return returned
     if returned is None:
@@ -254,7 +254,7 @@ def rendered(output: ToolOutput) -> str:
 
 
 def _sentence(output: ToolOutput) -> str:
-    """What an outcome means, for the model; empty for errors whose explanation stands in stderr."""
+    """The meaning of an outcome, for the model; empty for errors whose explanation stands in stderr."""
     after = f" after {output.run_seconds:.1f} seconds" if output.run_seconds else ""
     if output.stderr.strip() and output.outcome in ("error", "malformed", "unknown_tool"):
         return ""
@@ -296,7 +296,7 @@ def _place(each: object) -> str:
 
 
 def _fault(each: Any) -> str:
-    """What is wrong with something that has to be a tool; empty for a sound one."""
+    """The fault of a value that has to be a tool; empty for a sound one."""
     lacking = [
         name for name in ("name", "schema", "runs", "stateful", "seconds", "call", "render") if not hasattr(each, name)
     ]

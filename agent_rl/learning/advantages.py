@@ -11,7 +11,7 @@ from agent_rl.messages import Float32Vector
 
 
 class Advantage(Protocol):
-    """What ``algorithm.advantage`` names."""
+    """The advantage that ``algorithm.advantage`` names."""
 
     def __call__(self, rewards: Float32Vector, *, divide_by_std: bool) -> Float32Vector:
         """Advantages [kept] float32 of one group's rewards [kept]; ``divide_by_std`` is ``algorithm.advantage_std``."""

@@ -151,7 +151,7 @@ def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]
     """Flush all files to the disk, each rank some of them; returns their sizes and checksums by name."""
     seen = [path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()]
     # of all ranks: another host may list files of this one late
-    names = sorted({name for message in ranks.all_told(json.dumps(seen).encode()) for name in json.loads(message)})
+    names = sorted({name for message in ranks.gather(json.dumps(seen).encode()) for name in json.loads(message)})
     found: dict[str, tuple[int, int]] = {}
 
     def flush() -> None:
@@ -159,7 +159,7 @@ def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]
             found[name] = _flushed(partial / name)
 
     raise_together(noted(flush), partial, ranks)
-    parts = [json.loads(message) for message in ranks.all_told(json.dumps(found).encode())]
+    parts = [json.loads(message) for message in ranks.gather(json.dumps(found).encode())]
     return dict(sorted((name, tuple(file)) for part in parts for name, file in part.items()))
 
 

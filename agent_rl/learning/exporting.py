@@ -42,7 +42,7 @@ class Shares:
 
     @classmethod
     def served(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
-        """What engines load. See `PolicyModel.served_parts`."""
+        """The tensors that engines load. See `PolicyModel.served_parts`."""
         return cls(model.served_layout(), model.served_parts(copies))
 
     @classmethod
@@ -58,7 +58,9 @@ class Shares:
 
     @classmethod
     def trained(cls, model: PolicyModel, copies: Mapping[str, Tensor]) -> Shares:
-        """What training changes; ``copies`` are of this rank's parts, and none on a rank that writes nothing."""
+        """The tensors that training changes; ``copies`` are of this rank's parts, and none on a rank that writes
+        nothing.
+        """
         parameters = dict(model.named_parameters())
         parts = {name: (sharding.own_part(parameters[name]), copy.detach) for name, copy in copies.items()}
         return cls({name: (p.shape, p.dtype) for name, p in parameters.items()}, parts)

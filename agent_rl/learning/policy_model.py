@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from agent_rl.learning import sharding
-from agent_rl.learning.device import usable_device
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
@@ -25,6 +24,18 @@ from agent_rl.learning.tensor_parallel import output_layer
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Lora
+from agent_rl.models.devices import REMEDY
+
+
+def usable_device(name: str) -> torch.device:
+    """The device, after a trial. Raises ValueError with the remedy when this machine has no such device."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"device: torch has no {name!r} here ({reason}); {REMEDY}") from error
+    return torch.device(name)
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -320,7 +331,7 @@ def _adapted_layers(module: nn.Module) -> dict[str, Any]:
 
 
 def _delta(layer: Any) -> Tensor:
-    """What a layer's adapters add to its weight: alpha / rank * B A."""
+    """The change of a layer's weight by its adapters: alpha / rank * B A."""
     down, up, scale = _factors(layer)
     return (up @ down) * scale
 

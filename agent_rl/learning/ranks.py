@@ -101,11 +101,11 @@ class Ranks:
     def alike(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors that the ranks of a layer have computed alike by their mean, so that no bit differs."""
 
-    def told(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Rank 0's message; others give an empty one."""
         return message
 
-    def all_told(self, message: bytes) -> list[bytes]:
+    def gather(self, message: bytes) -> list[bytes]:
         """The messages of all ranks, in their order."""
         return [message]
 
@@ -197,11 +197,11 @@ class JoinedRanks(Ranks):
         for tensor, values in zip(tensors, parts, strict=True):
             tensor.copy_(values.view_as(tensor))
 
-    def told(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Rank 0's message; others give an empty one."""
         return self._from(0, message)
 
-    def all_told(self, message: bytes) -> list[bytes]:
+    def gather(self, message: bytes) -> list[bytes]:
         """The messages of all ranks, in their order."""
         return [self._from(rank, message if rank == self.rank else b"") for rank in range(self.size)]
 
@@ -238,12 +238,12 @@ class JoinedRanks(Ranks):
         distributed.destroy_process_group()
 
 
-Place: TypeAlias = tuple[str, int]
+MeetingPoint: TypeAlias = tuple[str, int]
 """The address of rank 0's host, and the port at which ranks meet there."""
 
 
 def meeting_place(address: str = LOOPBACK) -> socket.socket:
-    """A socket of this host at which `joined` lets ranks meet: rank 0 gives it, the others its `Place`.
+    """A socket of this host at which `joined` lets ranks meet: rank 0 gives it, the others its `MeetingPoint`.
 
     It listens at ``address`` alone. Raises OSError where this host does not have the address.
     """
@@ -255,7 +255,7 @@ def joined(
     rank: int,
     sizes: MeshSizes,
     *,
-    place: socket.socket | Place,
+    place: socket.socket | MeetingPoint,
     device: str,
     seconds: float,
     meeting_seconds: float,

@@ -68,7 +68,7 @@ def training_sequences(
 
 
 def soft_overlong(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, cache: int) -> Float32Vector:
-    """What is added to the rewards of responses of these ``lengths``, in tokens: from 0 down to -1.
+    """The penalty added to the rewards of responses of these ``lengths``, in tokens: from 0 down to -1.
 
     DAPO (arXiv 2503.14476), eq. 13: 0 up to ``limit - cache`` tokens, from there in a straight line to -1 at ``limit``.
     """

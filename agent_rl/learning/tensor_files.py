@@ -103,7 +103,7 @@ class TensorFiles:
 
 
 class _Part(NamedTuple):
-    """What a file holds of a tensor."""
+    """The part of a tensor that a file holds."""
 
     content: Any
     starts: list[int]

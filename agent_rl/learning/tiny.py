@@ -12,7 +12,7 @@ import string
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -45,7 +45,7 @@ from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 
 SUMS = ("loss", "entropy", *(field.name for field in fields(LossSums)))
-"""What each rank sums over its tokens."""
+"""The sums of each rank over its tokens."""
 
 
 class Trainer:

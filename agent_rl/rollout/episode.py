@@ -14,7 +14,7 @@ in: the episode is then as the one that gave them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from agent_rl.messages import (
     Int32Vector,
     Policy,
     RolloutRequest,
+    TagCounts,
     ToolCallRecord,
     Trajectory,
     TrajectoryStatus,
@@ -36,7 +37,27 @@ from agent_rl.messages import (
 from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.rollout.tags import tag_counts
+
+
+def tag_counts(text: str) -> TagCounts:
+    """Count the tags of a response, control tokens included."""
+    responses = list(_spans(text, "<tool_response>", "</tool_response>"))
+    return TagCounts(
+        tool_responses=len(responses),
+        error_responses=sum("error" in response.lower() for response in responses),
+        answers_opened=text.count("<answer>"),
+        answers_closed=text.count("</answer>"),
+        answers=sum(1 for _ in _spans(text, "<answer>", "</answer>")),
+        turns=sum(1 for _ in _spans(text, "<|im_start|>assistant", "<|im_end|>")),
+    )
+
+
+def _spans(text: str, start: str, end: str) -> Iterator[str]:
+    """The text between each ``start`` and the next ``end``; a ``start`` within such a span begins none."""
+    at = 0
+    while (begin := text.find(start, at)) >= 0 and (until := text.find(end, begin + len(start))) >= 0:
+        yield text[begin + len(start) : until]
+        at = until + len(end)
 
 
 @dataclass

@@ -29,7 +29,7 @@ from actors.rollout_generator.settings import RolloutGeneratorSettings
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
-from agent_rl.environments.arithmetic.problems import CALL_HEAD, CALL_TAIL
+from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.tiny import CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer

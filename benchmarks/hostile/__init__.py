@@ -21,25 +21,26 @@ from typing import Any
 
 import trio
 
-from actors.sandbox.isolation.syscall_table import (
+from actors.sandbox.isolation.syscalls import (
+    ALLOWED,
+    ARCHITECTURES,
     CHECKED,
     ENTERING,
     IGNORED,
     MARKING,
-    NOT_THERE,
+    MISSING,
     REFUSED,
     SHORTENING,
     SIGNALLING,
-    UNDER_ANY_ARGUMENTS,
+    numbers,
 )
-from actors.sandbox.isolation.syscalls import ARCHITECTURES, numbers
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from agent_rl.environments.base import ToolOutput
 
 MACHINE = platform.machine() if platform.machine() in ARCHITECTURES else "x86_64"
-GROUPS = (*UNDER_ANY_ARGUMENTS, *CHECKED, IGNORED, MARKING, SHORTENING, ENTERING)
-TABLE = [REFUSED, NOT_THERE, *(group.calls for group in GROUPS), *(calls for calls, _ in SIGNALLING)]
-NUMBERS = {name: number for calls in TABLE for name, number in numbers(calls, MACHINE).items()} | {"futex_waitv": 449}
+GROUPS = (*ALLOWED, *CHECKED, *SIGNALLING, IGNORED, MARKING, SHORTENING, ENTERING, MISSING, REFUSED)
+NUMBERS = {name: number for group in GROUPS for name, number in numbers(group.calls, MACHINE).items()}
+NUMBERS["futex_waitv"] = 449
 CLONE = {"x86_64": 56}.get(MACHINE, 220)
 ANYHOW = ("success", "error", "timeout", "killed", "memory_limit", "output_limit")
 """The outcomes of calls that a limit may end at any point."""

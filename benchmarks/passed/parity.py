@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent_rl.environments.arithmetic.environment import Arithmetic
+from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Context
 from agent_rl.messages import Judgement, Problem, Transcript
 

@@ -12,10 +12,13 @@ from trio.testing import MockClock
 from actors.contract import GeneratorContract
 from actors.engines.base import EngineFigures
 from actors.engines.scripted import ScriptedEngine
+from actors.kv_scheduler import KVScheduler
 from actors.rollout_generator import RolloutGenerator
-from agent_rl.messages import EngineLoad
+from actors.testing import running, stand_ins
+from agent_rl.messages import EngineLoad, ToolResult
+from tests.actors.topologies import micro
 from tests.transport.contract.base import Cut, FaultyNetwork
-from transport import Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
+from transport import CallFailed, Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
 
 
 def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +85,24 @@ def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
             for peer in peers:
                 assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
             assert sum(isinstance(event, PeerBack) for event in events) == len(peers)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_the_scheduler_goes_on(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    message = ToolResult("c", "success", "", "", "", 0.0, 0.0)
+
+    async def main() -> None:
+        async with stand_ins(topology, "kv_scheduler") as stage:
+            async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage) as actor:
+                await stage.started("kv_scheduler.0")
+                peer = stage["rollout_generator"]
+                peer.announce("odd_news", "kv_scheduler.0").set(message)
+                await peer.push("odd", "kv_scheduler.0").send(message)
+                with pytest.raises(CallFailed, match="is unknown here or not expected"):
+                    await peer.call("odd_calls", "kv_scheduler.0")(message)
+                await peer.push("odd", "kv_scheduler.0").drained()
+                assert actor.context.node.figures["decode_errors"] == 3
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

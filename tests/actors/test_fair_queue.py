@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.fair_queue import FairQueue
+from actors.processor_time import seconds_of_children, seconds_with_children
 
 
 class Holders:
@@ -116,3 +121,18 @@ def test_a_place_that_ends_costs_no_look_at_all_who_wait(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(FairQueue, "_may_take", counted)
     trio.run(with_places, 1, check)
+
+
+BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+
+
+def test_children_count_while_they_live() -> None:
+    before = seconds_of_children(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        burnt = seconds_with_children(child.pid)
+        assert burnt >= 0.19
+        assert seconds_of_children(os.getpid()) - before >= burnt - 0.011
+        child.communicate(b"\n")
+    assert seconds_with_children(child.pid) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +12,32 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
+from actors.learner.model import Busy
 from actors.learner.saving import Saving
 from actors.runtime.process import user_mistake
+from actors.testing import running, stand_ins
 from actors.weights.files import Checkpoints
+from agent_rl.config.selection import SelectStage
 from agent_rl.figures import RolloutMeans, StepFigures, SupervisedFigures, TrainingFigures
-from agent_rl.messages import CheckpointSaved, StepReady, StepTrained
+from agent_rl.messages import (
+    ActorStatus,
+    CheckpointSaved,
+    PolicyPublished,
+    Recorded,
+    StageEntered,
+    StageRecorded,
+    StepReady,
+    StepTrained,
+)
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
+from tests.actors.topologies import micro
 
 
 class Contract(LearnerContract):
@@ -376,3 +393,53 @@ def test_the_policy_at_a_stages_start_stays_the_reference_of_a_killed_learner(tm
         assert equal(last, whole.weights[max(whole.weights)])
 
     Contract(Learner).run(main)
+
+
+SELECT = SelectStage(kind="select", max_response_tokens=20, max_turns=3)
+
+
+@pytest.mark.parametrize(("select", "waits_for"), [(False, "step 0"), (True, "1 evaluations")])
+def test_a_learner_that_waits_for_the_filter_leaves_the_stage_when_its_time_is_up(
+    tmp_path: Path, waits_for: str, *, select: bool
+) -> None:
+    """And the stages after a selection without a result are left at once: their problems are not known."""
+    topology = micro(tmp_path)
+    limited = topology.run.model_copy(update={"max_minutes": 60.0})
+    stages = (SELECT, SELECT, topology.stages[2]) if select else (topology.stages[2],)
+    topology = topology.model_copy(update={"run": limited, "stages": stages})
+    clock = MockClock(rate=1.0)  # torch is loaded in a thread, which a clock that jumps by itself would not wait for
+
+    async def main() -> None:
+        async with stand_ins(topology, "learner") as stage:
+            records = stage["roc_filter"]
+            records.reply = lambda message: StageRecorded(1) if isinstance(message, StageEntered) else Recorded()
+            async with running(Learner, topology, "learner", tmp_path, stage):
+                entered = await records.receive(StageEntered)
+                assert entered.stage == 0
+                status = await stage["supervisor.local"].receive(ActorStatus)
+                while status.waiting_for != f"roc_filter: {waits_for}":
+                    status = await stage["supervisor.local"].receive(ActorStatus)
+                clock.jump(3600.0)
+                for index in range(1, len(stages) + 1):
+                    entered = await records.next(StageEntered)
+                    assert entered.stage == index
+                said = [m for m in stage["kv_scheduler"].log if isinstance(m, PolicyPublished)]
+                assert {message.stage for message in said} <= {0, len(stages)}
+
+    trio.run(main, clock=clock)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))
+def test_time_counts_once_however_many_tasks_have_work(moves: list[tuple[bool, int]]) -> None:
+    """Each move begins or ends a task's work; then some time passes."""
+    time, expected, tasks = 0.0, 0.0, list[ExitStack]()
+    busy = Busy(lambda: time)
+    for begins, seconds in moves:
+        if begins:
+            tasks.append(ExitStack())
+            tasks[-1].enter_context(busy.working())
+        elif tasks:
+            tasks.pop(0).close()  # the first one ends while others go on
+        expected += seconds if tasks else 0
+        time += seconds
+        assert busy.seconds() == expected

@@ -15,7 +15,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from actors.deadlines import Deadline, DeadlineError, NoThreadError, Threads
+from actors.user_threads import Deadline, DeadlineError, NoThreadError, Threads
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
 from agent_rl.environments.python_tools import PYTHON_TOOL, python

@@ -24,8 +24,6 @@ from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
-    EngineLoad,
-    GroupsUnwanted,
     Judgement,
     Policy,
     Sampling,
@@ -160,39 +158,6 @@ def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_la
     simulate(main)
 
 
-def test_several_calls_of_a_turn_run_at_once_and_come_back_in_order(tmp_path: Path, model: Path) -> None:
-    calls = [CALL.replace("2+2", str(n)) for n in (1, 2)]
-
-    async def main() -> None:
-        both = trio.Event()
-        under_way: list[str] = []
-
-        async def slow_first(call: ToolCall) -> ToolResult:
-            number = call.arguments["code"][6]
-            under_way.append(number)
-            if len(under_way) == 2:
-                both.set()
-            with trio.fail_after(30):
-                await both.wait()
-            return result(call, stdout=number)
-
-        async def reply(call: ToolCall) -> ToolResult:
-            return await slow_first(call)
-
-        def script(number: int, _: Any) -> str:
-            return "".join(calls) if number == 1 else ANSWER
-
-        async with generator(tmp_path, model, script, reply=reply) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 300, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert len(made.transcript.calls) == 2
-            response = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
-            assert response.index("<tool_response>1<") < response.index("<tool_response>2<")
-            assert (made.tags.tool_responses, made.tags.answers) == (2, 1)
-
-    simulate(main)
-
-
 def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(tmp_path: Path, model: Path) -> None:
     async def main() -> None:
         def reply(call: ToolCall) -> ToolResult:
@@ -267,65 +232,6 @@ def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, 
             await ask(stage)
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert (made.status, made.reason) == ("failed", "900 tokens do not fit 256")
-
-    simulate(main)
-
-
-def test_a_rollout_asked_for_twice_is_sampled_once_and_answers_both(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, two_turns) as (stage, actor):
-            acks: list[str] = []
-            await ask(stage, acks=acks)
-            await ask(stage, acks=acks)
-            await stage["roc_filter"].receive(Trajectory)
-            await trio.sleep(5)
-            assert len(acks) == 2
-            assert len(actor._engine.requests) == 2  # two turns of one rollout
-            assert sum(isinstance(message, Trajectory) for message in stage["roc_filter"].log) == 1
-
-    simulate(main)
-
-
-def test_rollouts_nobody_wants_are_cancelled_others_go_on(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        hold = trio.Event()
-
-        async def reply(call: ToolCall) -> ToolResult:
-            await hold.wait()
-            return result(call)
-
-        async with generator(tmp_path, model, two_turns, reply=reply) as (stage, _):
-            for number in (0, 1):
-                await ask(stage, rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
-            await stage["tool_executor"].receive(ToolCall)
-            stage["kv_scheduler"].announce("unwanted", GENERATOR).set(GroupsUnwanted(("s0-g000001",)))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.group, made.status) == ("s0-g000001", "cancelled")
-            hold.set()
-            other: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (other.group, other.status) == ("s0-g000000", "finished")
-
-    simulate(main)
-
-
-def test_a_policy_published_in_flight_shows_on_every_later_token(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async def reply(call: ToolCall) -> ToolResult:
-            stage["learner"].announce("policy", GENERATOR).set(builders.published(4))
-            with trio.fail_after(30):
-                await actor._engine.swapped.wait()
-            return result(call)
-
-        async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
-            await ask(stage)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            versions = made.policies[made.loss_mask > 0, 1].tolist()
-            assert versions == sorted(versions)
-            assert set(versions) == {3, 4}
-            while True:
-                load: EngineLoad = await stage["kv_scheduler"].receive(EngineLoad)
-                if load.policy == Policy(1, 4):
-                    break
 
     simulate(main)
 

@@ -167,7 +167,7 @@ def test_a_wrong_override_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not directory.exists()
 
 
-@pytest.mark.slow  # tests/actors/test_time_limit.py has the learner that leaves the stage for the evaluation
+@pytest.mark.slow  # tests/actors/test_learner_safety.py has the learner that leaves the stage for the evaluation
 def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
     code, out, err = finish(start(path, "--set", "run.max_minutes=0.0001"))

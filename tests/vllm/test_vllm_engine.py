@@ -15,6 +15,7 @@ from actors.engines.reference import save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
+    SLEEP_CHECKS,
     EngineOptions,
     Subject,
     check_a_rollout_goes_on_at_another_engine,
@@ -26,7 +27,6 @@ from actors.engines.testing import (
     turn,
     update_under_way,
 )
-from actors.engines.testing_sleep import SLEEP_CHECKS
 from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import Policy
 from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from actors.engines.base import EngineError, TurnResult
-from actors.engines.torch.host_cache import HostCache, Kept
-from actors.engines.torch.kv_cache import ForwardStep
+from actors.engines.torch.kv_cache import ForwardStep, HostCache, Kept
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
 from actors.engines.torch.sequences import Sequences, SequenceTurn

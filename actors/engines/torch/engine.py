@@ -18,14 +18,13 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, TurnRequest, TurnResult
-from actors.engines.passes import PassTable
+from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, PassTable, TurnRequest, TurnResult
 from actors.engines.torch.decode import Decoder
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
 from actors.engines.weight_files import TensorSpecs, check_offer
 from actors.weights.transfer import receive
-from agent_rl.learning.device import usable_device
+from agent_rl.learning.policy_model import usable_device
 from agent_rl.messages import TransferOffer
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _Command: TypeAlias = Callable[[Decoder], None] | None
-"""What the decoding thread does between two steps. None: stop."""
+"""Work for the decoding thread between two steps. None: stop."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,7 +106,7 @@ class TorchEngine:
         self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._put_off: list[Callable[[Decoder], None]] = []
-        """What the decoding thread does when the engine wakes."""
+        """Work for the decoding thread when the engine wakes."""
         self._limits: EngineLimits | None = None
         self._specs: TensorSpecs = {}
         self._longest = 0

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from actors.engines.base import EngineFigures
-from actors.engines.passes import PassTable
+from actors.engines.base import EngineFigures, PassTable
 
 
 class VllmLoad:

@@ -32,7 +32,7 @@ from actors.sandbox import wire
 from actors.sandbox.inside.children import CallPlace, Child, SandboxCall
 from actors.sandbox.inside.directories import Directories
 from actors.sandbox.inside.forks import ForkerGone
-from actors.sandbox.inside.looks import Looks
+from actors.sandbox.inside.shares import TaskThrottle
 from actors.sandbox.isolation.rlimits import Bounds
 
 RETRY_SECONDS = 1.0
@@ -73,7 +73,7 @@ class Server:
         self.next_spare = 0.0
         self.outgoing: list[bytes] = []
         self.deadlines: list[tuple[float, int, Child, SandboxCall]] = []
-        self.looks = Looks()
+        self.throttle = TaskThrottle()
         self.running: dict[int, Child] = {}  # all children, by pidfd
         self.by_control: dict[int, Child] = {}
         self.sessions: dict[int, Child] = {}
@@ -95,7 +95,7 @@ class Server:
                 elif fd in self.by_control:
                     self.said(self.by_control[fd])
             self.kill_late()
-            self.looks.look(time.monotonic())
+            self.throttle.look(time.monotonic())
             if forks in ready:
                 raise ForkerGone  # the forker only speaks when asked
             if slots in ready:
@@ -113,7 +113,7 @@ class Server:
         """Seconds to wait for events; None for no limit."""
         if self.forks.unreaped:
             return 0.0
-        waits = self.seconds_to_deadline(), self.seconds_to_spare(), self.looks.seconds(time.monotonic())
+        waits = self.seconds_to_deadline(), self.seconds_to_spare(), self.throttle.seconds(time.monotonic())
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def seconds_to_spare(self) -> float | None:
@@ -153,7 +153,7 @@ class Server:
     def watch(self, child: Child, call: SandboxCall) -> None:
         """``child`` starts to run ``call``."""
         child.call, child.settling = call, None
-        self.looks.begin(child, call)
+        self.throttle.begin(child, call)
         heapq.heappush(self.deadlines, (call.deadline, call.id, child, call))
 
     def receive(self) -> None:

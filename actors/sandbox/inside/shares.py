@@ -9,10 +9,17 @@ charged for.
 from __future__ import annotations
 
 import ctypes
+import heapq
 import os
 from collections import deque
+from typing import TYPE_CHECKING
 
 from actors.sandbox.isolation.kernel import IsolationStep, direct
+from actors.sandbox.wire import NO_VERDICT
+
+if TYPE_CHECKING:
+    from actors.sandbox.inside.children import Child, SandboxCall
+
 
 MYSELF = b"0"
 IDLE = "cpu.idle"
@@ -39,7 +46,7 @@ class CpuShare:
         self._weight, self._yields = os.open(f"{directory}/{name}", os.O_WRONLY), False
 
     def tasks(self) -> int:
-        """Number of tasks in the group; a count above ``looks.MOST_TASKS`` may be too low."""
+        """Number of tasks in the group; a count above ``MOST_TASKS`` may be too low."""
         return os.pread(self.members, 64, 0).count(b"\n")
 
     def give_way(self) -> None:
@@ -83,3 +90,39 @@ class Shares:
         share.restore()
         if share is not self._none:
             self._free.append(share)
+
+
+MOST_TASKS = 2
+"""A call with at most this many processes and threads keeps its share: its own task, and one that it waits for."""
+FIRST_LOOK_SECONDS = 0.05
+"""A call's tasks are counted after this time, then again after as long, and so on. Most calls end before."""
+
+
+class TaskThrottle:
+    """When to count the tasks of running calls."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Child, SandboxCall]] = []
+
+    def begin(self, child: Child, call: SandboxCall) -> None:
+        """``child`` starts to run ``call``, with a whole share."""
+        child.place.share.restore()
+        heapq.heappush(self._due, (call.started + FIRST_LOOK_SECONDS, call.id, child, call))
+
+    def seconds(self, now: float) -> float | None:
+        """Seconds until ``look`` is due; None when no call runs."""
+        while self._due:
+            due, _, child, call = self._due[0]
+            if child.call is call and call.verdict == NO_VERDICT:
+                return max(0.0, due - now)
+            heapq.heappop(self._due)
+        return None
+
+    def look(self, now: float) -> None:
+        """Make calls with many tasks yield; plan the next look at the others."""
+        while self.seconds(now) == 0.0:
+            _, number, child, call = heapq.heappop(self._due)
+            if child.place.share.tasks() > MOST_TASKS:
+                child.place.share.give_way()
+            else:
+                heapq.heappush(self._due, (2 * now - call.started, number, child, call))

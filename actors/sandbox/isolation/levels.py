@@ -38,7 +38,9 @@ class IsolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What sandboxed code sees of the host: steps for ``namespaces.build_root``, and plain paths for Landlock."""
+    """The part of the host that sandboxed code sees: steps for ``namespaces.build_root``, and plain paths for
+    Landlock.
+    """
 
     plan: tuple[tuple[str, str], ...]
     readable: tuple[str, ...]

@@ -2,19 +2,125 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Unpack
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
-from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.owner.endings import ending_of
-from actors.sandbox.owner.interpreter import Ended, NotStartedError
-from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolOptions, PoolSettings
-from actors.sandbox.owner.sessions import Session, SessionTable
+from actors.sandbox.owner.interpreter import Ended, ExecutionLimits, Interpreter, NotStartedError, ending_of
+from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolSettings
 from agent_rl.environments.base import ToolOutput
+
+REMEMBERED = 4096
+"""The most sessions that are remembered, alive or not."""
+RESULT_CHARACTERS = 1 << 26
+"""Characters of results, over all sessions, that are kept for repeated requests."""
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """A rollout's session. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
+
+    name: str
+    number: int = 0
+    interpreter: Interpreter | None = None
+    cells: list[str] = field(default_factory=list)
+    lost: str = ""
+    results: dict[Hashable, ToolOutput] = field(default_factory=dict)
+    characters: int = 0
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process can take a cell."""
+        return self.interpreter is not None and self.interpreter.ready
+
+    @property
+    def why(self) -> str:
+        """Why its last process ended, in brackets; empty if unknown."""
+        return f" ({self.lost})" if self.lost else ""
+
+    def lose(self, why: str) -> None:
+        """Record that the process has ended."""
+        if self.interpreter is not None:
+            self.interpreter.end_session(self.number)
+            self.interpreter = None
+            self.lost = why
+
+
+class SessionTable:
+    """At most ``most`` live sessions. The one idle for longest is evicted first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers = itertools.count(1)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # least recently used first
+        self._characters = 0
+        self.evicted = 0
+
+    def get(self, name: str) -> Session:
+        """The session of that name, or a new one. It becomes the most recently used."""
+        session = self._sessions.setdefault(name, Session(name))
+        self._sessions.move_to_end(name)
+        if len(self._sessions) > REMEMBERED:
+            oldest = next((old for old in self._sessions.values() if not old.lock.locked()), None)
+            if oldest is not None:
+                oldest.lose("evicted")
+                self._forget_results(oldest)
+                del self._sessions[oldest.name]
+        return session
+
+    def begin(self, session: Session, interpreter: Interpreter) -> None:
+        """The session's process starts in ``interpreter``: evict others to make room."""
+        alive = [other for other in self._sessions.values() if other.alive and other is not session]
+        for other in alive:
+            if len(alive) < self._most:
+                break
+            if not other.lock.locked():
+                other.lose("too many sessions were open, and it was idle longest")
+                alive = [rest for rest in alive if rest is not other]
+                self.evicted += 1
+        session.number, session.interpreter, session.cells = next(self._numbers), interpreter, []
+
+    def end(self, name: str) -> None:
+        """The rollout has ended: forget its session."""
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            session.lose("ended")
+            self._forget_results(session)
+
+    def keep(self, session: Session, request: Hashable, result: ToolOutput) -> None:
+        """Keep a result for repeated requests. Beyond the bound, drop results of the session idle for longest."""
+        if self._sessions.get(session.name) is not session:  # the session has ended
+            return
+        session.results[request] = result
+        size = len(result.stdout) + len(result.stderr) + len(result.value)
+        session.characters += size
+        self._characters += size
+        if self._characters > RESULT_CHARACTERS:
+            for old in self._sessions.values():
+                if old is not session and self._characters > RESULT_CHARACTERS:
+                    self._forget_results(old)
+
+    def _forget_results(self, session: Session) -> None:
+        self._characters -= session.characters
+        session.characters = 0
+        session.results.clear()
+
+    @property
+    def alive(self) -> int:
+        """Number of live sessions."""
+        return sum(session.alive for session in self._sessions.values())
+
+    @property
+    def idle(self) -> int:
+        """Number of live sessions that wait for their next cell."""
+        return sum(session.alive and not session.lock.locked() for session in self._sessions.values())
+
 
 __all__ = ["ExecutionLimits", "Sandbox"]
 
@@ -54,7 +160,7 @@ class Sandbox(Pool):
 
     There are interpreters of several weights: bare, with one of the ``warm_modules``, with the first two, and so on. A
     call goes to the lightest one with every warm module that its code names, because loaded modules make a fork more
-    expensive. ``sessions``: the most live notebooks.
+    expensive. ``sessions``: the most live notebooks; ``options``: fields of `PoolSettings`.
 
     Use::
 
@@ -63,7 +169,7 @@ class Sandbox(Pool):
             result = await sandbox.execute("print(6 * 7)")
     """
 
-    def __init__(self, *, warm_modules: Sequence[str] = (), sessions: int = 64, **options: Unpack[PoolOptions]) -> None:
+    def __init__(self, *, warm_modules: Sequence[str] = (), sessions: int = 64, **options: Any) -> None:
         self._weights = Weights(warm_modules)
         self._sessions = SessionTable(sessions)
         super().__init__(PoolSettings(**options), self._weights.sets, sessions=sessions)

@@ -9,13 +9,12 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Unpack
+from typing import Any
 
 import trio
 
-from actors.sandbox.owner.endings import Ending
-from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
-from actors.sandbox.owner.pool import Pool, PoolOptions, PoolSettings
+from actors.sandbox.owner.interpreter import ROOT, Ending, Importable, WarmUpError
+from actors.sandbox.owner.pool import Pool, PoolSettings
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput
 
@@ -30,7 +29,7 @@ class FunctionSandbox(Pool):
     Children see, read-only, this project's packages and those of the user's files that these modules import.
     """
 
-    def __init__(self, functions: Sequence[str], **options: Unpack[PoolOptions]) -> None:
+    def __init__(self, functions: Sequence[str], **options: Any) -> None:
         """Raises WarmUpError when a user's module cannot be imported."""
         modules = tuple(dict.fromkeys(function.partition(":")[0] for function in functions))
         super().__init__(PoolSettings(**options), [modules], importable(modules))

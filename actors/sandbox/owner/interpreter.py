@@ -21,20 +21,45 @@ from actors.processor_time import seconds_with_children
 from actors.sandbox.inside.slots import NamespaceSlots
 from actors.sandbox.isolation.control_groups import ControlGroups
 from actors.sandbox.isolation.levels import Level, child_filter_program, filter_program, outer_users, visible
-from actors.sandbox.limits import ExecutionLimits
 from actors.sandbox.wire import (
     CALL,
     CANCEL,
+    CPU_TIMEOUT,
     END_SESSION,
     FAILED,
     NEXT_CELL,
+    NO_VERDICT,
     NOT_RUN,
     PLAIN_CODE,
     REPLY,
+    SESSION_GOES_ON,
+    SESSION_LEFT_PROCESSES,
+    TIMEOUT,
     memory_file,
     pack_request,
 )
 from agent_rl.files.leftovers import claimed_directory, remove_tree
+from agent_rl.messages import ToolOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionLimits:
+    """The limits of one call. Beyond a limit it ends as ``timeout`` (wall, CPU), ``memory_limit`` or ``output_limit``.
+
+    ``cpu_seconds`` is rounded up to whole seconds. ``memory_bytes`` is address space of each process, on top of the
+    warm interpreter's. ``output_bytes`` holds for stdout, stderr and the value separately. ``file_bytes`` holds for
+    each file, also for those that catch the output. ``processes`` has no effect without namespaces when the user is
+    root.
+    """
+
+    wall_seconds: float = 4.0
+    cpu_seconds: float = 4.0
+    memory_bytes: int = 512 << 20
+    output_bytes: int = 256 << 10
+    file_bytes: int = 16 << 20
+    open_files: int = 64
+    processes: int = 32
+
 
 ROOT = str(Path(__file__).resolve().parents[3])
 """The folder of the packages ``actors`` and ``agent_rl``."""
@@ -381,3 +406,54 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
         finally:
             os.close(pidfd)
         process.wait()
+
+
+REPORTED: tuple[ToolOutcome, ...] = ("success", "error", "memory_limit")
+"""Outcomes that a child may report itself. A forged one gains no more than `try: ... except: pass` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ended. ``signal``: the signal that ended its process, or 0; ``goes_on``: its session lives."""
+
+    outcome: ToolOutcome
+    stdout: str
+    stderr: str
+    value: str
+    signal: int
+    goes_on: bool
+
+
+def ending_of(ended: Ended, output_bytes: int) -> Ending:
+    """The outcome, by: memory run out, verdict of the server, too much output, exit status, child's report."""
+    stdout, stderr = _text(ended.stdout, output_bytes), _text(ended.stderr, output_bytes)
+    said, _, result = ended.report.decode("utf-8", "replace").partition("\n")
+    outcome: ToolOutcome
+    number = max(0, -ended.status)
+    if ended.out_of_memory and ended.verdict in (NO_VERDICT, CPU_TIMEOUT):
+        outcome = "memory_limit"
+        stderr += "The memory of all calls together was used up, and this one was ended.\n"
+    elif len(ended.stdout) > output_bytes or len(ended.stderr) > output_bytes:
+        outcome = "output_limit"
+    elif ended.verdict in (TIMEOUT, CPU_TIMEOUT):
+        outcome = "timeout"
+    elif ended.verdict == SESSION_LEFT_PROCESSES:
+        outcome = "error"
+        stderr += "The cell left processes running: its session was ended.\n"
+    elif number:
+        outcome = "killed"
+        stderr += f"The process was ended by signal {number} ({signal.strsignal(number)}).\n"
+    elif said in REPORTED and ended.verdict in (NO_VERDICT, SESSION_GOES_ON):
+        outcome = next(name for name in REPORTED if name == said)
+    else:
+        outcome = "error"
+        stderr += f"The process ended with status {ended.status} before the code did.\n"
+    value = result if outcome == "success" else ""
+    return Ending(outcome, stdout, stderr, value, number, ended.verdict == SESSION_GOES_ON)
+
+
+def _text(data: bytes, most: int) -> str:
+    """Output as text. Invalid UTF-8 is replaced; longer output is cut with a mark."""
+    if len(data) <= most:
+        return data.decode("utf-8", "replace")
+    return f"{data[:most].decode('utf-8', 'ignore')}\n[cut after {most} bytes]\n"

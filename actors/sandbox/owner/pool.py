@@ -6,16 +6,16 @@ import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import trio
 
 from actors.fair_queue import FairQueue
 from actors.sandbox.isolation.control_groups import WEIGHT, ControlGroups, Wanted, control_groups
 from actors.sandbox.isolation.levels import Isolation, Level, levels_to_try, unavailable
-from actors.sandbox.limits import ExecutionLimits
-from actors.sandbox.owner.endings import Ending, ending_of
 from actors.sandbox.owner.interpreter import (
+    Ending,
+    ExecutionLimits,
     Importable,
     Interpreter,
     InterpreterConfig,
@@ -23,6 +23,7 @@ from actors.sandbox.owner.interpreter import (
     NotStartedError,
     Scratch,
     WarmUpError,
+    ending_of,
 )
 from agent_rl.environments.base import ToolOutput
 
@@ -40,20 +41,6 @@ UNAVAILABLE = Ending(
     "unavailable", "", "No interpreter was there to run the call, or each that ran it died.\n", "", 0, goes_on=False
 )
 """The result of a call that no interpreter could run."""
-
-
-class PoolOptions(TypedDict, total=False):
-    """The options of every pool. The defaults are those of `PoolSettings`."""
-
-    interpreters: int
-    children: int
-    limits: ExecutionLimits
-    warm_seconds: float
-    isolation: Isolation
-    scratch: Scratch
-    control_groups: Wanted
-    memory_bytes: int | None
-    weight: int
 
 
 DEFAULT_LIMITS, DEFAULT_SCRATCH = ExecutionLimits(), Scratch()

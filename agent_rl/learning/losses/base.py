@@ -86,7 +86,9 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a loss makes of a micro-batch: tensors that broadcast to [rows, width]. Nothing outside the mask counts."""
+    """The result of a loss for a micro-batch: tensors that broadcast to [rows, width]. Nothing outside the mask
+    counts.
+    """
 
     objective: Tensor
     """o, what is to rise, with the gradient."""
@@ -115,7 +117,7 @@ class LossSums:
 
 
 class Loss(Protocol):
-    """What ``algorithm.loss`` names: one of this package's, or a function of your own."""
+    """The loss that ``algorithm.loss`` names: one of this package, or a user's function."""
 
     def __call__(self, batch: MicroBatch, settings: LossSettings) -> Terms:
         """The terms of one micro-batch."""

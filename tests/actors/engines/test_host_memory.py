@@ -10,9 +10,8 @@ import trio
 
 from actors.engines.base import EngineError
 from actors.engines.reference import save_tiny_model
-from actors.engines.testing_sleep import sleeping
-from actors.engines.torch.host_memory import HostMemory
-from actors.engines.torch.model import CausalModel
+from actors.engines.testing import sleeping
+from actors.engines.torch.model import CausalModel, HostMemory
 from tests.actors.engines.test_torch import new_subject
 
 

@@ -15,6 +15,7 @@ from actors.engines.reference import Architecture, Reference, save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
+    SLEEP_CHECKS,
     EngineOptions,
     Subject,
     check_greedy_is_the_models_own,
@@ -25,7 +26,6 @@ from actors.engines.testing import (
     save_other_weights,
     turn,
 )
-from actors.engines.testing_sleep import SLEEP_CHECKS
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.model import CausalModel
@@ -34,6 +34,16 @@ from tests.sending import check_sent_weights, check_weights_of_several_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+import os
+import subprocess
+import sys
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.torch.packing import rounded, spans
+from agent_rl.learning.linear import CACHES, PRODUCTS
 
 Update = Literal["keep", "recompute"]
 
@@ -381,3 +391,102 @@ def test_weights_that_are_sent(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_that_several_ranks_send(tmp_path: Path) -> None:
     trio.run(check_weights_of_several_ranks, new_subject(tmp_path))
+
+
+def test_numbers_of_tokens_are_rounded_up_by_a_sixteenth_at_most_to_few_different_ones() -> None:
+    counts = range(1, 4097)
+    assert all(count <= rounded(count) <= count + count / 16 for count in counts)
+    assert all(rounded(rounded(count)) == rounded(count) for count in counts)
+    assert len({rounded(count) for count in counts}) == 144
+
+
+@given(st.lists(st.integers(1, 300), max_size=80), st.sampled_from([0, 64, 256, 4096]))
+def test_spans_cover_all_rows_once_and_are_as_long_as_their_longest(lengths, elements):
+    found = spans(np.array(lengths, np.int64), elements)
+    assert [row for first, last, _ in found for row in range(first, last)] == list(range(len(lengths)))
+    assert all(length == max(lengths[first:last]) for first, last, length in found)
+    if not elements:
+        assert len(found) <= 1
+
+
+def test_rows_are_read_apart_where_padding_would_cost_more():
+    assert spans(np.array([250] * 8 + [50] * 56), 256) == ((0, 8, 250), (8, 64, 50))
+    assert spans(np.array([51] * 8 + [50] * 56), 256) == ((0, 64, 51),)
+    assert spans(np.array([60] * 8 + [50] * 56), 256) == ((0, 20, 60), (20, 64, 50))
+
+
+# In a process of its own: the libraries read their limits once.
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from actors.engines.base import TurnRequest
+from actors.engines.torch.decode import Decoder
+from actors.engines.torch.model import CausalModel
+from actors.engines.torch.sequences import SequenceTurn
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.messages import Policy
+from benchmarks.rollout_models import quickstart_model
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+torch.set_num_threads(1)
+transformers.logging.disable_progress_bar()
+model = Path(sys.argv[1])
+initialise_model(quickstart_model(), model, seed=0)
+random = np.random.default_rng(0)
+with torch.inference_mode():
+    served = CausalModel(model, dtype="float32", device=torch.device("cpu"))
+    decoder = Decoder(served, max_rollouts=256, kv_tokens=None, kv_on_update="keep", policy=Policy(0, 0))
+    running = number = 0
+    for step in range(300):
+        if step == 40:
+            before = held()
+        if step % 10 == 0:
+            wanted = int(random.integers(1, 257))
+        while running < wanted:
+            number, running = number + 1, running + 1
+            tokens = random.integers(10, 100, int(random.integers(4, 64)))
+            request = TurnRequest(
+                rollout=str(number),
+                tokens=tokens,
+                max_tokens=int(random.integers(1, 60)),
+                temperature=1.0,
+                stop_tokens=frozenset(),
+                seed=number,
+            )
+            decoder.submit(SequenceTurn(request, number, tokens))
+        for turn, _ in decoder.step():
+            decoder.release(turn.rollout)
+            running -= 1
+print(held() - before)
+"""
+
+
+def growth(model: Path, **environment: str) -> float:
+    """MiB by which the process grows in 260 steps of random numbers of rows."""
+    own = {name: value for name, value in os.environ.items() if name not in CACHES}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model)], capture_output=True, text=True, check=True, env=own | environment
+    )
+    return float(done.stdout)
+
+
+def test_the_engine_bounds_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    save_tiny_model(tmp_path / "model", "llama", seed=0)
+    CausalModel(tmp_path / "model", dtype="float32", device=torch.device("cpu"))
+    assert {os.environ[name] for name in CACHES} == {PRODUCTS}
+
+
+@pytest.mark.slow
+def test_new_numbers_of_rows_take_no_more_memory(tmp_path: Path) -> None:
+    bounded = growth(tmp_path / "model")
+    unbounded = growth(tmp_path / "model", **dict.fromkeys(CACHES, "1024"))
+    assert bounded < unbounded / 2, f"{bounded} MiB with the bound, {unbounded} MiB with what the libraries keep"

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from actors.engines.base import PassTable
 from actors.engines.vllm.load import VllmLoad
+from agent_rl.figures import Passes
 
 
 def step(*, usage: float, running: int, waiting: int, hits: int) -> Any:
@@ -75,3 +77,18 @@ def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:
     assert load.with_unseen(0).preemptions == {"a": 2, "b/0": 2}, "the preemptions of an earlier turn are gone"
     load.forget("b/0")
     assert load.with_unseen(0).preemptions == {"a": 2}
+
+
+def test_passes_are_added_up_by_the_power_of_two_that_holds_what_they_wrote() -> None:
+    table = PassTable()
+    empty = table.table
+    for written, prefilled in ((1, 0), (5, 0), (8, 0), (8, 30), (9, 0), (0, 512)):
+        table.add(0.5, 0.25, written=written, prefilled=prefilled, context=100)
+    assert dict(table.table) == {
+        "1": Passes(1, 0.5, 0.25, 1, 0, 100),
+        "8": Passes(2, 1.0, 0.5, 13, 0, 200),
+        "8+": Passes(1, 0.5, 0.25, 8, 30, 100),
+        "16": Passes(1, 0.5, 0.25, 9, 0, 100),
+        "0+": Passes(1, 0.5, 0.25, 0, 512, 100),
+    }
+    assert not empty, "another thread may be reading it"

@@ -22,8 +22,7 @@ from actors.rollout_generator.serving import (
     ServedPolicy,
 )
 from actors.weights.fetch import FetchedWeights
-from actors.weights.files import weights_name
-from actors.weights.parts import nothing, part_checksums, read_part, whole_checksum
+from actors.weights.files import nothing, part_checksums, read_part, weights_name, whole_checksum
 from actors.weights.transfer import TransferError
 from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost

@@ -579,8 +579,6 @@ def test_an_optional_host_that_is_not_heard_is_done_without_when_it_is_drained(t
     assert Alone(tmp_path, monkeypatch).ask(DrainWanted("b"), after=10.0).refused, "it is not optional"
 
 
-
-
 def test_nothing_waits_for_the_start_of_actors_whose_host_has_left(tmp_path, monkeypatch):
     alone = Alone(tmp_path, monkeypatch)
     asked = wanted("first", OTHER)

@@ -16,7 +16,7 @@ from actors.sandbox.inside.directories import remove_tree
 from actors.sandbox.owner.client import ExecutionLimits
 from agent_rl.files import leftovers
 from tests.actors.sandbox.conftest import Attacked
-from tests.actors.sandbox.running import is_alive, living, named, wait_until
+from tests.actors.sandbox.running import is_alive
 
 ROOT = Path(__file__).resolve().parents[3]
 REACHED = """
@@ -46,10 +46,6 @@ def test_reading_files_of_the_host(attacked: Attacked, path: str) -> None:
     assert attacked.by(f"{REACHED}print(reached({path!r}))").stdout == "FileNotFoundError\n"
 
 
-def test_the_list_of_users_is_its_own(attacked: Attacked) -> None:
-    assert attacked.by("print(open('/etc/passwd').read())").stdout == "tool:x:1000:1000::/tmp:/bin/sh\n\n"
-
-
 def test_reading_the_repository(attacked: Attacked) -> None:
     wanted = [str(ROOT / "pyproject.toml"), str(ROOT / "actors/tool_executor/executor.py"), __file__]
     assert attacked.by(f"{REACHED}print([reached(path) for path in {wanted!r}])").stdout.count("FileNotFoundError") == 3
@@ -63,47 +59,6 @@ def test_reading_homes_and_temporary_files(attacked: Attacked, tmp_path: Path) -
         f"os.path.exists('/var'))"
     )
     assert attacked.by(code).stdout == "FileNotFoundError [] False False\n"
-
-
-def test_reading_the_environment(attacked: Attacked) -> None:
-    code = (
-        "import ctypes, os\ngetenv = ctypes.CDLL(None).getenv\nprint(dict(os.environ), getenv(b'PATH'), "
-        "getenv(b'HOME'))"
-    )
-    assert attacked.by(code).stdout == "{} 0 0\n"
-
-
-def test_open_descriptors_are_the_calls_own(attacked: Attacked) -> None:
-    code = (
-        "import os\nfound = []\nfor fd in range(3000):\n"
-        "    try: os.fstat(fd)\n    except OSError: pass\n    else: found.append(fd)\nprint(found)"
-    )
-    assert attacked.by(code).stdout == "[0, 1, 2, 3, 4]\n"
-
-
-def test_searching_memory_for_another_calls_code(attacked: Attacked) -> None:
-    code = (
-        "import gc\nmark = 'the neigh' + \"bour's\"\n"
-        "gc.unfreeze()\n"
-        "held = [x for x in gc.get_objects() if isinstance(x, (str, bytes, bytearray)) and mark in str(x)]\n"
-        "inside = [v for x in gc.get_objects() if isinstance(x, dict) for v in list(x.values())"
-        " if isinstance(v, str) and mark in v and v is not mark]\n"
-        "print(len(held), len(inside))"
-    )
-    assert attacked.by(code).stdout == "0 0\n"
-
-
-def test_searching_files_of_other_calls(attacked: Attacked) -> None:
-    code = (
-        "import os\nfound = []\nfor directory, names, files in os.walk('/'):\n"
-        "    names[:] = [name for name in names if name not in ('usr', 'lib', 'site-packages')]\n"
-        "    found += [directory for file in files if file == 'mine']\nprint(found)"
-    )
-    assert attacked.by(code, limits=ExecutionLimits(wall_seconds=10), beside=0.5).stdout == "[]\n"
-
-
-def test_leaving_a_file_for_a_later_call(attacked: Attacked) -> None:
-    assert attacked.by("open('/tmp/x', 'w').write('x')\nopen('/dev/shm/y', 'w').write('y')").outcome == "success"
 
 
 @pytest.mark.parametrize(
@@ -120,16 +75,6 @@ def test_leaving_a_message_in_what_is_kept_for_a_later_call(attacked: Attacked, 
     look = "import os\ns = os.stat('/tmp')\nprint(oct(s.st_mode), s.st_mtime < 10, os.listxattr('/tmp'))"
     for _ in range(3):
         assert attacked.by(look).stdout == "0o40700 False []\n"
-
-
-def test_writing_outside_its_directory(attacked: Attacked) -> None:
-    code = (
-        "import os\nwritten = []\nfor directory, names, _ in os.walk('/'):\n"
-        "    if directory.count('/') > 3: names.clear()\n"
-        "    try: open(directory + '/evil', 'w').close(); written.append(directory)\n    except OSError: "
-        "pass\nprint(written)"
-    )
-    assert attacked.by(code, limits=ExecutionLimits(wall_seconds=10)).stdout == "['/tmp']\n"
 
 
 def test_removing_and_changing_system_files(attacked: Attacked) -> None:
@@ -160,22 +105,6 @@ def test_hard_links_to_files_of_the_system(attacked: Attacked) -> None:
     assert "Invalid cross-device link" in attacked.by("import os\nos.link(os.__file__, 'x')").stderr
 
 
-def test_device_nodes(attacked: Attacked) -> None:
-    code = "import os, stat\nos.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(254, 0))"
-    assert "Operation not permitted" in attacked.by(code).stderr
-
-
-def test_programs_that_give_privileges(attacked: Attacked) -> None:
-    """su belongs to root and is set-user-id. The loader obeys its caller's variables only if su gets no privileges."""
-    code = (
-        "import ctypes, subprocess\nprint('no_new_privs', ctypes.CDLL(None).prctl(39, 0, 0, 0, 0))\n"
-        "env = {'LD_TRACE_LOADED_OBJECTS': '1'}\n"
-        "su = subprocess.run(['su'], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)\n"
-        "print('libc.so' in su.stdout)"
-    )
-    assert attacked.by(code).stdout == "no_new_privs 1\nTrue\n"
-
-
 def test_connecting_to_a_port_of_loopback(attacked: Attacked) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
@@ -196,15 +125,6 @@ def test_connecting_to_a_unix_socket(attacked: Attacked, tmp_path: Path, address
         assert "PermissionError" in result.stderr
 
 
-def test_network_behind_a_program_that_is_started(attacked: Attacked) -> None:
-    code = (
-        "import subprocess, sys\nprint(subprocess.run(['bash', '-c', 'exec 3<>/dev/tcp/127.0.0.1/22'], "
-        "capture_output=True,"
-        " text=True).stderr)"
-    )
-    assert "not permitted" in attacked.by(code).stdout
-
-
 def test_looking_up_a_name(attacked: Attacked) -> None:
     """Neither by the files of the host, which knows this name, nor by asking a name server."""
     assert socket.getaddrinfo("localhost", 80)
@@ -219,21 +139,6 @@ def test_looking_up_a_name(attacked: Attacked) -> None:
         assert "PermissionError" in result.stderr
         with pytest.raises(TimeoutError):
             server.recv(1)
-
-
-def test_interfaces_of_the_host(attacked: Attacked) -> None:
-    result = attacked.by("import socket\nprint(socket.if_nameindex())")
-    assert (result.outcome, result.stdout) == ("error", "")
-    assert "PermissionError: [Errno 1]" in result.stderr
-
-
-def test_a_socket_pair_is_all_there_is(attacked: Attacked) -> None:
-    code = (
-        "import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(1))\nsocket.socketpair(socket.AF_INET)"
-    )
-    result = attacked.by(code)
-    assert result.stdout == "b'x'\n"
-    assert result.outcome == "error"
 
 
 def test_signals_to_everybody(attacked: Attacked) -> None:
@@ -258,19 +163,6 @@ def test_signals_to_everybody(attacked: Attacked) -> None:
         bystander.wait()
 
 
-def test_killing_its_own_process_group(attacked: Attacked) -> None:
-    assert attacked.by("import os\nprint('x', flush=True)\nos.killpg(0, 9)").outcome == "killed"
-
-
-def test_escaping_by_double_fork_and_a_group_of_its_own(attacked: Attacked) -> None:
-    code = named("escaped") + (
-        "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n    if os.fork() == 0:\n        time.sleep(60)\n   "
-        " os._exit(0)"
-    )
-    assert attacked.by(code).outcome == "success"
-    assert wait_until(lambda: living("escaped") == 0)
-
-
 def test_a_process_that_goes_on_writing_after_the_end(attacked: Attacked) -> None:
     code = (
         "import os, time\nif os.fork() == 0:\n    os.setpgid(0, 0)\n"
@@ -291,18 +183,6 @@ def test_patching_what_the_warm_interpreter_shares(attacked: Attacked) -> None:
     )
     attacked.by(code)
     assert attacked.by("import json\nprint(json.dumps([1]))").stdout == "[1]\n"
-
-
-def test_pickles_and_import_hooks_stay_in_their_call(attacked: Attacked) -> None:
-    code = (
-        "import pickle, sys, os\nclass Evil:\n    def __reduce__(self): return (exec, ('import builtins; builtins.evil "
-        "= 1',))\n"
-        "pickle.loads(pickle.dumps(Evil()))\n"
-        "class Hook:\n    def find_spec(self, *a): open('/tmp/hooked', 'a').write('x')\n"
-        "sys.meta_path.insert(0, Hook())\nopen('json.py', 'w').write('evil')\nopen('sitecustomize.py', "
-        "'w').write('evil')\nevil"
-    )
-    assert attacked.by(code).value == "1"
 
 
 @pytest.mark.parametrize("remove", [remove_tree, leftovers.remove_tree])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox.owner.client import ExecutionLimits
 from agent_rl.environments.base import ToolOutput
 from agent_rl.environments.tools import rendered
 from agent_rl.rollout.parsing import harmless
@@ -23,17 +22,6 @@ def test_a_forged_report_gains_what_catching_an_error_gains(attacked: Attacked) 
 def test_a_report_cannot_forge_what_is_judged_from_outside(attacked: Attacked, outcome: str) -> None:
     code = f"import os\nos.ftruncate(3, 0)\nos.pwrite(3, b'{outcome}\\nx', 0)\nos._exit(0)"
     assert attacked.by(code).outcome == "error"
-
-
-def test_a_forged_success_does_not_outlast_the_deadline(attacked: Attacked) -> None:
-    code = "import os\nos.ftruncate(3, 0)\nos.pwrite(3, b'success\\nx', 0)\nwhile True: pass"
-    result = attacked.by(code, limits=ExecutionLimits(wall_seconds=0.3))
-    assert (result.outcome, result.value) == ("timeout", "")
-
-
-def test_a_forged_success_does_not_outlive_a_signal(attacked: Attacked) -> None:
-    code = "import os\nos.ftruncate(3, 0)\nos.pwrite(3, b'success\\nx', 0)\nos.abort()"
-    assert attacked.by(code).outcome == "killed"
 
 
 @pytest.mark.parametrize(
@@ -64,14 +52,6 @@ def test_no_more_link_to_say_the_end_on(attacked: Attacked) -> None:
     assert attacked.by("import os\nos.dup2(os.open('x', os.O_RDWR | os.O_CREAT), 4)\nprint(1)").outcome == "success"
 
 
-def test_listening_on_the_link_for_the_call_of_another(attacked: Attacked) -> None:
-    code = (
-        "import os, socket\nlink = socket.socket(fileno=4)\nlink.setblocking(False)\ntry: link.recv(100)\n"
-        "except BlockingIOError: print('silent')"
-    )
-    assert attacked.by(code).stdout == "silent\n"
-
-
 def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> None:
     code = (
         "import os, socket\nlink = socket.socket(fileno=4)\nfor _ in range(100):\n"
@@ -90,20 +70,10 @@ def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> Non
     assert wait_until(lambda: held() < before + 50)  # 900 have been sent; places for calls hold a few
 
 
-def test_ending_in_the_middle_of_printing(attacked: Attacked) -> None:
-    result = attacked.by("import os, sys\nsys.stdout.write('half a li')\nsys.stdout.flush()\nos._exit(0)")
-    assert (result.outcome, result.stdout) == ("error", "half a li")
-
-
 @pytest.mark.parametrize("fds", ["[3]", "[0, 1, 2, 3]", "range(64)"])
 def test_closing_its_descriptors(attacked: Attacked, fds: str) -> None:
     result = attacked.by(f"import os\nfor fd in {fds}:\n    try: os.close(fd)\n    except OSError: pass")
     assert result.outcome == "error"
-
-
-def test_other_files_in_the_place_of_its_descriptors(attacked: Attacked) -> None:
-    code = "import os\nfor fd in (1, 2, 3):\n    os.dup2(os.open('/dev/zero', os.O_RDWR), fd)"
-    assert attacked.by(code).outcome == "error"
 
 
 RUNNER = "import os, sys\nrunner = sys.modules['actors.sandbox.inside.child']\n"
@@ -177,27 +147,3 @@ def test_code_that_is_hardly_text(attacked: Attacked, code: str, outcome: str, t
 def test_input_that_is_hardly_text(attacked: Attacked) -> None:
     result = attacked.by("import sys\nascii(sys.stdin.read())", "a\0b\ud800c\n\r")
     assert (result.outcome, result.value) == ("success", repr("'a\\x00b?c\\n\\r'"))
-
-
-def test_an_exception_whose_text_fails(attacked: Attacked) -> None:
-    code = (
-        "class E(Exception):\n    def __str__(self): raise self\n    __repr__ = __str__\n"
-        "    def __getattribute__(self, name): raise ValueError\nraise E"
-    )
-    assert attacked.by(code).outcome == "error"
-
-
-def test_an_exit_whose_code_fails(attacked: Attacked) -> None:
-    code = (
-        "class A:\n    def __str__(self): raise KeyError\n    def __eq__(self, o): raise KeyError\n"
-        "    __hash__ = None\nraise SystemExit(A())"
-    )
-    assert attacked.by(code).outcome == "error"
-
-
-def test_what_is_registered_for_the_end_does_not_run(attacked: Attacked) -> None:
-    code = (
-        "import atexit, threading\natexit.register(lambda: print('late'))\n"
-        "threading._shutdown = lambda: print('late')\nprint('done')"
-    )
-    assert attacked.by(code).stdout == "done\n"

@@ -22,8 +22,7 @@ from actors.sandbox.isolation.control_groups import (
     hierarchies,
 )
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
-from actors.sandbox.owner.endings import ending_of
-from actors.sandbox.owner.interpreter import Ended
+from actors.sandbox.owner.interpreter import Ended, ending_of
 from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
 from agent_rl.files.leftovers import sweep_one
 from tests.actors.sandbox.running import groups_or_skip, run_with

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from actors.sandbox.inside.looks import FIRST_LOOK_SECONDS, MOST_TASKS, Looks
-from actors.sandbox.inside.shares import CpuShare, Shares
+from actors.sandbox.inside.shares import FIRST_LOOK_SECONDS, MOST_TASKS, CpuShare, Shares, TaskThrottle
 from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, Hierarchy, in_units
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.wire import NO_VERDICT
@@ -121,7 +120,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
         return [(tmp_path / name / ("cpu.idle" if idle else "cpu.shares")).read_text() for name in ("few", "many")]
 
     usual, least = ("0", "1") if idle else ("1024", "2024")  # a file keeps the rest of its text
-    looks, children = Looks(), []
+    looks, children = TaskThrottle(), []
     for number, (name, tasks) in enumerate({"few": MOST_TASKS, "many": MOST_TASKS + 1}.items()):
         share = CpuShare(str(group_like(tmp_path / name, tasks, idle=idle)), "tasks")
         call = SimpleNamespace(started=10.0, id=number, verdict=NO_VERDICT)
@@ -143,7 +142,7 @@ def test_a_call_with_many_tasks_yields_after_a_moment_and_the_next_one_there_doe
 
 
 def test_a_call_that_has_ended_is_not_looked_at(tmp_path: Path) -> None:
-    looks, share = Looks(), CpuShare(str(group_like(tmp_path / "a", 30)), "tasks")
+    looks, share = TaskThrottle(), CpuShare(str(group_like(tmp_path / "a", 30)), "tasks")
     call = SimpleNamespace(started=10.0, id=1, verdict=NO_VERDICT)
     child = SimpleNamespace(place=SimpleNamespace(share=share), call=call)
     looks.begin(child, call)  # type: ignore[arg-type]

@@ -14,10 +14,9 @@ import trio
 from trio.testing import MockClock
 
 from actors.weights import fetch as fetching
-from actors.weights import parts
+from actors.weights import files
 from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_directory
-from actors.weights.files import weights_name
-from actors.weights.parts import part_checksums, read_part, whole_checksum
+from actors.weights.files import part_checksums, read_part, weights_name, whole_checksum
 from agent_rl.files.leftovers import sweep
 from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
 
@@ -27,7 +26,7 @@ SIZE = 10 * PART + 123
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(files, "PART_BYTES", PART)
     monkeypatch.setattr(fetching, "AHEAD", 4)
 
 
@@ -56,7 +55,7 @@ class Learner:
         await self.before(wanted.offset)
         path = self.folder / weights_name(wanted.policy)
         if not path.exists():
-            return parts.nothing(wanted.offset)
+            return files.nothing(wanted.offset)
         return self.spoil(read_part(path, wanted.offset, part_checksums(path)))
 
     async def _shuffle(self, offset: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.weights import parts
+from actors.weights import files
 from actors.weights.chain import LEARNER, Chain, Chains
 from actors.weights.fetch import FetchedWeights
 from actors.weights.files import PublishedWeights
@@ -31,7 +31,7 @@ POLICY = Policy(1, 7)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(files, "PART_BYTES", PART)
 
 
 async def in_place(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:

@@ -21,7 +21,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
-from agent_rl.learning.losses.trial import try_loss
+from agent_rl.learning.losses.check_loss import check_loss
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.topology_checks.declared import declared_format
 from agent_rl.topology_checks.topology import check_topology
@@ -219,7 +219,7 @@ def test_a_selection_advantage_loss_and_policy_of_ones_own_take_their_places(tmp
     assert named_advantage(f"{name}:ranked")(rewards, divide_by_std=True).tolist() == [1.0, 0.0, 0.0]
     algorithm = topology.algorithm.model_copy(update={"loss": f"{name}:loss"})
     assert named_loss(algorithm)[0] is resolve("loss", f"{name}:loss")
-    try_loss(algorithm)
+    check_loss(algorithm)
     settings = KVScheduler.Settings(policy=f"{name}:Own")
     assert type(KVScheduler.on_trial(topology, settings).policy()).__name__ == "Own"
 
@@ -300,7 +300,7 @@ def test_a_loss_that_does_not_fit_is_named_with_file_and_line(tmp_path: Path, mo
     }
     for function, fault in faults.items():
         with pytest.raises(ContractError, match=fault):
-            try_loss(algorithm.model_copy(update={"loss": f"{name}:{function}"}))
+            check_loss(algorithm.model_copy(update={"loss": f"{name}:{function}"}))
 
 
 @pytest.mark.slow

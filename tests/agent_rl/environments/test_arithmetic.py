@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.environments.arithmetic.problems import (
+from agent_rl.environments.arithmetic import (
     HELD_OUT_SHARE,
     TEMPLATES,
     ArithmeticTasks,

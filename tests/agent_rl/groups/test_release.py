@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent_rl.groups.release import release_penalty, select_release
 from agent_rl.groups.resampling import Candidate
 from agent_rl.messages import TagCounts
-from agent_rl.rollout.tags import tag_counts
+from agent_rl.rollout.episode import tag_counts
 
 HEADER, END = "<|im_start|>assistant\n", "<|im_end|>\n"
 ANSWER = "<answer>\\boxed{4}</answer>"

@@ -13,7 +13,7 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.ranks import (
     LOOPBACK,
     JoinedRanks,
-    Place,
+    MeetingPoint,
     RanksApartError,
     _talk_over,
     interface_of,
@@ -23,7 +23,7 @@ from agent_rl.learning.ranks import (
 
 
 def join(
-    rank: int, size: int, place: socket.socket | Place, *, version: str = "2.9", seconds: float = 30.0
+    rank: int, size: int, place: socket.socket | MeetingPoint, *, version: str = "2.9", seconds: float = 30.0
 ) -> JoinedRanks:
     sizes = MeshSizes(shard=size)
     return joined(rank, sizes, place=place, device="cpu", seconds=seconds, meeting_seconds=seconds, version=version)

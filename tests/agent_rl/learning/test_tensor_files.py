@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from agent_rl.files.disk import FULL
-from agent_rl.learning.tensor_files import Layout, TensorFiles, TensorParts
+from agent_rl.learning.tensor_files import STARTS, Layout, TensorFiles, TensorParts
 from tests.full_disk import no_file_longer_than
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -69,3 +72,52 @@ def test_a_disk_without_room_says_so_before_anything_is_computed(tmp_path: Path)
     with no_file_longer_than(1000), pytest.raises(OSError, match="File too large") as refused:
         TensorParts.create(tmp_path / "file", {"a": ((1000,), torch.float32)})
     assert refused.value.errno in FULL
+
+
+ROWS, COLUMNS = 7, 5
+WHOLE = torch.arange(ROWS * COLUMNS).view(ROWS, COLUMNS)
+
+
+def cuts(size: int) -> st.SearchStrategy[list[int]]:
+    """Where a dimension is cut; parts may be empty."""
+    return st.lists(st.integers(0, size), max_size=3).map(lambda inner: [0, *sorted(inner), size])
+
+
+def bounds(size: int) -> st.SearchStrategy[slice]:
+    return st.tuples(st.integers(0, size), st.integers(0, size)).map(lambda pair: slice(min(pair), max(pair)))
+
+
+def write(folder: Path, blocks: list[tuple[slice, slice]], *, told: bool = True) -> list[Path]:
+    paths = [folder / f"{number}.safetensors" for number in range(len(blocks))]
+    for path, block in zip(paths, blocks, strict=True):
+        metadata = {STARTS: json.dumps({"x": [each.start for each in block]})} if told else None
+        save_file({"x": WHOLE[block].contiguous()}, path, metadata)
+    return paths
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=cuts(ROWS), columns=cuts(COLUMNS), wanted=st.tuples(bounds(ROWS), bounds(COLUMNS)), twice=st.booleans())
+def test_any_part_is_read_from_any_blocks(
+    rows: list[int], columns: list[int], wanted: tuple[slice, slice], *, twice: bool
+) -> None:
+    blocks = [(slice(*row), slice(*column)) for row, column in product(pairwise(rows), pairwise(columns))]
+    with TemporaryDirectory() as folder, TensorFiles(write(Path(folder), blocks * (2 if twice else 1))) as files:
+        assert files.shape("x") == (ROWS, COLUMNS)
+        assert torch.equal(files.part("x", wanted), WHOLE[wanted])
+        assert torch.equal(files.whole("x"), WHOLE)
+
+
+def test_without_starts_parts_are_rows_in_the_order_of_the_files(tmp_path: Path) -> None:
+    everywhere = slice(0, COLUMNS)
+    blocks = [(slice(0, 3), everywhere), (slice(3, 3), everywhere), (slice(3, ROWS), everywhere)]
+    with TensorFiles(write(tmp_path, blocks, told=False)) as files:
+        assert torch.equal(files.whole("x"), WHOLE)
+        assert torch.equal(files.part("x", (slice(2, 5), slice(1, 4))), WHOLE[2:5, 1:4])
+
+
+def test_a_part_that_no_file_holds_is_missed(tmp_path: Path) -> None:
+    blocks = [(slice(0, 3), slice(0, 5)), (slice(5, ROWS), slice(0, 5))]
+    with TensorFiles(write(tmp_path, blocks)) as files:
+        assert torch.equal(files.part("x", (slice(1, 3), slice(0, 5))), WHOLE[1:3])
+        with pytest.raises(ValueError, match="parts of x are missing"):
+            files.whole("x")

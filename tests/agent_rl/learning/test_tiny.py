@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.environments.arithmetic.problems import ArithmeticTasks
+from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.learning.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
 

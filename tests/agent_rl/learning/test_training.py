@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_rl.config.topology import InitialiseModel, SftStage
 from agent_rl.files.disk import DiskError
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError
+from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError, is_finite, not_finite
 from agent_rl.learning.losses.base import MicroBatch, Terms
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.reference import StageStart
@@ -419,3 +419,25 @@ def test_several_updates_of_bfloat16_weights_are_undone_with_their_masters(model
     with pytest.raises(NotFiniteError):
         trained.rl_step(groups(trained), builders.rl_stage(learning_rate=1e-2, warmup_steps=0), 0)
     assert_same(before, everything(trained))
+
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wrong", [[float("nan")], [INFINITE], [-INFINITE], [INFINITE, -INFINITE]])
+def test_one_wrong_number_among_many_is_found(dtype: torch.dtype, wrong: list[float]) -> None:
+    tensor = torch.linspace(-1, 1, 10_000).to(dtype).reshape(100, 100)
+    assert is_finite(tensor)
+    tensor[7, : len(wrong)] = torch.tensor(wrong, dtype=dtype)
+    assert not is_finite(tensor)
+    assert not is_finite(tensor.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    assert is_finite(torch.full((1000,), torch.finfo(dtype).max, dtype=dtype))
+
+
+def test_empty_tensors_and_whole_numbers_are_finite() -> None:
+    assert not_finite([("empty", torch.zeros(0, 3)), ("whole", torch.ones(3, dtype=torch.int64))]) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner.building import device_of
+from actors.learner.follower import device_of
 from actors.runtime.change_rules import why_not
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes

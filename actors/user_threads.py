@@ -1,4 +1,4 @@
-"""Interrupts code of users that blocks an actor's event loop, and leaves word of code that cannot be interrupted.
+"""Bounds the time of users' code: interrupts code that blocks the event loop, deadlines, and bounded threads.
 
 ::
 
@@ -13,11 +13,16 @@ So code is interrupted earlier, after ``BLOCKED_SECONDS``: its error is then an 
 The handler runs in the main thread between two bytecodes, as that of Ctrl-C does. It raises nothing while a function of
 the actor or of trio is the innermost one, whose state an exception would break. Code that cannot be interrupted keeps
 the interpreter's lock, or catches BaseException in a loop.
+
+A deadline stops while the code waits for the sandbox::
+
+    with deadline.enforced():                 the code's own time is counted
+        await tool.call(...)
+            await sandbox.execute(...)        with deadline.suspended(): it is not
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import re
@@ -25,11 +30,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from types import FrameType
+from typing import Any, TypeVar
 
 import trio
 
@@ -61,7 +68,7 @@ _RUNNING: ContextVar[_Running | None] = ContextVar("interruptible", default=None
 """The code of users that runs now. Tasks that the code starts inherit it."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def interruptible(seconds: float = inf) -> Iterator[None]:
     """Mark the block as code of users: after ``seconds`` without a turn of the loop, 3 at most, it gets BlockedError.
 
@@ -137,7 +144,7 @@ class Watchdog:
             if self._turned:
                 self._turned = False
                 self._arm()
-                with contextlib.suppress(trio.RunFinishedError):
+                with suppress(trio.RunFinishedError):
                     token.run_sync_soon(self._turn)
             else:
                 signal.pthread_kill(main, signal.SIGURG)
@@ -193,3 +200,111 @@ def blocked_at(report: str) -> str:
         if place := place_in([traceback.FrameSummary(file, int(line), name, lookup_line=False)]):
             return f"{name} ({place})"
     return ""
+
+
+T = TypeVar("T")
+
+THREAD_WAIT_SECONDS = 60.0
+"""How long a call waits for a thread. Threads that come back do so sooner; those that hang may never."""
+
+
+class DeadlineError(Exception):
+    """The code went on beyond its deadline, and was given up; the message says where it was, where that is known."""
+
+
+class NoThreadError(Exception):
+    """Every thread is held by a call that hangs; the message names them."""
+
+
+class Deadline:
+    """Seconds of its own time that a piece of code has."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._scope = trio.CancelScope(deadline=trio.current_time() + seconds)
+        self._suspensions = 0
+        self.hangs_at = ""
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._left if self._suspensions else max(0.0, self._scope.deadline - trio.current_time())
+
+    @contextmanager
+    def enforced(self) -> Iterator[None]:
+        """Count the time of the block. Raises DeadlineError when it was too much, and BlockedError."""
+        self._scope.deadline = trio.current_time() + self._left
+        with self._scope, interruptible(self._left):
+            yield
+        if self._scope.cancelled_caught:
+            raise DeadlineError(self.hangs_at)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Count nothing meanwhile."""
+        if not self._suspensions:
+            self._left, self._scope.deadline = self.left, inf
+        self._suspensions += 1
+        try:
+            yield
+        finally:
+            self._suspensions -= 1
+            if not self._suspensions:
+                self._scope.deadline = trio.current_time() + self._left
+
+
+class Threads:
+    """At most ``most`` threads for code that blocks. A call that hangs keeps its thread until the call returns."""
+
+    def __init__(
+        self, most: int, in_thread: Callable[..., Awaitable[Any]], wait_seconds: float = THREAD_WAIT_SECONDS
+    ) -> None:
+        self.most, self.wait_seconds = most, wait_seconds
+        self.limiter = trio.CapacityLimiter(most)
+        self._in_thread = in_thread
+        self.hung: dict[object, str] = {}
+        """Those that are taken by calls that were given up: which tool, and where it is."""
+
+    async def run(self, work: Callable[[], T], deadline: Deadline, name: str) -> T:
+        """Run ``work`` in a thread, called ``name`` in messages. Raises what it raises, and NoThreadError."""
+        place = _Place(self, deadline)
+        identity: list[int] = []
+
+        def identified() -> T:
+            identity.append(threading.get_ident())
+            return work()
+
+        try:
+            result: T = await self._in_thread(identified, abandon_on_cancel=True, limiter=place)
+        except trio.Cancelled:
+            frame = sys._current_frames().get(identity[0]) if identity else None  # noqa: SLF001
+            if frame is not None and place.held:
+                deadline.hangs_at = place_in(traceback.extract_stack(frame))
+                self.hung[place] = f"{name} ({deadline.hangs_at})" if deadline.hangs_at else name
+            raise
+        return result
+
+
+class _Place:
+    """A thread's place, waiting for which no time is counted; trio takes it for a limiter."""
+
+    def __init__(self, threads: Threads, deadline: Deadline) -> None:
+        self._threads, self._deadline = threads, deadline
+        self.held = False
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        """Wait for it. Raises NoThreadError when none comes back."""
+        threads = self._threads
+        with self._deadline.suspended(), trio.move_on_after(threads.wait_seconds):
+            await threads.limiter.acquire_on_behalf_of(borrower)
+            self.held = True
+        if not self.held:
+            who = ", ".join(sorted(set(threads.hung.values())))
+            taken = f"all {threads.most} threads for code that blocks are taken"
+            raise NoThreadError(f"{taken}, {len(threads.hung)} of them by calls that hang: {who}")
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        """The thread's work has ended."""
+        self.held = False
+        self._threads.hung.pop(self, None)
+        self._threads.limiter.release_on_behalf_of(borrower)

@@ -14,10 +14,10 @@ import pytest
 import trio
 import trio.testing
 
-from actors import blocking
-from actors.blocking import Watchdog, interruptible
+from actors import user_threads
 from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
+from actors.user_threads import Watchdog, interruptible
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import BlockedError, Observation
 from agent_rl.environments.tools import tool
@@ -30,7 +30,7 @@ from tests.actors.topologies import micro
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(user_threads, "TICK_SECONDS", 0.05)
 
 
 async def sleeps() -> None:
@@ -69,7 +69,7 @@ def test_what_blocks_the_loop_is_interrupted_where_it_stands(code: Callable[[], 
 
     said = trio.run(main)
     assert said.startswith("it held the event loop for 0.15 s without an await; await what takes long, or run it with ")
-    assert "(test_blocking.py, line " in said
+    assert "(test_user_threads.py, line " in said
 
 
 def test_only_code_of_users_is_interrupted_and_only_where_it_does_not_turn_the_loop() -> None:
@@ -118,7 +118,7 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     monkeypatch.setattr(Arithmetic, "judge", Blocks.judge)
     monkeypatch.setattr(Arithmetic, "observe", Blocks.observe)
     monkeypatch.setattr(Arithmetic, "tools", (blocks,))
-    monkeypatch.setattr("actors.blocking.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("actors.user_threads.PAUSE_SECONDS", 0.1)
     topology = micro(tmp_path, tool_executor={"judge_seconds": 0.15, "observe_seconds": 0.15, "wall_seconds": 0.15})
     replies: dict[str, JudgementReply] = {}
 
@@ -149,16 +149,16 @@ def test_an_executor_outlives_judges_observers_and_tools_that_block_it(
     said = "fails with BlockedError: it held the event loop for 0.15 s without an await"
     for number in range(3):
         assert replies[f"block-{number}"].fault.startswith(f"Arithmetic.judge {said}")
-        assert "(test_blocking.py, line " in replies[f"block-{number}"].fault
+        assert "(test_user_threads.py, line " in replies[f"block-{number}"].fault
         assert replies[f"sound-{number}"].judgement == Judgement(1.0, success=True)
     assert f"observe {said}" in observed.fault
-    assert "(test_blocking.py, line " in observed.fault
+    assert "(test_user_threads.py, line " in observed.fault
     assert result.outcome == "timeout"
 
 
 def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor that is started again gets at once what blocked it before, and its thread may never come to look."""
-    monkeypatch.setattr("actors.blocking.TICK_SECONDS", 60.0)
+    monkeypatch.setattr("actors.user_threads.TICK_SECONDS", 60.0)
 
     async def main(report: int) -> None:
         async with trio.open_nursery() as nursery:
@@ -170,4 +170,4 @@ def test_what_blocks_from_the_start_on_is_reported_too(tmp_path: Path, monkeypat
     with (tmp_path / "report").open("w+") as file:
         trio.run(main, file.fileno())
         file.seek(0)
-        assert "test_blocking.py" in file.read()
+        assert "test_user_threads.py" in file.read()

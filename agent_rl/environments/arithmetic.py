@@ -20,9 +20,13 @@ import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from agent_rl.environments.base import Demonstration, TaskError
+from pydantic import Field, PositiveInt
+
+from agent_rl.environments.base import ChatMessages, Demonstration, TaskError, TaskSource
+from agent_rl.environments.maths.environment import BoxedAnswers
 from agent_rl.messages import Problem
 
 TOOL = "python_code_with_standard_io"
@@ -60,7 +64,7 @@ class Operations:
         return (f"({head})" if self.grouped else head) + f"{self.operators[1]}{operands[2]}"
 
     def value(self, operands: tuple[int, ...]) -> int:
-        """What Python makes of ``code``; defined for all positive operands."""
+        """The value of ``code`` in Python; defined for all positive operands."""
         first = _OPERATORS[self.operators[0]]
         if len(operands) == 2:
             return first(*operands)
@@ -288,3 +292,42 @@ def _break(operations: Operations, operands: tuple[int, ...], rng: random.Random
     if rng.random() < 0.5:
         return f"print({expression}", "SyntaxError: '(' was never closed"
     return f"print({expression.removesuffix(str(operands[-1]))})", "SyntaxError: invalid syntax"
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Arithmetic(BoxedAnswers):
+    """Word problems of one or two operations. The model is not told of its tool: demonstrations teach it the call."""
+
+    lists_tools = False
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        base: Path,
+        right_share: Share = 0.20,
+        mistaken_share: Share = 0.48,
+        broken_share: Share = 0.25,
+        retried_share: Share = 0.5,
+        max_calls: PositiveInt = 3,
+    ) -> None:
+        """The settings are of the demonstrations, see `ArithmeticTasks`."""
+        del base
+        self._tasks = ArithmeticTasks(
+            seed,
+            right_share=right_share,
+            mistaken_share=mistaken_share,
+            broken_share=broken_share,
+            retried_share=retried_share,
+            max_calls=max_calls,
+        )
+
+    def problems(self) -> TaskSource:
+        """Generated; none of them is ever both trained and held out."""
+        return self._tasks
+
+    def prompt(self, problem: Problem) -> ChatMessages:
+        """The problem's text alone."""
+        return [{"role": "user", "content": problem.text}]

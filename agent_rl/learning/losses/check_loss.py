@@ -15,7 +15,7 @@ from agent_rl.config.plugins import ContractError, called, defined_at
 from agent_rl.learning.losses.base import Loss, LossSettings, MicroBatch, Terms, named_loss, reduced
 
 
-def try_loss(algorithm: Algorithm) -> None:
+def check_loss(algorithm: Algorithm) -> None:
     """Try ``algorithm.loss`` on a made-up update. Raises ContractError when it fails, or returns something wrong."""
     loss, settings = named_loss(algorithm)
     fault = called(algorithm.loss, lambda: loss_fault(loss, settings), "on a made-up micro-batch", loss)
@@ -80,7 +80,7 @@ def main(algorithm: str) -> int:
     """Try the loss of ``algorithm``, a JSON object; print the fault, if any. What the loss prints goes to stderr."""
     try:
         with redirect_stdout(sys.stderr):
-            try_loss(Algorithm.model_validate_json(algorithm))
+            check_loss(Algorithm.model_validate_json(algorithm))
     except ContractError as error:
         print(error)  # noqa: T201 - the parent reads it
     return 0
