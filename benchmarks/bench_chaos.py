@@ -33,7 +33,7 @@ from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from benchmarks.chaos.accounting import (
     Ended,
     figures_of,

@@ -30,7 +30,7 @@ from actors.roc_filter.compaction import Compaction
 from actors.roc_filter.stored import decode_stored, encode_stored
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement, Trajectory
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from agent_rl.testing import opened, trajectory
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
@@ -105,7 +105,7 @@ class LoopTime(trio.abc.Instrument):
             self.longest = max(self.longest, step)
 
 
-def write_steps(journal: SqliteJournal, steps: int, payload: bytes) -> None:
+def write_steps(journal: Journal, steps: int, payload: bytes) -> None:
     """Steps of the paper's size, all of them trained."""
     for version in range(steps):
         names = [f"s0-g{number:06d}" for number in range(version * GROUPS, (version + 1) * GROUPS)]
@@ -133,7 +133,7 @@ def compaction(gigabytes: float, directory: Path) -> dict[str, float]:
             f"{directory} has no room for {size / GIGABYTE:.1f} GB: name another --directory, or fewer --gigabytes"
         )
     with tempfile.TemporaryDirectory(dir=directory) as folder:
-        journal = SqliteJournal(Path(folder) / "journal.sqlite")
+        journal = Journal(Path(folder) / "journal.sqlite")
         began = time.perf_counter()
         write_steps(journal, steps, payload)
         written = time.perf_counter() - began

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from actors.roc_filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.environments.arithmetic.problems import overlap
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures
 from benchmarks.runs import summary_of

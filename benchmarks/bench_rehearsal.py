@@ -36,7 +36,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.audit import Audit, audit_journal
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from benchmarks.chaos.sight import WORK, Lines
 from benchmarks.command import Overrides
 from benchmarks.rehearsal.usage import Seen, Watch, read_processes, usage

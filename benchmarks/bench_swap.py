@@ -31,7 +31,7 @@ import trio
 from actors.roc_filter.stored import decode_stored
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from benchmarks.bench_chaos import SCRIPTED, SHORTENED
 from benchmarks.chaos.accounting import (
     SHARES,

@@ -26,8 +26,7 @@ from agent_rl.files.reading_json import read_json
 from agent_rl.messages import Trajectory
 from agent_rl.records.checkpoint_files import read_position
 from agent_rl.records.continuing import FILE as SETTINGS
-from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import Journal, JournalError, read_journal
 from agent_rl.records.rows import StepRow
 
 Decode = Callable[[bytes], Any]

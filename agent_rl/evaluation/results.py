@@ -18,8 +18,7 @@ from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value, read_json
 from agent_rl.groups.measures import maj_at_k, mean_interval, pass_at_k, powers_of_two
 from agent_rl.messages import Problem
-from agent_rl.records.journal import Stored
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, Stored, read_journal
 
 FILE = "results.json"
 GROUPINGS = {"environment": "by_environment", "file": "by_file", "subject": "by_subject", "level": "by_level"}

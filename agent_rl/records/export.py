@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value
-from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import GroupRow, Journal, JournalError, read_journal
 
 Format = Literal["jsonl", "parquet"]
 Decode = Callable[[bytes], Any]

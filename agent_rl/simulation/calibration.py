@@ -33,8 +33,7 @@ from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.messages import Trajectory
 from agent_rl.records.history import METRICS
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import JournalError, read_journal
 from agent_rl.records.timeline import FILE, read_timeline
 from agent_rl.simulation.contention import MOST_STEPS, pace_seen, settled
 from agent_rl.simulation.engine_fit import ENGINE_CPU, load_of

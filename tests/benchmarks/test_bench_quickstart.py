@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.roc_filter.stored import encode_stored
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from benchmarks import bench_quickstart
 from benchmarks.bench_quickstart import FIGURES, held_out_overlap
 from benchmarks.command import Failure, call
@@ -75,7 +75,7 @@ def test_a_run_that_fails_ends_the_benchmark_with_its_last_words(
 
 def write_journal(folder: Path, groups: Sequence[tuple[str, str]]) -> Path:
     """A journal with a group of each (purpose, problem id)."""
-    journal = SqliteJournal(folder / "journal.sqlite")
+    journal = Journal(folder / "journal.sqlite")
     for number, (purpose, name) in enumerate(groups):
         group = opened(number, purpose=purpose)
         group = replace(group, problem=replace(group.problem, id=name))

@@ -39,8 +39,7 @@ from agent_rl.evaluation.topology import (
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.groups.measures import compare as compare_shares
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, JournalError, read_journal
 
 ASKED = "evaluation.json"
 TOPOLOGY = "evaluation.toml"

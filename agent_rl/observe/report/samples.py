@@ -19,8 +19,7 @@ import numpy as np
 
 from agent_rl.messages import GroupOpened, Problem, ToolCallRecord, Trajectory
 from agent_rl.observe.report.records import WAYS, Records
-from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, GroupRow, Journal, JournalError, read_journal
 from agent_rl.rollout.parsing import CLOSING, OPENING
 
 Decode = Callable[[bytes], Any]

@@ -20,7 +20,7 @@ from agent_rl.messages import ToolCallRecord
 from agent_rl.observe.report import ReportError, write_report
 from agent_rl.observe.report.samples import WrittenCall, calls_in, responses, split
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.agent_rl.observe.test_report_drawing import HOSTILE
 from tests.agent_rl.records.journal_retention_contract import forget
@@ -49,7 +49,7 @@ def whole(folder: Path) -> Path:
 def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     directory = whole(tmp_path)
     page = report(directory)
-    journal = SqliteJournal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite")
     shown = {row[0]: row[1:] for row in page.rows()}
     for name, figures in zip(("before", "after"), journal.evaluations().values(), strict=True):
         for way in ("sampled", "greedy"):

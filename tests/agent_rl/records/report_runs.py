@@ -30,8 +30,8 @@ from agent_rl.observe.report.page import page
 from agent_rl.observe.report.records import read_records
 from agent_rl.observe.report.samples import read_samples
 from agent_rl.records.continuing import remember
+from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
-from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
 from tests.builders import evaluate_stage, status
@@ -98,7 +98,7 @@ class SyntheticRun:
         remember(topology, self.directory)
         (self.directory / "model").mkdir()
         byte_tokenizer().save(str(self.directory / "model" / "tokenizer.json"))
-        self.journal = SqliteJournal(self.directory / "journal.sqlite")
+        self.journal = Journal(self.directory / "journal.sqlite")
         self.records = RunRecords(self.directory, self.journal, topology, BEGAN, BEGAN)
         self.wall = BEGAN
         self.version = 0
