@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import textwrap
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from actors.roc_filter.stored import decode_stored, encode_stored
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement, Trajectory
 from agent_rl.records.journal import Journal
-from agent_rl.testing import opened, trajectory
+from agent_rl.testing import opened, repacked, trajectory
 from benchmarks.command import WrongOptions
 from benchmarks.reporting import print_figures, print_table
 from transport import encode
@@ -57,7 +57,7 @@ def long_trajectory() -> Trajectory:
         : TOKENS * TEXT_PER_TOKEN
     ]
     made = trajectory(opened(0), 0, answer=text, tokens=TOKENS)
-    return replace(
+    return repacked(
         made,
         tokens=(draw.zipf(1.2, TOKENS) % VOCABULARY).astype(np.int32),
         loss_mask=mask,

@@ -123,7 +123,7 @@ def random_group(rng: random.Random, chats: Sequence[Format], number: int) -> Gr
         reward = float(rng.random() < success)
         rollout = random_rollout(rng, (chat, encode), group, sample)
         made.append(replace(rollout, judgement=Judgement(reward, success=reward > 0)))
-    texts = tuple(chat.decode(each.tokens.tolist()) for each in made)
+    texts = tuple(chat.decode(each.unpack().tokens.tolist()) for each in made)
     return Group(group, tuple(made), texts, keep)
 
 

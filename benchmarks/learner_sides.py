@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.sharding import local
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
-from agent_rl.testing import algorithm, opened, rl_stage, trajectory
+from agent_rl.testing import algorithm, opened, repacked, rl_stage, trajectory
 from benchmarks.rollout_models import MAX_LENGTH, Workload, workload
 
 GROUP = 8
@@ -133,7 +133,7 @@ class Ours:
         for first in range(0, len(tokens), GROUP):
             of = opened(first)
             rows = tuple(
-                replace(
+                repacked(
                     trajectory(of, index - first),
                     prompt_tokens=np.array(work.prompts[index], dtype=np.int32),
                     tokens=tokens[index],

@@ -60,7 +60,7 @@ class _PacedModel(TrainedModel):
         def paced(groups: Sequence[TrainingGroup], *rest: Any) -> Any:
             began = time.perf_counter()
             figures = step(groups, *rest)
-            tokens = sum(len(each.prompt_tokens) + len(each.tokens) for group in groups for each in group.trajectories)
+            tokens = sum(each.prompt_length + each.response_length for group in groups for each in group.trajectories)
             sleep_until(began, tokens / TRAINED_TOKENS_PER_S)
             return figures
 

@@ -81,19 +81,20 @@ class GeneratorContract(HandOverContract):
         """Compare a trajectory with what its engine wrote."""
         from actors.engines.scripted import LOGPROB
 
-        count = len(made.tokens)
-        shapes = {name: getattr(made, name).shape for name in ("tokens", "loss_mask", "logprobs", "policies")}
+        count = made.response_length
+        body = made.unpack()
+        shapes = {name: getattr(body, name).shape for name in ("tokens", "loss_mask", "logprobs", "policies")}
         wanted = {"tokens": (count,), "loss_mask": (count,), "logprobs": (count,), "policies": (count, 2)}
         assert shapes == wanted, f"arrays of different lengths: {shapes}"
-        assert len(made.prompt_tokens), "the prompt is missing"
+        assert made.prompt_length, "the prompt is missing"
         written = [token for turn in engine.written[made.rollout] for token in turn]
-        mask = made.loss_mask == 1
-        assert made.tokens[mask].tolist() == written, "the loss mask is not 1 exactly on what the model wrote"
+        mask = body.loss_mask == 1
+        assert body.tokens[mask].tolist() == written, "the loss mask is not 1 exactly on what the model wrote"
         assert 0 < mask.sum() < count, "a tool's tokens are in between, with mask 0"
-        assert np.all(made.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
-        assert not made.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
-        assert set(map(tuple, made.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
-        tags = tag_counts(engine.decode(made.tokens.tolist()))
+        assert np.all(body.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
+        assert not body.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
+        assert set(map(tuple, body.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
+        tags = tag_counts(engine.decode(body.tokens.tolist()))
         assert made.tags == tags, f"the response has {tags}, by tag_counts, and the trajectory says {made.tags}"
 
     @trio_test
@@ -103,9 +104,10 @@ class GeneratorContract(HandOverContract):
             request = await bench.ask()
             made = await bench.trajectory()
             first, second = bench.engine.requests
-            assert list(first.tokens) == made.prompt_tokens.tolist(), "the first turn does not continue the prompt"
-            before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
-            so_far = [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+            prompt, response = (array.tolist() for array in made.unpack()[:2])
+            assert list(first.tokens) == prompt, "the first turn does not continue the prompt"
+            before = made.response_length - len(bench.engine.written[made.rollout][1])
+            so_far = prompt + response[:before]
             assert list(second.tokens) == so_far, "the second turn does not continue the trajectory's own tokens"
             assert {turn.seed for turn in bench.engine.requests} == {request.seed}, "the engine got another seed"
             temperatures = {turn.temperature for turn in bench.engine.requests}
@@ -123,7 +125,7 @@ class GeneratorContract(HandOverContract):
         for number in range(2):
             async with self.bench(tmp_path / str(number), by_seed) as bench:
                 await bench.ask(seed=7)
-                written.append((await bench.trajectory()).tokens.tolist())
+                written.append((await bench.trajectory()).unpack().tokens.tolist())
         assert written[0] == written[1], "the same request gave two different trajectories"
 
     @trio_test
@@ -159,7 +161,7 @@ class GeneratorContract(HandOverContract):
 
     def tool_text(self, bench: Bench, made: Trajectory) -> str:
         """The text of a trajectory's tokens with mask 0."""
-        return bench.engine.decode(made.tokens[made.loss_mask == 0].tolist())
+        return bench.engine.decode((body := made.unpack()).tokens[body.loss_mask == 0].tolist())
 
     @trio_test
     async def test_turns_without_a_call_are_answered_by_the_environment(self, tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ class GeneratorContract(HandOverContract):
             assert "Are you sure?" in self.tool_text(bench, made), "the model was not asked"
             self.check_tokens(made, bench.engine)
             for turn in bench.engine.requests:
-                said = [*made.prompt_tokens.tolist(), *made.tokens.tolist()]
+                said = [*made.unpack().prompt_tokens.tolist(), *made.unpack().tokens.tolist()]
                 assert list(turn.tokens) == said[: len(turn.tokens)], (
                     "a turn continues other tokens than the trajectory's"
                 )
@@ -312,7 +314,7 @@ class GeneratorContract(HandOverContract):
         async with self.bench(tmp_path, reply=reply) as bench:
             await bench.ask()
             made = await bench.trajectory()
-            versions = made.policies[made.loss_mask > 0, 1].tolist()
+            versions = (body := made.unpack()).policies[body.loss_mask > 0, 1].tolist()
             assert versions == sorted(versions), "an older policy follows a newer one"
             assert set(versions) == {3, 4}, f"tokens carry the versions {sorted(set(versions))}, served were 3 and 4"
             await self.settled()
@@ -349,7 +351,7 @@ class GeneratorContract(HandOverContract):
             await self.settled()
             ended = {made.sample: made.status for made in bench.trajectories}
             assert ended == {0: "turn_limit", 1: "truncated", 2: "truncated"}, f"by sample: {ended}"
-            longest = max(len(made.tokens) for made in bench.trajectories)
+            longest = max(made.response_length for made in bench.trajectories)
             assert longest <= 200, f"a response has {longest} tokens of 200"
 
     @trio_test

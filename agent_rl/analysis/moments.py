@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent_rl.files.reading_json import read_json
 from agent_rl.messages import Trajectory
 from agent_rl.records.checkpoint_files import read_position
@@ -65,9 +63,8 @@ class Moment:
     @property
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest version of the policy that sampled a token of the rollouts."""
-        trajectories = [each.trajectory for each in self.rollouts]
-        versions = np.concatenate([each.policies[each.loss_mask > 0, 1] for each in trajectories])
-        return int(versions.min()), int(versions.max())
+        oldest, newest = zip(*((each.trajectory.oldest, each.trajectory.newest) for each in self.rollouts), strict=True)
+        return min(oldest), max(newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +234,7 @@ def _rollouts(journal: Journal, decode: Decode, group: str, rng: random.Random) 
         drawn = [Drawn(decode(each.payload), problem, each.reward) for each in stored]
     except ValueError as error:
         raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
-    return [each for each in drawn if (each.trajectory.loss_mask > 0).any()]
+    return [each for each in drawn if each.trajectory.oldest is not None]
 
 
 def _settings(directory: Path, sources: Sources) -> dict[str, Any]:

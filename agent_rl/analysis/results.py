@@ -67,10 +67,11 @@ def decoder(model: Path) -> Decoder:
 def score(drawn: Drawn, entropy: Floats, logprob: Floats, decode: Decoder, *, share: float, window: int) -> Scored:
     """A rollout's tokens with a model's ``entropy`` and ``logprob``, both [n], NaN where the model wrote no token."""
     trajectory = drawn.trajectory
-    mask: Flags = trajectory.loss_mask > 0
+    body = trajectory.unpack()
+    mask: Flags = body.loss_mask > 0
     answered = {call.turn for call in trajectory.transcript.calls}
-    tokens = read_tokens(texts(trajectory.tokens.tolist(), decode), mask, answered, window)
-    gap = np.where(mask, logprob - trajectory.logprobs.astype(np.float64), np.nan)
+    tokens = read_tokens(texts(body.tokens.tolist(), decode), mask, answered, window)
+    gap = np.where(mask, logprob - body.logprobs.astype(np.float64), np.nan)
     return scored(tokens, entropy, gap, share, drawn.problem, drawn.reward)
 
 

@@ -116,7 +116,7 @@ def _problem_result(
         answers=tuple(judgement.answer or None for _, judgement in judged),
         rewards=tuple(judgement.reward for _, judgement in judged),
         successes=tuple(judgement.success for _, judgement in judged),
-        tokens=tuple(len(rollout.tokens) for rollout in rollouts),
+        tokens=tuple(rollout.response_length for rollout in rollouts),
         turns=tuple(rollout.turns for rollout in rollouts),
         calls=tuple(len(rollout.transcript.calls) for rollout in rollouts),
         failed_calls=tuple(sum(call.outcome != "success" for call in rollout.transcript.calls) for rollout in rollouts),

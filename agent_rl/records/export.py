@@ -136,8 +136,9 @@ def _about(journal: Journal, row: GroupRow) -> Row:
 
 
 def _columns(trajectory: Any) -> Row:
-    """The fields of a trajectory, without those that `_about` gives."""
-    found = {name: value for name, value in asdict(trajectory).items() if name in PARQUET}
+    """The fields of a trajectory, without those that `_about` gives. Raises ValueError for a body that is damaged."""
+    fields = {**asdict(trajectory), **trajectory.unpack()._asdict()}
+    found = {name: value for name, value in fields.items() if name in PARQUET}
     policies = map(tuple, found["policies"].tolist())
     found["policies"] = [[*policy, sum(1 for _ in tokens)] for policy, tokens in groupby(policies)]
     return found

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 JOURNAL = "journal.sqlite"
-LAYOUT = "5"
+LAYOUT = "6"
 """The version of the rows and their meaning. A journal of another layout is refused."""
 
 

@@ -60,7 +60,7 @@ def shape_of(trajectory: Trajectory, *, queued: bool = True) -> Shape:
     """
     written: list[int] = []
     answers: list[int] = []
-    for own, tokens in itertools.groupby(trajectory.loss_mask.tolist()):
+    for own, tokens in itertools.groupby(trajectory.unpack().loss_mask.tolist()):
         (written if own else answers).append(len(list(tokens)))
     calls = trajectory.transcript.calls
     seconds = [
@@ -69,7 +69,7 @@ def shape_of(trajectory: Trajectory, *, queued: bool = True) -> Shape:
     ]
     between = max(0, len(written) - 1)
     return Shape(
-        len(trajectory.prompt_tokens), tuple(written), tuple(map(_second, seconds[:between])), tuple(answers[:between])
+        trajectory.prompt_length, tuple(written), tuple(map(_second, seconds[:between])), tuple(answers[:between])
     )
 
 

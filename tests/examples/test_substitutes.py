@@ -289,7 +289,7 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
             continue
         looked_at += 1
         kept = {sample for sample, _ in group.kept}
-        lengths = {made.sample: len(made.tokens) for reward, made in stored if reward}
+        lengths = {made.sample: made.response_length for reward, made in stored if reward}
         longest = max(lengths[sample] for sample in kept if sample in lengths)
         assert all(length >= longest for sample, length in lengths.items() if sample not in kept)
         assert len({made.generator for _, made in stored}) == 1  # its engine had room for all of it

@@ -267,28 +267,34 @@ def rollout_of(
     trajectory: Trajectory, reward: float | None, to_text: TokensToText | None, *, kept: bool | None = None
 ) -> Rollout:
     """A trajectory as text. Without a tokenizer, only the model's text."""
-    versions = trajectory.policies[:, 1]
     if to_text is None:
-        ends = (int(versions.min()), int(versions.max())) if len(versions) else (0, 0)
+        ends = trajectory.oldest or 0, trajectory.newest or 0
         pieces: tuple[Piece, ...] = (Piece("model", trajectory.transcript.text, *ends),)
     else:
         pieces = split(trajectory, to_text)
     return Rollout(
-        reward, trajectory.status, kept, len(trajectory.tokens), trajectory.turns, trajectory.transcript.calls, pieces
+        reward,
+        trajectory.status,
+        kept,
+        trajectory.response_length,
+        trajectory.turns,
+        trajectory.transcript.calls,
+        pieces,
     )
 
 
 def split(trajectory: Trajectory, to_text: TokensToText) -> tuple[Piece, ...]:
     """Split the response by the loss mask into runs of tokens: written by the model, or given to it."""
-    mask = np.asarray(trajectory.loss_mask) > 0
+    body = trajectory.unpack()
+    mask = body.loss_mask > 0
     if not len(mask):
         return ()
     edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
     pieces = []
     for start, end in pairwise(edges):
-        versions = trajectory.policies[start:end, 1]
+        versions = body.policies[start:end, 1]
         origin = "model" if mask[start] else "tool"
-        words = to_text(trajectory.tokens[start:end].tolist())
+        words = to_text(body.tokens[start:end].tolist())
         pieces.append(Piece(origin, words, int(versions.min()), int(versions.max())))
     return tuple(pieces)
 

@@ -34,6 +34,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
+from tests import builders
 from tests.builders import evaluate_stage, status
 from tests.end_to_end.topologies import write_micro
 
@@ -68,22 +69,14 @@ def trajectory(
     encoded = [_tokens(piece) for piece in pieces]
     tokens = [token for piece in encoded for token in piece]
     mask = [int(index % 2 == 0) for index, piece in enumerate(encoded) for _ in piece]
-    return Trajectory(
-        rollout=f"{group.group}/{sample}/0",
-        group=group.group,
-        stage=group.stage,
-        sample=sample,
-        attempt=0,
-        purpose=group.purpose,
+    return builders.repacked(
+        builders.trajectory(group, sample, answer=None),
+        judgement=None,
         transcript=Transcript(tuple(pieces[::2]), tuple(calls), status=status),
-        reason="",
-        prompt_tokens=np.arange(3, dtype=np.int32),
         tokens=np.array(tokens, dtype=np.int32),
         loss_mask=np.array(mask, dtype=np.uint8),
         logprobs=np.zeros(len(tokens), dtype=np.float32),
         policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
-        generator="rollout_generator.0",
-        seconds=0.1,
     )
 
 
