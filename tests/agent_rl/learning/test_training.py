@@ -123,6 +123,26 @@ def assert_same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
+def test_rollouts_that_cannot_be_read_or_are_of_another_vocabulary_are_named(model: Path) -> None:
+    trained = trainer(model)
+    stage = builders.rl_stage(learning_rate=1e-3, warmup_steps=0)
+    before = everything(trained)
+    batch = groups(trained)
+    good = batch[0].trajectories[0]
+    for bad, words in (
+        (replace(good, body=good.body[:-1]), f"the tokens of {good.rollout} are damaged"),
+        (replace(good, response_length=99), f"the tokens of {good.rollout} are damaged"),
+        (
+            builders.repacked(good, tokens=np.full(good.response_length, 1 << 20, np.int32)),
+            f"{batch[0].group}, sample 0 has the token 1048576",
+        ),
+    ):
+        spoilt = replace(batch[0], trajectories=(bad, *batch[0].trajectories[1:]))
+        with pytest.raises(NotFiniteError, match=words):
+            trained.rl_step([spoilt, batch[1]], stage, 0)
+    assert_same(before, everything(trained))
+
+
 @pytest.mark.parametrize("updates", [1, 2, 4])
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize("at", [0, -1])
