@@ -1,4 +1,4 @@
-"""The journal: both back ends under one contract, and what is said of folders and files that hold none."""
+"""The journal: its rules, and what is said of folders and files that hold none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tests.agent_rl.records.journal_contract import JournalContract
 from tests.agent_rl.records.journal_retention_contract import open_groups, readable, train
 
 
-class TestSqlite(JournalContract):
-    def open(self, folder: Path) -> Journal:
-        return Journal(folder / "journal.sqlite")
+class TestRules(JournalContract):
+    """Opened, committed, killed and opened again."""
 
 
 def test_a_folder_without_a_journal_and_a_file_that_is_none_are_named(tmp_path: Path) -> None:
