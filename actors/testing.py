@@ -29,8 +29,7 @@ from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.topology import Topology
 from agent_rl.messages import ActorStatus
-from agent_rl.records.journal import Journal
-from agent_rl.records.opening import open_journal
+from agent_rl.records.journal import Journal, open_journal
 from transport import (
     AnnounceLink,
     CallLink,
@@ -182,7 +181,6 @@ async def running(
     incarnation: int = 1,
     kill: bool = False,
     limits: Limits | None = None,
-    journal: Callable[[], Journal] | None = None,
     log: Any = None,
     on_event: Callable[[LinkEvent], None] = log_event,
     in_thread: Callable[..., Awaitable[Any]] = in_thread,
@@ -191,8 +189,7 @@ async def running(
 
     When the context ends, the actor is stopped as at the end of a run, or with ``kill`` as by SIGKILL. A restart needs
     a greater incarnation. ``in_thread`` does the actor's work for threads, by default in trio's thread where the clock
-    is a ``MockClock``. ``journal`` opens the journal, by default that of ``directory``; ``log`` is a structlog logger;
-    ``on_event`` gets what happens to peers.
+    is a ``MockClock``. ``log`` is a structlog logger; ``on_event`` gets what happens to peers.
     """
     name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation, limits=limits, on_event=on_event)
@@ -201,7 +198,7 @@ async def running(
     journals: list[Journal] = []
 
     def keep_open() -> Journal:
-        journals.append(open_journal(directory) if journal is None else journal())
+        journals.append(open_journal(directory))
         return journals[-1]
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from agent_rl.messages import (
     Problem,
     RolloutRequest,
     Sampling,
+    Tokens,
     ToolCall,
     ToolCallRecord,
     TrainingGroup,
@@ -103,6 +105,13 @@ def trajectory(
     text = "" if answer is None else f"<answer>\\boxed{{{answer}}}</answer>"
     mask = np.ones(tokens, dtype=np.uint8)
     mask[tokens // 2 : tokens // 2 + 1] = 0
+    body = Tokens(
+        prompt_tokens=np.arange(3, dtype=np.int32),
+        tokens=np.arange(tokens, dtype=np.int32) + 5,
+        loss_mask=mask,
+        logprobs=np.full(tokens, -0.5, dtype=np.float32),
+        policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
+    )
     made = Trajectory(
         rollout=f"{group.group}/{sample}/{attempt}",
         group=group.group,
@@ -112,15 +121,23 @@ def trajectory(
         purpose=purpose or group.purpose,
         transcript=Transcript(texts or (text,), calls, status=status),
         reason="",
-        prompt_tokens=np.arange(3, dtype=np.int32),
-        tokens=np.arange(tokens, dtype=np.int32) + 5,
-        loss_mask=mask,
-        logprobs=np.full(tokens, -0.5, dtype=np.float32),
-        policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
         generator="rollout_generator.0",
         seconds=0.1,
+        **_counted(body),
     )
     return judged_at_once({group.problem.environment: environments()["arithmetic"]}, group.problem, made)
+
+
+def repacked(made: Trajectory, **changes: Any) -> Trajectory:
+    """The trajectory with other fields, or other arrays of `Tokens` and the counts that follow from them."""
+    arrays = {name: changes.pop(name) for name in Tokens._fields if name in changes}
+    return replace(made, **changes, **_counted(made.unpack()._replace(**arrays)))
+
+
+def _counted(body: Tokens) -> dict[str, Any]:
+    oldest, newest = body.versions
+    lengths = {"prompt_length": len(body.prompt_tokens), "response_length": len(body.tokens)}
+    return {**lengths, "oldest": oldest, "newest": newest, "body": body.pack()}
 
 
 def training_group(group: GroupOpened, rewards: list[float], **changes: Any) -> TrainingGroup:

@@ -24,7 +24,7 @@ import trio
 from actors.cli.records import decode_stored
 from agent_rl.config.examples import topology_file
 from agent_rl.environments.arithmetic import overlap
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import finished

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.policy_model import DTYPES
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
-from agent_rl.testing import algorithm, opened, rl_stage, trajectory
+from agent_rl.testing import algorithm, opened, repacked, rl_stage, trajectory
 from benchmarks.rollout_models import MAX_LENGTH, Workload, workload
 
 GROUP = 8
@@ -110,7 +110,7 @@ class Ours:
         for first in range(0, len(tokens), GROUP):
             of = opened(first)
             rows = tuple(
-                replace(
+                repacked(
                     trajectory(of, index - first),
                     prompt_tokens=np.array(work.prompts[index], dtype=np.int32),
                     tokens=tokens[index],

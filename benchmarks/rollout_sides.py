@@ -140,7 +140,7 @@ class Sampled:
     @property
     def tokens(self) -> int:
         """Tokens the model wrote."""
-        return sum(int(made.loss_mask.sum()) for made in self.trajectories.values())
+        return sum(int(made.unpack().loss_mask.sum()) for made in self.trajectories.values())
 
     @property
     def turns(self) -> float:
@@ -236,8 +236,9 @@ async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, 
 
 def turns(trajectory: Trajectory) -> list[tuple[list[int], int]]:
     """For each turn: all tokens before it, and how many the model wrote in it."""
-    mask = trajectory.loss_mask.astype(np.int8)
+    body = trajectory.unpack()
+    mask = body.loss_mask.astype(np.int8)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
-    prompt = trajectory.prompt_tokens.tolist()
-    tokens = trajectory.tokens.tolist()
+    prompt = body.prompt_tokens.tolist()
+    tokens = body.tokens.tolist()
     return [(prompt + tokens[:first], int(last - first)) for first, last in zip(edges[::2], edges[1::2], strict=True)]

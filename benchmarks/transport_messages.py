@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.messages import Problem, ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
+from agent_rl.messages import Problem, Tokens, ToolCall, ToolCallRecord, ToolResult, Trajectory, Transcript
 from transport import Registry, encode
 from transport.codec import size_of
 
@@ -57,9 +57,16 @@ def random_text(rng: random.Random, length: int) -> str:
 
 
 def trajectory(seed: int, tokens: int) -> Trajectory:
-    """A finished rollout of ``tokens`` response tokens, everything in it random."""
+    """A finished rollout of ``tokens`` response tokens, nearly everything in it random."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     code, shown = {"code": random_text(rng, tokens // 2)}, random_text(rng, tokens // 2)
+    body = Tokens(
+        prompt_tokens=numbers.integers(0, 1 << 31, max(8, tokens // 8), np.int32),
+        tokens=numbers.integers(0, 1 << 31, tokens, np.int32),
+        loss_mask=np.ones(tokens, np.uint8),
+        logprobs=-numbers.random(tokens, np.float32),
+        policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
+    )
     return Trajectory(
         rollout=f"stage2/{seed}/3/0",
         group=f"stage2/{seed}",
@@ -72,13 +79,13 @@ def trajectory(seed: int, tokens: int) -> Trajectory:
             (ToolCallRecord(1, "python", "success", rng.random(), rng.random(), arguments=code, response=shown),),
         ),
         reason="",
-        prompt_tokens=numbers.integers(0, 1 << 17, max(8, tokens // 8), np.int32),
-        tokens=numbers.integers(0, 1 << 17, tokens, np.int32),
-        loss_mask=numbers.integers(0, 2, tokens, np.uint8),
-        logprobs=-numbers.random(tokens, np.float32),
-        policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
         generator="rollout_generator.0",
         seconds=rng.random(),
+        prompt_length=len(body.prompt_tokens),
+        response_length=tokens,
+        oldest=0,
+        newest=1 << 30,
+        body=body.pack(),
     )
 
 

@@ -103,10 +103,11 @@ def _score(
     )
     scored = []
     for (trajectory, problem), each in zip(rollouts, passed, strict=True):
-        pieces = texts(trajectory.tokens.tolist(), lambda some: str(tokenizer.decode(some, skip_special_tokens=False)))
+        body = trajectory.unpack()
+        pieces = texts(body.tokens.tolist(), lambda some: str(tokenizer.decode(some, skip_special_tokens=False)))
         turns = {call.turn for call in trajectory.transcript.calls}
-        tokens = read_tokens(pieces, trajectory.loss_mask > 0, turns, window)
-        entropy, gap = each.entropy.astype(float), each.logprob.astype(float) - trajectory.logprobs
+        tokens = read_tokens(pieces, body.loss_mask > 0, turns, window)
+        entropy, gap = each.entropy.astype(float), each.logprob.astype(float) - body.logprobs
         scored.append(Scored(tokens, entropy, gap, highest(entropy, share), problem))
     return scored
 

@@ -53,8 +53,7 @@ from agent_rl.groups.measures import compare as compare_shares
 from agent_rl.observe.live import LiveView
 from agent_rl.observe.replicas import DASH
 from agent_rl.observe.words import clock, visible
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, JournalError, read_journal
 
 ASKED = "evaluation.json"
 TOPOLOGY = "evaluation.toml"

@@ -39,7 +39,7 @@ def report(
 def leave_report(directory: Path) -> str:
     """The report at a run's end, and a line about it. A run that went well does not fail by its report."""
     from agent_rl.observe.report import write_report
-    from agent_rl.records.opening import JOURNAL
+    from agent_rl.records.journal import JOURNAL
 
     if not (directory / JOURNAL).is_file():
         return ""

@@ -23,8 +23,7 @@ from agent_rl.messages import (
     StepTrained,
     Trajectory,
 )
-from agent_rl.records.journal import Stored
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import Stored, read_journal
 from agent_rl.testing import call, trajectory
 
 FILTER = "roc_filter.0"

@@ -84,19 +84,20 @@ class GeneratorContract(GeneratorBench):
         """Compare a trajectory with what its engine wrote."""
         from actors.engines.scripted import LOGPROB
 
-        count = len(made.tokens)
-        shapes = {name: getattr(made, name).shape for name in ("tokens", "loss_mask", "logprobs", "policies")}
+        count = made.response_length
+        body = made.unpack()
+        shapes = {name: getattr(body, name).shape for name in ("tokens", "loss_mask", "logprobs", "policies")}
         wanted = {"tokens": (count,), "loss_mask": (count,), "logprobs": (count,), "policies": (count, 2)}
         assert shapes == wanted, f"arrays of different lengths: {shapes}"
-        assert len(made.prompt_tokens), "the prompt is missing"
+        assert made.prompt_length, "the prompt is missing"
         written = [token for turn in engine.written[made.rollout] for token in turn]
-        mask = made.loss_mask == 1
-        assert made.tokens[mask].tolist() == written, "the loss mask is not 1 exactly on what the model wrote"
+        mask = body.loss_mask == 1
+        assert body.tokens[mask].tolist() == written, "the loss mask is not 1 exactly on what the model wrote"
         assert 0 < mask.sum() < count, "a tool's tokens are in between, with mask 0"
-        assert np.all(made.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
-        assert not made.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
-        assert set(map(tuple, made.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
-        tags = tag_counts(engine.decode(made.tokens.tolist()))
+        assert np.all(body.logprobs[mask] == LOGPROB), "log-probabilities are not the engine's"
+        assert not body.logprobs[~mask].any(), "log-probabilities of tools' tokens must be 0"
+        assert set(map(tuple, body.policies.tolist())) == {(1, 3)}, "every token carries the policy that was served"
+        tags = tag_counts(engine.decode(body.tokens.tolist()))
         assert made.tags == tags, f"the response has {tags}, by tag_counts, and the trajectory says {made.tags}"
 
     @trio_test
@@ -106,9 +107,10 @@ class GeneratorContract(GeneratorBench):
             request = await bench.ask()
             made = await bench.trajectory()
             first, second = bench.engine.requests
-            assert list(first.tokens) == made.prompt_tokens.tolist(), "the first turn does not continue the prompt"
-            before = len(made.tokens) - len(bench.engine.written[made.rollout][1])
-            so_far = [*made.prompt_tokens.tolist(), *made.tokens[:before].tolist()]
+            prompt, response = (array.tolist() for array in made.unpack()[:2])
+            assert list(first.tokens) == prompt, "the first turn does not continue the prompt"
+            before = made.response_length - len(bench.engine.written[made.rollout][1])
+            so_far = prompt + response[:before]
             assert list(second.tokens) == so_far, "the second turn does not continue the trajectory's own tokens"
             assert {turn.seed for turn in bench.engine.requests} == {request.seed}, "the engine got another seed"
             temperatures = {turn.temperature for turn in bench.engine.requests}
@@ -126,7 +128,7 @@ class GeneratorContract(GeneratorBench):
         for number in range(2):
             async with self.bench(tmp_path / str(number), by_seed) as bench:
                 await bench.ask(seed=7)
-                written.append((await bench.trajectory()).tokens.tolist())
+                written.append((await bench.trajectory()).unpack().tokens.tolist())
         assert written[0] == written[1], "the same request gave two different trajectories"
 
     @trio_test
@@ -162,7 +164,7 @@ class GeneratorContract(GeneratorBench):
 
     def tool_text(self, bench: Bench, made: Trajectory) -> str:
         """The text of a trajectory's tokens with mask 0."""
-        return bench.engine.decode(made.tokens[made.loss_mask == 0].tolist())
+        return bench.engine.decode((body := made.unpack()).tokens[body.loss_mask == 0].tolist())
 
     @trio_test
     async def test_turns_without_a_call_are_answered_by_the_environment(self, tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ class GeneratorContract(GeneratorBench):
             assert "Are you sure?" in self.tool_text(bench, made), "the model was not asked"
             self.check_tokens(made, bench.engine)
             for turn in bench.engine.requests:
-                said = [*made.prompt_tokens.tolist(), *made.tokens.tolist()]
+                said = [*made.unpack().prompt_tokens.tolist(), *made.unpack().tokens.tolist()]
                 assert list(turn.tokens) == said[: len(turn.tokens)], (
                     "a turn continues other tokens than the trajectory's"
                 )
@@ -315,7 +317,7 @@ class GeneratorContract(GeneratorBench):
         async with self.bench(tmp_path, reply=reply) as bench:
             await bench.ask()
             made = await bench.trajectory()
-            versions = made.policies[made.loss_mask > 0, 1].tolist()
+            versions = (body := made.unpack()).policies[body.loss_mask > 0, 1].tolist()
             assert versions == sorted(versions), "an older policy follows a newer one"
             assert set(versions) == {3, 4}, f"tokens carry the versions {sorted(set(versions))}, served were 3 and 4"
             await self.settled()
@@ -352,7 +354,7 @@ class GeneratorContract(GeneratorBench):
             await self.settled()
             ended = {made.sample: made.status for made in bench.trajectories}
             assert ended == {0: "turn_limit", 1: "truncated", 2: "truncated"}, f"by sample: {ended}"
-            longest = max(len(made.tokens) for made in bench.trajectories)
+            longest = max(made.response_length for made in bench.trajectories)
             assert longest <= 200, f"a response has {longest} tokens of 200"
 
     @trio_test
@@ -400,8 +402,7 @@ class GeneratorContract(GeneratorBench):
                 await bench.ask(sampling=ROOM, turns=tuple(turns[:kept]))
                 made = await bench.trajectory()
                 assert len(bench.engine.requests) == 3 - kept, "turns that the request brings were written again"
-                for field in ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies"):
-                    assert np.array_equal(getattr(made, field), getattr(whole, field)), f"another {field}"
+                assert made.body == whole.body, "other tokens"
                 assert made.transcript.texts == whole.transcript.texts, "the transcript lacks turns"
                 calls = [(call.turn, call.outcome, call.response) for call in made.transcript.calls]
                 wanted = [(call.turn, call.outcome, call.response) for call in whole.transcript.calls]
@@ -453,8 +454,7 @@ class GeneratorContract(GeneratorBench):
             assert bench.acknowledged == [whole.rollout], "its request was not acknowledged"
             await bench.ask(sampling=ROOM, turns=tuple(self.turns(bench)), move=1)
             made = await bench.trajectory()
-            for field in ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies"):
-                assert np.array_equal(getattr(made, field), getattr(whole, field)), f"another {field}"
+            assert made.body == whole.body, "other tokens"
             assert len(bench.engine.requests) == 3, "turns that the request brings were written again"
 
     @trio_test
@@ -475,7 +475,7 @@ class GeneratorContract(GeneratorBench):
             sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
             assert [each.then for each in sent if each.then != "writes"][:2] == ["waits", "waits"], "tools ran unheard"
             assert sent[-1].then == "ended", "the scheduler was not told of the end"
-            assert sent[-1].tokens == len(whole.prompt_tokens) + len(whole.tokens), "not the tokens of the rollout"
+            assert sent[-1].tokens == whole.prompt_length + whole.response_length, "not the tokens of the rollout"
             at = next(each.tokens for each in sent if each.then == "waits")
             unwanted = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
             await bench.ask(rollout="again", sampling=ROOM)

@@ -30,7 +30,7 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.testing import engine_load, evaluated, opened, training_group
+from agent_rl.testing import engine_load, evaluated, opened, repacked, training_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,10 +56,10 @@ def groups_of(version: int, count: int = 2, *, alike: bool = False) -> tuple[Tra
         rng = np.random.default_rng(index if alike else number)
         group = training_group(opened(number, stage=RL, version=version), [1.0, 0.0, 1.0, 0.0], tokens=12)
         trajectories = tuple(
-            replace(
+            repacked(
                 each,
-                tokens=rng.integers(8, 90, len(each.tokens), dtype=np.int32),
-                logprobs=np.where(each.loss_mask == 1, np.float32(-4.8), np.float32(0.0)),
+                tokens=rng.integers(8, 90, each.response_length, dtype=np.int32),
+                logprobs=np.where(each.unpack().loss_mask == 1, np.float32(-4.8), np.float32(0.0)),
             )
             for each in group.trajectories
         )
@@ -369,9 +369,10 @@ def preference(folder: Path, weights: dict[str, Tensor], groups: Sequence[Traini
     means: dict[bool, list[float]] = {True: [], False: []}
     for group in groups:
         for made, reward in zip(group.trajectories, group.rewards.tolist(), strict=True):
-            tokens = torch.from_numpy(np.concatenate([made.prompt_tokens, made.tokens]).astype(np.int64))
+            body = made.unpack()
+            tokens = torch.from_numpy(np.concatenate([body.prompt_tokens, body.tokens]).astype(np.int64))
             with torch.no_grad():
                 logprobs = policy(tokens[None]).logits[0, :-1].log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
-            response = logprobs[len(made.prompt_tokens) - 1 :].numpy()
-            means[reward > 0].append(float(response[made.loss_mask == 1].mean()))
+            response = logprobs[made.prompt_length - 1 :].numpy()
+            means[reward > 0].append(float(response[body.loss_mask == 1].mean()))
     return float(np.mean(means[True]) - np.mean(means[False]))

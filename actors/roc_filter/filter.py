@@ -264,7 +264,7 @@ class RoCFilter(Actor):
             trajectory.sample,
             trajectory.attempt,
             trajectory.status,
-            encode_stored(replace(trajectory, judgement=None)),
+            encode_stored(trajectory),
             trajectory.judgement,
         )
         self._perform(self._book.trajectory(trajectory))

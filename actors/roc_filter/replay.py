@@ -170,7 +170,7 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
 
 
 def _for_training(trajectory: Trajectory) -> Trajectory:
-    """A trajectory without its texts."""
+    """A trajectory without its texts: its body is sent on as it is stored."""
     return replace(trajectory, transcript=Transcript((), status=trajectory.status))
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    a twin with plain tokens and the production journal --> seconds of each role's tasks in windows of virtual time
+    a twin with plain tokens --> seconds of each role's tasks in windows of virtual time
     windows: seconds ~ sum over types of (messages * seconds + tokens * token_s), least squares, none negative --> table
 
 All actors run in one process, so the processor time of a task step is that of its actor. Tokens are arrays of real
@@ -86,7 +86,7 @@ def measured_costs(steps: int = STEPS) -> CostTable:
     async def main(folder: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch, world, meter, windows)
-            await play(topology, world, folder, journal=None)
+            await play(topology, world, folder)
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main, seed=0, instruments=[meter])

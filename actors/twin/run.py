@@ -33,8 +33,6 @@ from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.selection import TaskFilter
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
-from agent_rl.records.journal import Journal
-from agent_rl.records.memory import MemoryJournal
 from agent_rl.simulation.costs import Costs, shipped_costs
 from agent_rl.simulation.plan import GENERATOR, SCHEDULER, Plan
 from agent_rl.simulation.prediction import Prediction
@@ -172,10 +170,8 @@ def in_virtual_time(main: Callable[[Path], Awaitable[T]], *, seed: int, instrume
             gc.unfreeze()
 
 
-async def play(
-    topology: Topology, world: World, folder: Path, *, journal: Callable[[], Journal] | None = MemoryJournal
-) -> TwinRun:
-    """Run all actors until the last step is trained. ``journal`` None: the production journal, in the folder."""
+async def play(topology: Topology, world: World, folder: Path) -> TwinRun:
+    """Run all actors until the last step is trained. The journal is in the folder."""
     plan = world.plan
     made = twin_topology(topology, plan, folder)
     log = WarningLog()
@@ -197,7 +193,6 @@ async def play(
                 replica=int(name.rpartition(".")[2]),
                 kill=True,
                 limits=LIMITS,
-                journal=journal,
                 log=log.logger(),
                 on_event=log.link_event,
                 in_thread=in_place,

@@ -73,6 +73,11 @@ class RunsEpisode(Episode):
         return range(length(self._prompt) + length(self._tokens))
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """As many as all runs have."""
+        return length(self._prompt), length(self._tokens)
+
+    @property
     def budget(self) -> int:
         """Response tokens left, and two for the end of a turn of one token."""
         return self._room - length(self._tokens) + 2

@@ -90,7 +90,7 @@ def tokens_of(message: Any) -> int:
     """The tokens that a message carries."""
     match message:
         case Trajectory():
-            return array_length(message.prompt_tokens) + array_length(message.tokens)
+            return message.prompt_length + message.response_length
         case TrainingGroup():
             return sum(tokens_of(each) for each in message.trajectories)
         case TurnsCompleted() | RolloutRequest():

@@ -18,8 +18,7 @@ from agent_rl.analysis.tokens import AFTER_TOOL, GIVEN, KINDS, Flags, Floats, To
 from agent_rl.messages import Trajectory
 from agent_rl.observe.report.page import section, study_page, table
 from agent_rl.records.checkpoint_files import read_position
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import JournalError, read_journal
 from agent_rl.rollout.parsing import cut_middle
 
 ENTIRE = {"finished", "truncated", "turn_limit"}
@@ -49,8 +48,8 @@ class Drawn:
     @property
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest version of the policy that sampled a token of the rollouts."""
-        versions = np.concatenate([each.policies[each.loss_mask > 0, 1] for each, _ in self.rollouts])
-        return int(versions.min()), int(versions.max())
+        oldest, newest = zip(*((each.oldest, each.newest) for each, _ in self.rollouts), strict=True)
+        return min(oldest), max(newest)
 
 
 def draw(directory: Path, decode: Callable[[bytes], Any], *, rollouts: int, step: int | None, seed: int) -> Drawn:
@@ -78,7 +77,7 @@ def draw(directory: Path, decode: Callable[[bytes], Any], *, rollouts: int, step
                     decoded = [decode(each.payload) for each in trajectories[: -(-missing // len(groups))]]
                 except ValueError as error:
                     raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
-                chosen += [(index + 1, each, problem) for each in decoded if (each.loss_mask > 0).any()]
+                chosen += [(index + 1, each, problem) for each in decoded if each.oldest is not None]
     if not chosen:
         raise AnalysisError(
             f"{journal.path} holds no trajectory of an RL step: none was trained, or the run kept none. Set "

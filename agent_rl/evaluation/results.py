@@ -18,8 +18,7 @@ from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value, read_json
 from agent_rl.groups.measures import maj_at_k, mean_interval, pass_at_k, powers_of_two
 from agent_rl.messages import Problem
-from agent_rl.records.journal import Stored
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, Stored, read_journal
 
 FILE = "results.json"
 GROUPINGS = {"environment": "by_environment", "file": "by_file", "subject": "by_subject", "level": "by_level"}
@@ -117,7 +116,7 @@ def _problem_result(
         answers=tuple(judgement.answer or None for _, judgement in judged),
         rewards=tuple(judgement.reward for _, judgement in judged),
         successes=tuple(judgement.success for _, judgement in judged),
-        tokens=tuple(len(rollout.tokens) for rollout in rollouts),
+        tokens=tuple(rollout.response_length for rollout in rollouts),
         turns=tuple(rollout.turns for rollout in rollouts),
         calls=tuple(len(rollout.transcript.calls) for rollout in rollouts),
         failed_calls=tuple(sum(call.outcome != "success" for call in rollout.transcript.calls) for rollout in rollouts),

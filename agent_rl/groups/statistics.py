@@ -47,10 +47,9 @@ class RolloutFigures:
     @classmethod
     def of(cls, trajectory: Trajectory, opened: GroupOpened) -> RolloutFigures:
         """The figures of a trajectory of the group ``opened``, before its judgement."""
-        versions = trajectory.policies[trajectory.loss_mask > 0, 1]
         calls = trajectory.transcript.calls
         return cls(
-            tokens=len(trajectory.tokens),
+            tokens=trajectory.response_length,
             turns=trajectory.turns,
             calls=len(calls),
             failed_calls=sum(call.outcome != "success" for call in calls),
@@ -62,8 +61,8 @@ class RolloutFigures:
             cut_responses=sum(call.cut for call in calls),
             lost=trajectory.status if trajectory.status in LOST else "",
             group=opened.group,
-            oldest=int(versions.min()) if len(versions) else opened.policy.version,
-            newest=int(versions.max()) if len(versions) else opened.policy.version,
+            oldest=opened.policy.version if trajectory.oldest is None else trajectory.oldest,
+            newest=opened.policy.version if trajectory.newest is None else trajectory.newest,
             environment=opened.problem.environment,
             tags=trajectory.tags,
         )

@@ -12,8 +12,7 @@ import torch
 from agent_rl.learning.batching import microbatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
-from agent_rl.messages import Trajectory
-from agent_rl.messages.rollouts import Float32Vector
+from agent_rl.messages import Float32Vector, Tokens, Trajectory
 
 
 class Passed(NamedTuple):
@@ -39,11 +38,12 @@ def entropies(
     fit the trajectories, or whose results are not finite.
     """
     loaded = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions())
-    rows = [np.concatenate([each.prompt_tokens, each.tokens]).astype(np.int64) for each in trajectories]
+    bodies = [each.unpack() for each in trajectories]
+    rows = [np.concatenate([each.prompt_tokens, each.tokens]).astype(np.int64) for each in bodies]
     _refuse_unfitting(model, loaded, rows)
     found: dict[int, Passed] = {}
     for batch in microbatches([len(row) for row in rows], max_tokens=microbatch_tokens):
-        places = [_written(trajectories[index]) for index in batch]
+        places = [_written(bodies[index]) for index in batch]
         with torch.no_grad():
             logprobs, entropy = loaded.logprobs(
                 [torch.from_numpy(rows[index]) for index in batch], places, temperature=temperature
@@ -56,12 +56,12 @@ def entropies(
         for index, mask, *parts in zip(
             batch, places, entropy.cpu().split(sizes), logprobs.cpu().split(sizes), strict=True
         ):
-            prompt = len(trajectories[index].prompt_tokens)
+            prompt = len(bodies[index].prompt_tokens)
             found[index] = Passed(*(_spread(values, mask)[prompt:] for values in parts))
     return [found[index] for index in range(len(rows))]
 
 
-def _written(trajectory: Trajectory) -> torch.Tensor:
+def _written(trajectory: Tokens) -> torch.Tensor:
     """Flags [p + n] the tokens that the model wrote. A sequence's first token has no distribution."""
     mask = np.concatenate([np.zeros(len(trajectory.prompt_tokens), dtype=np.uint8), trajectory.loss_mask]) > 0
     mask[:1] = False

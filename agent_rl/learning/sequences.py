@@ -12,7 +12,7 @@ from torch import Tensor
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.learning.advantages import Advantage
 from agent_rl.learning.finite import NotFiniteError, named, not_finite
-from agent_rl.messages import Float32Vector, TrainingGroup
+from agent_rl.messages import BodyError, Float32Vector, Tokens, TrainingGroup, Trajectory
 
 
 @dataclass(slots=True)
@@ -38,33 +38,42 @@ def training_sequences(
 ) -> list[TrainingSequence]:
     """The trajectories of a group that are trained, with their advantages.
 
-    With ``overlong = "mask"``, truncated rollouts count for the advantages of the others, and are not trained.
+    With ``overlong = "mask"``, truncated rollouts count for the advantages of the others, and are not trained. Raises
+    NotFiniteError for a body that cannot be read, so that the step is skipped.
     """
     rewards = group.rewards
     if algorithm.overlong == "penalty":
-        lengths = np.array([len(t.tokens) for t in group.trajectories])
+        lengths = np.array([t.response_length for t in group.trajectories])
         rewards = rewards + soft_overlong(lengths, max_response_tokens, algorithm.overlong_cache)
     advantages = advantage(rewards, divide_by_std=algorithm.advantage_std)
     sequences = []
     for t, reward, each in zip(group.trajectories, rewards, advantages, strict=True):
         if algorithm.overlong == "mask" and t.status == "truncated":
             continue
-        mask = t.loss_mask > 0
+        tokens = _unpacked(t)
+        mask = tokens.loss_mask > 0
         sequences.append(
             TrainingSequence(
                 name=f"{group.group}, sample {t.sample}",
-                tokens=torch.from_numpy(np.concatenate([t.prompt_tokens, t.tokens]).astype(np.int64)),
-                prompt=len(t.prompt_tokens),
+                tokens=torch.from_numpy(np.concatenate([tokens.prompt_tokens, tokens.tokens]).astype(np.int64)),
+                prompt=len(tokens.prompt_tokens),
                 mask=torch.from_numpy(mask),
                 # A turn begins where the model's tokens begin; between two turns there are tokens of others.
                 turns=torch.from_numpy((np.diff(mask, prepend=False) & mask).cumsum() - 1),
-                behaviour=torch.from_numpy(np.where(mask, t.logprobs, np.float32(0.0))),
-                versions=torch.from_numpy(t.policies[:, 1].astype(np.int64)),
+                behaviour=torch.from_numpy(np.where(mask, tokens.logprobs, np.float32(0.0))),
+                versions=torch.from_numpy(tokens.policies[:, 1].astype(np.int64)),
                 reward=float(reward),
                 advantage=float(each),
             )
         )
     return sequences
+
+
+def _unpacked(trajectory: Trajectory) -> Tokens:
+    try:
+        return trajectory.unpack()
+    except BodyError as error:
+        raise NotFiniteError(f"cannot be trained: the tokens of {trajectory.rollout} are damaged ({error})") from error
 
 
 def soft_overlong(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int, cache: int) -> Float32Vector:
@@ -76,11 +85,17 @@ def soft_overlong(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: in
     return added
 
 
-def refuse_not_finite_inputs(sequences: Sequence[TrainingSequence]) -> None:
-    """Raise NotFiniteError that names advantages and log-probabilities of the engine that are not finite.
+def refuse_unsound_inputs(sequences: Sequence[TrainingSequence], vocabulary: int) -> None:
+    """Raise NotFiniteError that names rollouts with tokens outside the vocabulary or values that are not finite.
 
-    The log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite.
+    The engine's log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite.
     """
+    for sequence in sequences:
+        if len(sequence.tokens) and (token := int(sequence.tokens.max())) >= vocabulary:
+            raise NotFiniteError(
+                f"cannot be trained: {sequence.name} has the token {token}, and the model the tokens 0 to "
+                f"{vocabulary - 1}"
+            )
     faults = []
     for sequence in sequences:
         parts = {

@@ -38,7 +38,7 @@ from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.sequences import (
     TrainingSequence,
     cause_of_loss,
-    refuse_not_finite_inputs,
+    refuse_unsound_inputs,
     training_sequences,
 )
 from agent_rl.messages import TrainingGroup
@@ -161,7 +161,7 @@ class Trainer:
         sequences = [s for group in groups for s in training_sequences(group, self._advantage, self.algorithm, longest)]
         if not sequences:
             return TrainingFigures()
-        refuse_not_finite_inputs(sequences)
+        refuse_unsound_inputs(sequences, self.model.module.config.vocab_size)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
         totals: defaultdict[str, float] = defaultdict(float)

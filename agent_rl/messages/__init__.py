@@ -41,5 +41,6 @@ from __future__ import annotations
 from agent_rl.messages.changes import *
 from agent_rl.messages.rollouts import *
 from agent_rl.messages.status import *
+from agent_rl.messages.tokens import *
 from agent_rl.messages.tool_executor import *
 from agent_rl.messages.training import *

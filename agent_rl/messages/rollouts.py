@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
-Int32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
-Int32Matrix: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
-Float32Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
-Uint8Vector: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+from agent_rl.messages.tokens import BodyError, Float32Vector, Int32Matrix, Int32Vector, Tokens
 
 NEWS_STEPS = 64
 """The steps in which the use of a KV cache is news, in an engine's whole cache."""
@@ -265,13 +260,12 @@ class TagCounts:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One rollout from prompt to end, token in and token out.
+    """One rollout from prompt to end: a head, by which the filter decides, and a ``body`` with all tokens.
 
-    Shapes, with p prompt tokens and n response tokens (the model's and the tools'): ``prompt_tokens`` [p]; ``tokens``
-    [n]; ``loss_mask`` [n], 1 where the model wrote the token; ``logprobs`` [n], natural logarithm under the
-    distribution sampled from (temperature included), 0 where masked; ``policies`` [n, 2], the (epoch, version) that
-    sampled the token, or that was current when a tool's or the environment's token was appended. ``judgement`` is None
-    where an executor has to judge, and for a rollout without a result. ``tags`` are of the text of ``tokens``.
+    The generator packs the body once (`Tokens.pack`); filter and journal pass it on as it is, and the learner unpacks
+    it. ``prompt_length`` and ``response_length`` count tokens, the response's with those of tools. ``oldest`` and
+    ``newest`` are versions of the policies that the model wrote with; None where it wrote nothing. ``judgement`` is
+    None where an executor has to judge, and for a rollout without a result. ``tags`` are of the text of the response.
     """
 
     rollout: str
@@ -282,13 +276,13 @@ class Trajectory:
     purpose: Purpose
     transcript: Transcript
     reason: str
-    prompt_tokens: Int32Vector
-    tokens: Int32Vector
-    loss_mask: Uint8Vector
-    logprobs: Float32Vector
-    policies: Int32Matrix
     generator: str
     seconds: float
+    prompt_length: int
+    response_length: int
+    oldest: int | None
+    newest: int | None
+    body: bytes
     judgement: Judgement | None = None
     tags: TagCounts = field(default_factory=TagCounts)
 
@@ -301,6 +295,15 @@ class Trajectory:
     def turns(self) -> int:
         """How many turns the model wrote."""
         return len(self.transcript.texts)
+
+    def unpack(self) -> Tokens:
+        """The tokens of the body. Raises BodyError, also where head and body have other lengths."""
+        found = Tokens.unpack(self.body)
+        lengths = len(found.prompt_tokens), len(found.tokens)
+        if lengths != (self.prompt_length, self.response_length):
+            head = f"{self.prompt_length} and {self.response_length}"
+            raise BodyError(f"a body of {lengths[0]} and {lengths[1]} tokens, where its head says {head}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures, StageFigures, StepFigures, TrainingFigures
-from agent_rl.messages.rollouts import Evaluation, Float32Vector, GroupOpened, Policy, Trajectory, Uint8Vector
+from agent_rl.messages.rollouts import Evaluation, GroupOpened, Policy, Trajectory
+from agent_rl.messages.tokens import Float32Vector, Uint8Vector
 
 
 @dataclass(frozen=True, slots=True)

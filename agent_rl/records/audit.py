@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.records.journal import Journal
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import Journal, read_journal
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,15 @@
 
 ::
 
-    journal.sqlite-wal     the chain of checksums over its frames; SQLite silently ends the log at a wrong checksum
     journal.sqlite         SQLite's integrity check (pages, trees, indexes), the schema, and the checksum of every row
     journal.trajectories   the checksum of every payload
     checkpoints            size and CRC-32 of every file, and the checksum of the state file
     all of them            whether the journal is older than the newest checkpoint or metrics.jsonl (a truncated log)
 
 Changes in these places are not found, because no checksum covers them: bytes that no row uses (free pages, space
-between rows, counters in the header, payloads whose commit a kill prevented); the log's last transaction, when the
-flipped byte makes it look like the rest of an older log (4 or 8 bytes a frame). Logs, the timeline and report.html have
-no checksums.
+between rows, counters in the header, payloads whose commit a kill prevented). After a kill, the last commits are in
+``journal.sqlite-wal``, and SQLite silently ends this log at a changed byte: the commits behind it are missed only if
+metrics.jsonl or a checkpoint is newer. Logs, the timeline and report.html have no checksums.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from agent_rl.records.checkpoint_files import CheckpointError, verify
 from agent_rl.records.history import CHECKPOINTS, faults_between
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from agent_rl.records.run_directory import in_use
 
 
@@ -47,10 +46,10 @@ class DeepAudit:
 def deep_audit(directory: Path) -> DeepAudit:
     """Read a run directory again. Raises JournalError when the journal cannot be read at all."""
     under_way = in_use(directory)
-    notes = ["the run is under way: its journal's log was not checked"] if under_way else []
+    notes = ["the run is under way: journal and checkpoints were not compared"] if under_way else []
     journal = read_journal(directory)
     try:
-        rows, faults = journal.verify(under_way=under_way)
+        rows, faults = journal.verify()
         if not under_way:
             faults += faults_between(directory, journal)
     finally:

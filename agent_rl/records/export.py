@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value
-from agent_rl.records.journal import GroupRow, Journal, JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import GroupRow, Journal, JournalError, read_journal
 
 Format = Literal["jsonl", "parquet"]
 Decode = Callable[[bytes], Any]
@@ -137,8 +136,9 @@ def _about(journal: Journal, row: GroupRow) -> Row:
 
 
 def _columns(trajectory: Any) -> Row:
-    """The fields of a trajectory, without those that `_about` gives."""
-    found = {name: value for name, value in asdict(trajectory).items() if name in PARQUET}
+    """The fields of a trajectory, without those that `_about` gives. Raises ValueError for a body that is damaged."""
+    fields = {**asdict(trajectory), **trajectory.unpack()._asdict()}
+    found = {name: value for name, value in fields.items() if name in PARQUET}
     policies = map(tuple, found["policies"].tolist())
     found["policies"] = [[*policy, sum(1 for _ in tokens)] for policy, tokens in groupby(policies)]
     return found

@@ -26,8 +26,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.messages import StageEntered
 from agent_rl.records.checkpoint_files import Position, read_state
 from agent_rl.records.continuing import made_with, started_otherwise
-from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, EmptyJournalError, Journal, JournalError, read_journal
 
 MADE_WITH = "made_with"
 """The journal's fact with the settings that must not change (see continuing.py); topology.json holds the same."""

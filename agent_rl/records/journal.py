@@ -5,15 +5,11 @@ balance.
 
 ::
 
-    Journal (here)     the rules: what may follow what
+    Journal (here)     the rules: what may follow what, and what the rows add up to
       Retention        which trajectories stay, and for how long (retention.py)
-      Accounts         what the rows add up to (accounts.py)
-      SqliteJournal    rows in a database, payloads in one file a segment (sqlite.py)
-      MemoryJournal    dictionaries, for simulations and tests (memory.py)
+        SqliteStore    rows in a database, payloads in one file a segment (sqlite.py, rows.py)
 
-A back end is a `Store` of rows (rows.py) and payloads. `tests/agent_rl/records/journal_contract.py` holds the tests
-that every back end passes. Payloads are opaque bytes (the wire's encoding, packed), so that a replay uses exactly what
-was received.
+Payloads are opaque bytes, so that a replay uses exactly what was received.
 """
 
 from __future__ import annotations
@@ -21,13 +17,13 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
-from agent_rl.records.accounts import Accounts
 from agent_rl.records.retention import EVALUATE, INTERIM, SELECT, SELECTED_TOGETHER, TRAIN, Retention
 from agent_rl.records.rows import (
     EvaluationRow,
@@ -37,15 +33,28 @@ from agent_rl.records.rows import (
     RecordRow,
     Row,
     SampledRow,
+    SegmentRow,
     SelectionRow,
     StepRow,
     TrajectoryRow,
 )
-from agent_rl.records.store import EmptyJournalError, JournalError
+from agent_rl.records.sqlite import EmptyJournalError, JournalError
 
-__all__ = ["LAYOUT", "EmptyJournalError", "GroupRow", "Journal", "JournalError", "StepRow", "Stored"]
+__all__ = [
+    "JOURNAL",
+    "LAYOUT",
+    "EmptyJournalError",
+    "GroupRow",
+    "Journal",
+    "JournalError",
+    "StepRow",
+    "Stored",
+    "open_journal",
+    "read_journal",
+]
 
-LAYOUT = "5"
+JOURNAL = "journal.sqlite"
+LAYOUT = "6"
 """The version of the rows and their meaning. A journal of another layout is refused."""
 
 
@@ -76,15 +85,41 @@ class _OpenGroup:
     """By sample and attempt."""
 
 
-class Journal(Retention, Accounts):
+class Journal(Retention):
     """The history of a run: groups, steps and evaluations. Methods change the current transaction: see `commit`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """``read_only`` opens an existing journal and changes no file. Raises JournalError."""
+        super().__init__(path, read_only=read_only)
         self._open_groups: dict[str, _OpenGroup] = {}
         self._fates: Counter[tuple[str, str, str]] | None = None
         self._taken: Counter[tuple[bool, bool]] | None = None
         self._records: int | None = None
+        try:
+            self._begin(read_only=read_only)
+        except BaseException:  # whatever ends the opening, also a cancellation: the connection must not stay open
+            self._db.close()
+            raise
+
+    def _begin(self, *, read_only: bool) -> None:
+        if self._open(read_only=read_only):
+            self.set_fact("layout", LAYOUT)
+            self.set_fact("run", secrets.token_hex(8))
+            self.commit()
+        # Checksums are not compared: the columns of another layout may differ.
+        layout = next((value for (value,) in self._scan(FactRow, ("value",), key="layout")), None)
+        if layout != LAYOUT:
+            raise JournalError(
+                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads "
+                f"{LAYOUT}): use that version, or start again in another run.directory"
+            )
+        if read_only:
+            return
+        self._payloads.sweep({number for (number,) in self._scan(SegmentRow, ("number",))})
+        if self._killed:
+            self.forget_lost(self._payloads.ends())
+            self.commit()
+        self._guard()
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
@@ -372,7 +407,7 @@ class Journal(Retention, Accounts):
             self._records = sum(1 for _ in self._scan(RecordRow, ("number",)))
         return self._records
 
-    # Balance ----------------------------------------------------------------------------------------------------------
+    # What the rows add up to ------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[tuple[str, str, str], int]:
         """Number of groups by (purpose, state, reason)."""
@@ -380,23 +415,155 @@ class Journal(Retention, Accounts):
             self._fates = Counter(self._scan(GroupRow, ("purpose", "state", "reason")))
         return {fate: count for fate, count in self._fates.items() if count}
 
-    # Opening and closing ----------------------------------------------------------------------------------------------
+    def group_ids(self) -> list[str]:
+        """Every group, by stage and number."""
+        return [group for _, _, group in sorted(self._scan(GroupRow, ("stage", "number", "id")))]
 
-    def _begin(self) -> None:
-        """Initialise an empty store."""
-        self.set_fact("layout", LAYOUT)
-        self.set_fact("run", secrets.token_hex(8))
+    def opened_counts(self, stage: int) -> Counter[int | None]:
+        """The number of groups that the stage (key None), and each evaluation within it (``at_step``), has opened."""
+        counts: Counter[int | None] = Counter()
+        for at_step, number in self._scan(GroupRow, ("at_step", "number"), stage=stage):
+            counts[at_step] = max(counts[at_step], number + 1)  # numbers have no gaps
+        return counts
 
-    def _refuse_other_layouts(self) -> None:
-        """Raises JournalError for a journal of another version. Checksums are not compared: the columns may differ."""
-        layout = next((value for (value,) in self._scan(FactRow, ("value",), key="layout")), None)
-        if layout != LAYOUT:
-            raise JournalError(
-                f"{self.path} was written by another version of agent_rl (layout {layout}, this version reads "
-                f"{LAYOUT}): use that version, or start again in another run.directory"
+    def uncounted(self, stage: int, reason: str) -> int:
+        """The number of the stage's groups that were dropped for this reason and that no step counts."""
+        where = {"stage": stage, "state": "dropped", "reason": reason, "decided_order": 0}
+        return sum(1 for _ in self._scan(GroupRow, ("id",), **where))
+
+    def stored_groups(self) -> set[str]:
+        """The groups that have trajectories."""
+        return {group for (group,) in self._scan(TrajectoryRow, ("group_id",))}
+
+    def left(self) -> int:
+        """The number of groups, trained, evaluated or counted towards a step, whose trajectories were removed."""
+        there = self.stored_groups()
+        groups = self._scan(GroupRow, ("id", "state", "decided_order"))
+        return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
+
+    def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
+        """Counts of training groups by (step, state, reason, whether any rollout of a dropped group succeeded)."""
+        columns = ("step", "state", "reason", "right")
+        counted = Counter(self._scan(GroupRow, columns, purpose="train"))
+        return [(step, state, reason, bool(right), count) for (step, state, reason, right), count in counted.items()]
+
+    def kept_rewards(self) -> dict[int, float]:
+        """Mean reward of the rollouts that each step trained on, by version."""
+        found: dict[int, list[float]] = {}
+        for step, rewards in self._scan(GroupRow, ("step", "rewards"), state="trained"):
+            found.setdefault(step, []).extend(rewards)
+        return {step: sum(rewards) / len(rewards) for step, rewards in found.items() if rewards}
+
+    def judged(self, stage: int) -> dict[str, float]:
+        """How many rollouts of each evaluated group of a stage succeeded."""
+        return {
+            group: float(
+                sum(
+                    each.judgement is not None and each.judgement.success
+                    for each in self._select(TrajectoryRow, group_id=group)
+                )
             )
+            for (group,) in self._scan(GroupRow, ("id",), stage=stage, state="evaluated")
+        }
 
-    def close(self) -> None:
-        """Commit and close."""
-        self.commit()
-        self.abandon()
+    def sampled(self, stage: int) -> list[SampledRow]:
+        """What a select stage has counted so far, by number."""
+        return self._select(SampledRow, stage=stage)
+
+    def selection(self, stage: int) -> SelectionRow | None:
+        """The result of a select stage; None while there is none."""
+        return self._get(SelectionRow, stage)
+
+    def selections(self) -> list[SelectionFigures]:
+        """The figures of all select stages that have a result, by stage."""
+        return [row.figures for row in self._select(SelectionRow)]
+
+    def kept_problems(self, stage: int) -> dict[str, tuple[str, ...]] | None:
+        """The ids of the problems that a select stage keeps, by environment; None while it has no result."""
+        result = self.selection(stage)
+        if result is None:
+            return None
+        numbers = set(result.kept)
+        found: dict[str, list[str]] = {}
+        for number, environment, problem in self._scan(SampledRow, ("number", "environment", "problem"), stage=stage):
+            if number in numbers:
+                found.setdefault(environment, []).append(problem)
+        return {environment: tuple(ids) for environment, ids in found.items()}
+
+    def lost_steps(self) -> list[str]:
+        """Signs that rows of steps are missing: the learner would wait for such a step for ever."""
+        versions: dict[int, list[int]] = {}
+        for stage, version in self._scan(StepRow, ("stage", "version")):
+            versions.setdefault(stage, []).append(version)
+        faults = [
+            f"stage {stage} has {len(each)} steps at versions {min(each)} to {max(each)}"
+            for stage, each in sorted(versions.items())
+            if len(each) != max(each) - min(each) + 1
+        ]
+        there = {None, *(version for each in versions.values() for version in each)}
+        lost = ((step, group) for group, step in self._scan(GroupRow, ("id", "step")) if step not in there)
+        return faults + [
+            f"{group} is in the step at version {step}, which is missing" for step, group in sorted(lost)[:1]
+        ]
+
+    def faults(self) -> Iterator[str]:
+        """Every contradiction of the journal's rules, group by group."""
+        numbers: dict[str, list[int]] = {}
+        settled: dict[str, tuple[str, int]] = {}
+        for group, stage, at_step, number, purpose, state, reason, step in self._scan(
+            GroupRow, ("id", "stage", "at_step", "number", "purpose", "state", "reason", "step")
+        ):
+            where = f"stage {stage}" if at_step is None else f"stage {stage}, its evaluation after {at_step} steps"
+            numbers.setdefault(where, []).append(number)
+            if step is not None:
+                settled[group] = state, step
+            contradictions = (
+                ("trained without a step", state == "trained" and step is None),
+                ("dropped without a reason", state == "dropped" and not reason),
+                ("a training group marked evaluated", state == "evaluated" and purpose == "train"),
+                ("an evaluation group marked trained", state == "trained" and purpose != "train"),
+                ("open, yet in a step", state == "open" and step is not None),
+            )
+            yield from (f"{group}: {what}" for what, found in contradictions if found)
+        for where, each in sorted(numbers.items()):
+            if len(each) != max(each) + 1:
+                yield f"{where}: {len(each)} groups recorded, but numbers reach {max(each) + 1}"
+        seen: dict[str, int] = {}
+        for row in self._select(StepRow):
+            expected = "dropped" if row.skipped else "trained" if row.trained else "ready"
+            for group in row.groups:
+                if group in seen:
+                    yield f"{group}: in the steps at versions {seen[group]} and {row.version}"
+                seen[group] = row.version
+                state, at = settled.get(group, ("missing or in no step", None))
+                if (state, at) != (expected, row.version):
+                    yield f"{group}: in the step at version {row.version}, but {state} (step {at})"
+        for group, (state, _) in settled.items():
+            if state == "trained" and group not in seen:
+                yield f"{group}: trained, but in no step"
+
+    def verify(self) -> tuple[int, list[str]]:
+        """Read every byte again; return the number of rows, and the faults."""
+        count, faults = super().verify()
+        for group in [] if faults else self.group_ids():
+            try:
+                self.trajectories(group)
+            except JournalError as error:
+                faults.append(str(error))
+        return count, faults
+
+
+def open_journal(directory: Path) -> Journal:
+    """Open the journal of a run directory for writing; create it if there is none. Raises JournalError."""
+    return Journal(directory / JOURNAL)
+
+
+def read_journal(directory: Path) -> Journal:
+    """Open the journal of a run directory for reading; the run may be under way.
+
+    Raises JournalError when there is none.
+    """
+    path = directory / JOURNAL
+    if not path.is_file():
+        raise JournalError(f"{path}: no journal here; give the directory of a run")
+    return Journal(path, read_only=True)

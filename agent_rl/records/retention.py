@@ -10,10 +10,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent_rl.records.rows import GroupRow, InterimEvaluationRow, SegmentRow, StepRow, TrajectoryRow
-from agent_rl.records.store import Store
+from agent_rl.records.sqlite import SqliteStore
 
 SAMPLES_TRAINED, SAMPLES_DROPPED = 2, 1
 """Groups of a stage's first and last step that keep their trajectories."""
@@ -25,13 +26,14 @@ GROUPS_AT_ONCE = 32
 """One piece of a compaction handles the trajectories of so many groups."""
 
 
-class Retention(Store):
+class Retention(SqliteStore):
     """Puts payloads into segments, and removes the segments that nobody needs."""
 
     segment_bytes = 1 << 20
     """A segment with fewer bytes also takes the groups of the next step."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        super().__init__(path, read_only=read_only)
         self._current: dict[str, int] = {}
         self._filled: dict[int, int] = {}
 

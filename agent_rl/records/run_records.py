@@ -23,8 +23,7 @@ from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
 from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SUMMARY
-from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import Journal, JournalError, read_journal
 from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import summarise
 

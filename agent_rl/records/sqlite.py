@@ -17,73 +17,72 @@ flushed commit survives a loss of power.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_rl.files.disk import DiskError
 from agent_rl.files.file_systems import network_file_system
-from agent_rl.records.journal import EmptyJournalError, Journal, JournalError
-from agent_rl.records.rows import ROWS, Row, SegmentRow
-from agent_rl.records.segments import SegmentFiles, sync
-from agent_rl.records.tables import TABLES, row_crc
-from agent_rl.records.write_ahead_log import log_faults
+from agent_rl.records.rows import ROWS, TABLES, FactRow, Row, row_crc
 
 R = TypeVar("R", bound=Row)
 
 BUSY_SECONDS = 5.0
 """How long to wait for a lock that another program holds."""
+OPEN_FILES = 32
+"""At most so many segments are open at once: the groups of one step are rarely in more."""
 _ERRNO = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
-class SqliteJournal(Journal):
-    """A journal on disk."""
+class JournalError(Exception):
+    """The journal cannot be used; the message names the file and the remedy."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+
+class EmptyJournalError(JournalError):
+    """The file holds no journal yet: the process that created it was killed."""
+
+
+class SqliteStore:
+    """Rows by type and key, and payloads by segment. Changes are one transaction until `commit`."""
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
         """``read_only`` opens an existing journal and changes no file. Raises JournalError."""
-        super().__init__()
         self.path = path
         self._begun = False
         self._failed: Exception | None = None
         self._seen: tuple[object, ...] = ()
         self._payloads = SegmentFiles(path.with_suffix(".trajectories"), read_only=read_only)
-        killed = self._log_path.exists()
+        self._killed = self._log_path.exists()
         with self._sound():
             self._db = _connect(path, read_only=read_only)
             self._db.text_factory = _text
-        try:
-            self._open(read_only=read_only, mend=killed)
-        except BaseException:  # whatever ends the opening, also a cancellation: the connection must not stay open
-            self._db.close()
-            raise
 
-    def _open(self, *, read_only: bool, mend: bool) -> None:
+    def _open(self, *, read_only: bool) -> bool:
+        """Make the tables where there are none; returns whether that was so. Raises JournalError."""
         with self._sound():
             if not read_only:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
                 self._db.execute("PRAGMA secure_delete = OFF")
-            tables = {str(name) for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
-        if not tables and read_only:
+            found = self._db.execute("SELECT name FROM sqlite_master").fetchall()
+        if not found and read_only:
             raise EmptyJournalError(str(self._unusable("it holds nothing")))
-        if not tables:
+        if not found:
             self._execute("BEGIN IMMEDIATE")
             self._begun = True
             for kind in ROWS:
                 for statement in TABLES[kind].schema:
                     self._execute(statement)
-            self._begin()
-            self.commit()
-        self._refuse_other_layouts()
-        if read_only:
-            return
-        self._payloads.sweep({number for (number,) in self._scan(SegmentRow, ("number",))})
-        if mend:
-            self.forget_lost(self._payloads.ends())
-            self.commit()
+        return not found
+
+    def _guard(self) -> None:
+        """From now on, `look` finds what another program changes."""
         with self._sound():
             self._db.execute("SELECT 1 FROM facts").fetchall()  # makes the log, where it is not there yet
         self._seen = self._identity()
@@ -100,10 +99,22 @@ class SqliteJournal(Journal):
         self._db.close()
         self._payloads.close()
 
+    def fact(self, key: str) -> str | None:
+        """A named fact, such as the epoch."""
+        row = self._get(FactRow, key)
+        return None if row is None else row.value
+
+    def set_fact(self, key: str, value: str) -> None:
+        """Set a named fact."""
+        self._put(FactRow(key, value))
+
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def commit(self, *, flush: bool = False) -> None:
-        """See the interface."""
+        """Make all changes since the last commit durable; with ``flush`` also against a loss of power.
+
+        Raises DiskError when the disk is full, with all changes undone. Raises JournalError when the file was replaced.
+        """
         if flush:
             self.settle()  # first the payloads, so that no row of a flushed commit lacks its payload
         if self._begun:
@@ -121,7 +132,7 @@ class SqliteJournal(Journal):
         return self._begun
 
     def settle(self) -> None:
-        """Flush payloads and committed rows to the disk, from any thread."""
+        """Flush payloads and committed rows to the disk, from any thread. The next flush then has less to do."""
         try:
             self._payloads.settle()
             sync(self._log_path)
@@ -129,23 +140,27 @@ class SqliteJournal(Journal):
             raise self._fail(DiskError(self.path, error.errno or 0)) from error
 
     def _put(self, row: Row) -> None:
+        """Insert the row, or replace the one of its key."""
         table = TABLES[type(row)]
         values = table.values(row)
         self._write(table.put, [*values, row_crc(values)])
 
     def _delete(self, kind: type[Row], *key: str | int) -> None:
+        """Delete the rows whose keys begin with these values."""
         where = " AND ".join(f"{column} = ?" for column in kind.KEY[: len(key)])
         self._write(f"DELETE FROM {kind.TABLE} WHERE {where}", key)  # noqa: S608 - constants
 
     def _append(self, segment: int, payload: bytes) -> int:
+        """Append a payload to a segment, which is created if needed; return the payload's offset."""
         if self._failed is not None:
             raise self._failed
         try:
             return self._payloads.append(segment, payload)
         except OSError as error:
-            raise self._fail(self._payload_fault(segment, error)) from error
+            raise self._fail(DiskError(self._payloads.path(segment), error.errno or 0)) from error
 
     def _let_go(self, segment: int) -> Callable[[], None]:
+        """A function that removes a segment's payloads. It may take long, and may be called from any thread."""
         return self._payloads.remove(segment)
 
     def _write(self, sql: str, values: Sequence[object]) -> None:
@@ -172,9 +187,11 @@ class SqliteJournal(Journal):
     # Reading ----------------------------------------------------------------------------------------------------------
 
     def _get(self, kind: type[R], *key: str | int) -> R | None:
+        """The row of this key. Raises JournalError for a row that changed since it was written, as all readers do."""
         return next(iter(self._select(kind, **dict(zip(kind.KEY, key, strict=True)))), None)
 
     def _select(self, kind: type[R], **where: Any) -> list[R]:
+        """The rows whose columns have these values, by key. A tuple means any of its values."""
         condition, values = _condition(where)
         query = f"SELECT * FROM {kind.TABLE}{condition} ORDER BY {', '.join(kind.KEY)}"  # noqa: S608 - constants
         with self._sound():
@@ -193,6 +210,7 @@ class SqliteJournal(Journal):
             raise self._unusable(f"{fault}: {error}") from error
 
     def _scan(self, kind: type[Row], columns: Sequence[str], **where: Any) -> Iterator[tuple[Any, ...]]:
+        """Some columns of such rows in any order, without checksums: for counts."""
         table = TABLES[kind]
         condition, values = _condition(where)
         decoded = [column for column in columns if column in table.texts or column in table.truths]
@@ -212,6 +230,7 @@ class SqliteJournal(Journal):
                     raise self._unusable(f"a row of the table {kind.TABLE} is not what was written: {error}") from error
 
     def _fetch(self, segment: int, offset: int, size: int) -> bytes | None:
+        """A payload; None when the segment is missing or too short."""
         try:
             return self._payloads.fetch(segment, offset, size)
         except OSError as error:
@@ -226,10 +245,9 @@ class SqliteJournal(Journal):
 
     # Read again, for the audit ----------------------------------------------------------------------------------------
 
-    def verify(self, *, under_way: bool) -> tuple[int, list[str]]:
-        """Read log, database and payloads again."""
-        log = [] if under_way or not self._log_path.exists() else list(log_faults(self._log_path))
-        faults = [*log, *self._structure_faults(), *self._schema_faults()]
+    def verify(self) -> tuple[int, list[str]]:
+        """Read every row again; return their number and the faults."""
+        faults = [*self._structure_faults(), *self._schema_faults()]
         count = 0
         for kind in ROWS:
             try:
@@ -240,17 +258,7 @@ class SqliteJournal(Journal):
                             faults.append(f"{self.path}: {_named(kind, values)} is not what was written")
             except JournalError as error:
                 faults.append(f"table {kind.TABLE}: {error}")
-        return count, faults or self._payload_faults()
-
-    def _payload_faults(self) -> list[str]:
-        """Payloads that are not what was written."""
-        faults = []
-        for group in self.group_ids():
-            try:
-                self.trajectories(group)
-            except JournalError as error:
-                faults.append(str(error))
-        return faults
+        return count, faults
 
     def _structure_faults(self) -> list[str]:
         """SQLite's findings about pages, trees and indexes; SQLite does not check the content of rows."""
@@ -292,9 +300,6 @@ class SqliteJournal(Journal):
             )
         return self._unusable(str(error))
 
-    def _payload_fault(self, segment: int, error: OSError) -> Exception:
-        return DiskError(self._payloads.path(segment), error.errno or 0)
-
     def _unusable(self, what: str) -> JournalError:
         remedy = (
             f"put back a whole copy of it and of {self._payloads.folder.name} and remove {self._log_path.name}, or "
@@ -335,6 +340,88 @@ class SqliteJournal(Journal):
         return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, log.st_dev, log.st_ino
 
 
+class SegmentFiles:
+    """The segment files of a folder. The first payload creates the folder. One writer at a time."""
+
+    def __init__(self, folder: Path, *, read_only: bool) -> None:
+        self.folder = folder
+        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
+        self._read_only = read_only
+        self._files: dict[int, int] = {}
+        self._unsettled: set[int] = set()
+
+    def path(self, segment: int) -> Path:
+        """The file of a segment."""
+        return self.folder / f"{segment:08d}"
+
+    def append(self, segment: int, payload: bytes) -> int:
+        """Append a payload; return its offset in bytes. On OSError the file is unchanged."""
+        file = self._file(segment)
+        end = os.fstat(file).st_size
+        try:
+            written = 0
+            while written < len(payload):  # after a partial write, the next write raises the reason
+                written += os.pwrite(file, memoryview(payload)[written:], end + written)
+        except OSError:
+            os.ftruncate(file, end)
+            raise
+        self._unsettled.add(segment)
+        return end
+
+    def fetch(self, segment: int, offset: int, size: int) -> bytes | None:
+        """A payload; None when the file is not there or does not reach so far. Raises OSError."""
+        if segment not in self._files and not self.path(segment).exists():
+            return None
+        payload = os.pread(self._file(segment), size, offset)
+        return payload if len(payload) == size else None
+
+    def remove(self, segment: int) -> Callable[[], None]:
+        """A function that removes the file, from any thread."""
+        if segment in self._files:
+            os.close(self._files.pop(segment))
+        self._unsettled.discard(segment)
+        return partial(self.path(segment).unlink, missing_ok=True)
+
+    def ends(self) -> dict[int, int]:
+        """The size of every segment in bytes."""
+        if not self.folder.is_dir():
+            return {}
+        return {int(path.name): path.stat().st_size for path in self.folder.iterdir() if path.name.isdecimal()}
+
+    def sweep(self, keep: Container[int]) -> None:
+        """Remove the segments that are not in ``keep``: a killed process has left them."""
+        for segment in self.ends():
+            if segment not in keep:
+                self.path(segment).unlink()
+
+    def settle(self) -> None:
+        """Flush all payloads to the disk, from any thread. Raises OSError."""
+        for segment in list(self._unsettled):
+            self._unsettled.discard(segment)  # before the flush: a write during it marks the segment again
+            sync(self.path(segment))
+
+    @property
+    def removed(self) -> bool:
+        """Whether another program removed a file that is open here."""
+        return any(os.fstat(file).st_nlink == 0 for file in self._files.values())
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _file(self, segment: int) -> int:
+        file = self._files.pop(segment, None)
+        if file is None:
+            if len(self._files) >= OPEN_FILES:
+                os.close(self._files.pop(next(iter(self._files))))
+            if not self._read_only:
+                self.folder.mkdir(exist_ok=True)
+            file = os.open(self.path(segment), self._flags, 0o666)
+        self._files[segment] = file  # moved to the end: the file used least recently is closed first
+        return file
+
+
 def _condition(where: dict[str, Any]) -> tuple[str, list[Any]]:
     """The WHERE clause for these values of columns (a tuple: any of its values), and its parameters."""
     parts: list[str] = []
@@ -364,3 +451,13 @@ def _named(kind: type[Row], values: Sequence[object]) -> str:
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
+
+
+def sync(path: Path) -> None:
+    """Flush a file to the disk; a missing file is no error. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(file)
+        finally:
+            os.close(file)

@@ -28,6 +28,7 @@ from agent_rl.messages import (
     Policy,
     RolloutRequest,
     TagCounts,
+    Tokens,
     ToolCallRecord,
     Trajectory,
     TrajectoryStatus,
@@ -157,6 +158,11 @@ class Episode:
     def tokens(self) -> Sequence[int]:
         """Prompt and response so far."""
         return self._prompt + self._tokens
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The number of tokens of the prompt, and of the response so far."""
+        return len(self._prompt), len(self._tokens)
 
     @property
     def budget(self) -> int:
@@ -330,6 +336,15 @@ class Episode:
         if status in {"truncated", "prompt_too_long"}:
             reason = self._reason
         request = self.request
+        tokens = Tokens(
+            np.array(self._prompt, dtype=np.int32),
+            np.array(self._tokens, dtype=np.int32),
+            np.array(self._mask, dtype=np.uint8),
+            np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
+            np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
+        )
+        prompt_length, response_length = self.lengths
+        oldest, newest = tokens.versions
         return Trajectory(
             rollout=request.rollout,
             group=request.group,
@@ -339,13 +354,13 @@ class Episode:
             purpose=request.purpose,
             transcript=replace(self.transcript, status=status),
             reason=reason,
-            prompt_tokens=np.array(self._prompt, dtype=np.int32),
-            tokens=np.array(self._tokens, dtype=np.int32),
-            loss_mask=np.array(self._mask, dtype=np.uint8),
-            logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
-            policies=np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
             generator=generator,
             seconds=self.seconds + seconds,
+            prompt_length=prompt_length,
+            response_length=response_length,
+            oldest=oldest,
+            newest=newest,
+            body=tokens.pack(),
             tags=tag_counts(self._chat.decode(self._tokens)),
         )
 

@@ -33,8 +33,7 @@ from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.messages import Trajectory
 from agent_rl.records.history import METRICS
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import JournalError, read_journal
 from agent_rl.records.timeline import FILE, read_timeline
 from agent_rl.simulation.contention import MOST_STEPS, pace_seen, settled
 from agent_rl.simulation.engine_fit import ENGINE_CPU, load_of
@@ -61,7 +60,7 @@ def shape_of(trajectory: Trajectory, *, queued: bool = True) -> Shape:
     """
     written: list[int] = []
     answers: list[int] = []
-    for own, tokens in itertools.groupby(trajectory.loss_mask.tolist()):
+    for own, tokens in itertools.groupby(trajectory.unpack().loss_mask.tolist()):
         (written if own else answers).append(len(list(tokens)))
     calls = trajectory.transcript.calls
     seconds = [
@@ -70,7 +69,7 @@ def shape_of(trajectory: Trajectory, *, queued: bool = True) -> Shape:
     ]
     between = max(0, len(written) - 1)
     return Shape(
-        len(trajectory.prompt_tokens), tuple(written), tuple(map(_second, seconds[:between])), tuple(answers[:between])
+        trajectory.prompt_length, tuple(written), tuple(map(_second, seconds[:between])), tuple(answers[:between])
     )
 
 

@@ -18,8 +18,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.groups.instructions import TOO_FEW_ROLLOUTS
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.journal import Journal
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import Journal, read_journal
 from benchmarks.chaos.actors import read_trained
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.plan import ENDS_RUN

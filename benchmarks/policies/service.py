@@ -183,7 +183,7 @@ class Round:
     def ends(self, made: Trajectory) -> None:
         """A rollout has ended."""
         shape = self.shapes[int(made.group.rpartition("g")[2])][made.sample]
-        wrote, wanted = len(made.prompt_tokens) + len(made.tokens), shape.context
+        wrote, wanted = made.prompt_length + made.response_length, shape.context
         if made.status != "finished" or wrote != wanted:
             self.wrong.append(f"{made.rollout} is {made.status} with {wrote} of {wanted} tokens ({made.reason})")
         self.seen.add(made.rollout)

@@ -30,7 +30,6 @@ from agent_rl.messages import (
 )
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
-from agent_rl.records.sqlite import SqliteJournal
 from tests import builders
 from tests.actors.topologies import micro
 
@@ -247,7 +246,7 @@ def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
                 await enter(stage, 0, 0, 0)
                 await train_a_step(stage, 0, 0, 0)
-                journal = SqliteJournal(tmp_path / "journal.sqlite", read_only=True)
+                journal = Journal(tmp_path / "journal.sqlite", read_only=True)
                 assert journal.last_step() == 0
                 assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
                 journal.close()

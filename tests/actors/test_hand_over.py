@@ -209,9 +209,9 @@ def check(made: Trajectory, turns: int, kept: int) -> None:
     assert (made.status, made.turns, made.attempt) == ("finished", turns, 0)
     assert made.transcript.texts == (*(NOTEBOOK.replace("CODE", cell) for cell in CELLS), ANSWER)
     assert [(call.turn, call.response) for call in made.transcript.calls][1:] == [(2, "41"), (3, "42")]
-    assert np.all(made.logprobs == np.where(made.loss_mask == 1, np.float32(LOGPROB), np.float32(0)))
-    starts = np.flatnonzero(np.diff(made.loss_mask.astype(np.int8), prepend=0) == 1)
-    by_turn = [int(made.policies[start, 1]) for start in starts]
+    assert np.all(made.unpack().logprobs == np.where(made.unpack().loss_mask == 1, np.float32(LOGPROB), np.float32(0)))
+    starts = np.flatnonzero(np.diff(made.unpack().loss_mask.astype(np.int8), prepend=0) == 1)
+    by_turn = [int(made.unpack().policies[start, 1]) for start in starts]
     assert by_turn == [3] * kept + [4] * (turns - kept)
 
 
@@ -227,7 +227,7 @@ def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(
                 for made in await run.trajectories():
                     check(made, 4, 2)
                     before = [token for turn in first[made.rollout] for token in turn]
-                    assert made.tokens[made.loss_mask == 1].tolist()[: len(before)] == before
+                    assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist()[: len(before)] == before
                     states = [call.state for call in run.stage["tool_executor"].log if call.rollout == made.rollout and not call.ends]  # fmt: skip
                     assert [len(json.loads(state or b"[]")) for state in states] == [0, 1, 2]
             assert run.turns == 2 * 4 + 2  # those under way once more

@@ -22,7 +22,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.actors.test_roc_filter import FILTER, RL, enter
@@ -79,7 +79,7 @@ def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tm
                 await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
                 assert await stage["learner"].receive(EvaluationReady) == told
         assert audit(tmp_path).balanced
-        opened = SqliteJournal(tmp_path / "journal.sqlite")
+        opened = Journal(tmp_path / "journal.sqlite")
         assert opened.opened_counts(RL) == {2: 2}
         assert opened.trajectories(group_id(RL, 0, 2)) == []  # read, and of no more use
         opened.close()

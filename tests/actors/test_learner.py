@@ -269,7 +269,12 @@ def test_a_group_with_log_probabilities_that_are_not_finite_is_named(tmp_path: P
             training = stage["roc_filter"].push("training", LEARNER)
             for version in range(3):
                 groups, step = ready(version)
-                groups[1].trajectories[2].logprobs[0] = -np.inf
+                logprobs = groups[1].trajectories[2].unpack().logprobs.copy()
+                logprobs[0] = -np.inf
+                first, second, third, *others = groups[1].trajectories
+                groups[1] = replace(
+                    groups[1], trajectories=(first, second, builders.repacked(third, logprobs=logprobs), *others)
+                )
                 for message in (*groups, step):
                     await training.send(message)
             await trio.sleep_forever()

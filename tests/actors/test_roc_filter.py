@@ -38,7 +38,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
@@ -378,7 +378,7 @@ def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 await trio.sleep(5)  # a restart reads the judgement and asks nobody
             assert len(asked) == 8
-        journal = SqliteJournal(tmp_path / "journal.sqlite")
+        journal = Journal(tmp_path / "journal.sqlite")
         found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
         journal.close()
         assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
@@ -405,7 +405,7 @@ def test_a_judgement_of_an_open_group_is_read_again_after_a_restart_and_made_onc
                 trained: TrainingGroup = await stage["learner"].receive(TrainingGroup)
                 assert len(stage["tool_executor"].log) == 1
                 assert set(trained.rewards.tolist()) <= {0.0, 0.25, 1.0}
-        journal = SqliteJournal(tmp_path / "journal.sqlite")
+        journal = Journal(tmp_path / "journal.sqlite")
         found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
         journal.close()
         assert found[0] == Judgement(0.25, success=False, format_penalty=0.5)
@@ -525,7 +525,7 @@ def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
                 assert done.figures.sampled.success == 1.0
                 assert done.figures.greedy.success == 1 / 3
         assert audit(tmp_path).evaluated == 6
-        journal = SqliteJournal(tmp_path / "journal.sqlite")
+        journal = Journal(tmp_path / "journal.sqlite")
         assert journal.evaluations()[1].sampled.success == 1.0
         journal.close()
 
@@ -753,7 +753,7 @@ def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)
     assert "too few rollouts of the last 6 groups" in (user_mistake(caught.value) or "")
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     assert journal.evaluations() == {}
     assert len(list(journal.groups(stage=evaluation, states=("open",)))) == 6
     journal.close()

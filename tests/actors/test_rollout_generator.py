@@ -112,11 +112,11 @@ def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> No
             assert (call.tool, call.rollout) == ("python_code_with_standard_io", "s0-g000000/0/0")
             assert call.arguments == {"code": "print(2+2)", "input": ""}
             assert made.transcript.calls[0].outcome == "success"
-            assert set(made.policies[:, 1].tolist()) == {3}
+            assert set(made.unpack().policies[:, 1].tolist()) == {3}
             second = actor._engine.requests[1]
-            written = made.loss_mask.tolist().index(0)
-            response = made.tokens[made.loss_mask == 0].tolist()
-            assert list(second.tokens) == [*made.prompt_tokens, *made.tokens[:written], *response]
+            written = made.unpack().loss_mask.tolist().index(0)
+            response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
+            assert list(second.tokens) == [*made.unpack().prompt_tokens, *made.unpack().tokens[:written], *response]
             assert actor._engine.released == ["s0-g000000/0/0"]
             await trio.sleep(5)
             assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
@@ -272,7 +272,7 @@ def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, mode
                 "unknown_tool",
             ]
             assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
-            text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
+            text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
             assert text.count("<tool_response>Error: ") == 3
             assert "not valid JSON" in text
             assert "there is no tool 'search'" in text
@@ -305,7 +305,7 @@ def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_pat
             outcomes = [call.outcome for call in made.transcript.calls]
             assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
             assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
-            text = actor._chat.decode(made.tokens[made.loss_mask == 0].tolist())
+            text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
             answers = [part.split("</tool_response>")[0] for part in text.split("<tool_response>")[1:]]
             assert (answers[1], answers[4]) == ("print(2+2)", "print(3+3)")
             assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 5))
@@ -324,7 +324,7 @@ def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_s
             await ask(stage, sampling=Sampling(1.0, 500, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert made.status == "finished"
-            response = made.tokens[made.loss_mask == 0].tolist()
+            response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
             shown = actor._chat.decode(response).split("<tool_response>")[1].split("</tool_response>")[0]
             assert len(shown) == 200
             assert "\n... [99800 or more characters cut] ...\n" in shown
@@ -347,8 +347,8 @@ def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_
         async with generator(tmp_path, model, lambda *_: "y" * 500) as (stage, actor):
             await ask(stage, sampling=Sampling(1.0, 77, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.reason, len(made.tokens)) == ("truncated", "", 77)
-            assert made.loss_mask.tolist() == [1] * 77
+            assert (made.status, made.reason, len(made.unpack().tokens)) == ("truncated", "", 77)
+            assert made.unpack().loss_mask.tolist() == [1] * 77
             assert made.transcript.text == "y" * 77
             assert figures(actor) == {"rollouts_truncated": 1}
             assert step_shares(made) == {"truncated_share": 1.0}
@@ -367,7 +367,7 @@ def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_ow
             await ask(stage, sampling=Sampling(1.0, 120, 3))
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
             assert (made.status, made.turns, made.transcript.text) == ("truncated", 1, CALL)
-            assert made.loss_mask.all()
+            assert made.unpack().loss_mask.all()
             assert [call.outcome for call in made.transcript.calls] == ["success"]
             assert figures(actor) == {"rollouts_truncated": 1}
 
@@ -382,7 +382,7 @@ def test_a_prompt_longer_than_a_sequence_may_be_is_said_and_never_reaches_the_en
             acks: list[str] = []
             await ask(stage, acks=acks)
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            prompt = len(made.prompt_tokens)
+            prompt = len(made.unpack().prompt_tokens)
             assert prompt >= 16
             assert made.status == "prompt_too_long"
             assert made.reason == f"the prompt of problem p0 has {prompt} of the 16 tokens a sequence may have"
@@ -400,9 +400,9 @@ def test_a_prompt_that_leaves_less_than_the_budget_gets_what_it_leaves(tmp_path:
         async with generator(tmp_path, model, lambda *_: "y" * 500, longest=40) as (stage, actor):
             await ask(stage)
             made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            left = 40 - len(made.prompt_tokens)
+            left = 40 - len(made.unpack().prompt_tokens)
             assert 0 < left < 40
-            assert (made.status, len(made.tokens)) == ("truncated", left)
+            assert (made.status, len(made.unpack().tokens)) == ("truncated", left)
             assert made.reason.endswith(f"it leaves {left} of 120 response tokens")
             assert actor._engine.requests[0].max_tokens == left
 

@@ -26,7 +26,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.testing import tool_call, trajectory
@@ -93,7 +93,7 @@ def test_learning_tells_medians_over_the_seeds(
 def write_journal(folder: Path, groups: Sequence[tuple[str, str]]) -> Path:
     """A journal with a group of each (purpose, problem id)."""
     folder.mkdir()
-    journal = SqliteJournal(folder / "journal.sqlite")
+    journal = Journal(folder / "journal.sqlite")
     for number, (purpose, name) in enumerate(groups):
         group = opened(number, purpose=purpose)
         group = replace(group, problem=replace(group.problem, id=name))

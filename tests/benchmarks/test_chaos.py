@@ -26,7 +26,7 @@ from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Policy, TrainingGroup
 from agent_rl.records.checkpoint_files import CheckpointError, Position
-from agent_rl.records.memory import MemoryJournal
+from agent_rl.records.journal import Journal
 from benchmarks import bench_chaos, bench_swap
 from benchmarks.bench_chaos import EXAMPLE
 from benchmarks.bench_swap import CLASSES, WITHOUT_MODEL, Made, longest_gap
@@ -260,27 +260,27 @@ def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is
     assert written(lines) == [1.0, 3.0]
 
 
-def journal(*numbers: int) -> MemoryJournal:
-    made = MemoryJournal()
+def journal(folder: Path, *numbers: int) -> Journal:
+    made = Journal(folder / "journal.sqlite")
     for number in numbers:
         made.open_group(f"g{number}", 0, number, "train", b"")
         made.ready(f"g{number}", [(0, 0)], [1.0], 0, 0)
     return made
 
 
-def train(made: MemoryJournal, version: int, *groups: str) -> None:
+def train(made: Journal, version: int, *groups: str) -> None:
     made.close_step(version, 0, groups, groups, StepFigures())
     made.step_trained(version, TrainingFigures())
 
 
-def test_a_whole_run_has_lost_and_repeated_nothing() -> None:
-    made = journal(0, 1)
+def test_a_whole_run_has_lost_and_repeated_nothing(tmp_path: Path) -> None:
+    made = journal(tmp_path, 0, 1)
     train(made, 0, "g0", "g1")
     assert read_accounts(made, 1) == Accounts((), (), balanced=True)
 
 
-def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_repeated() -> None:
-    made = journal(0, 1, 3)
+def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_repeated(tmp_path: Path) -> None:
+    made = journal(tmp_path, 0, 1, 3)
     made.open_group("g4", 0, 4, "train", b"")
     made.drop("g4", "too_few_rollouts", 0.0, 0, 0)
     train(made, 0, "g0")
@@ -290,10 +290,10 @@ def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_rep
     assert accounts.repeated == ("g0 was trained twice",)
 
 
-def test_a_prompt_that_is_not_that_of_its_group_is_lost() -> None:
+def test_a_prompt_that_is_not_that_of_its_group_is_lost(tmp_path: Path) -> None:
     topology = load_topology(EXAMPLE)
     tasks = Environments(topology, EXAMPLE.parent).tasks()
-    made = MemoryJournal()
+    made = Journal(tmp_path / "journal.sqlite")
     right = {"g0": tasks.problem(2, 0), "e0": tasks.evaluation(0), "e1000": tasks.evaluation(0)}
     prompts = {name.encode(): SimpleNamespace(problem=problem) for name, problem in right.items()}
     made.open_group("g0", 2, 0, "train", b"g0")
@@ -305,8 +305,8 @@ def test_a_prompt_that_is_not_that_of_its_group_is_lost() -> None:
     assert line == f"g1 asks {right['g0'].id}, and its number is that of {tasks.problem(2, 1).id}"
 
 
-def test_what_a_scripted_model_was_trained_on_is_what_the_journal_says() -> None:
-    made = journal(0, 1, 2)
+def test_what_a_scripted_model_was_trained_on_is_what_the_journal_says(tmp_path: Path) -> None:
+    made = journal(tmp_path, 0, 1, 2)
     train(made, 0, "g0", "g1")
     train(made, 1, "g2")
     assert wrongly_trained(made, ["g0", "g1", "g2"]) == ([], [])

@@ -8,7 +8,7 @@ import pytest
 
 from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import read_position
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import finish, processes_of, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right
 from tests.full_disk import fill, small_disk
@@ -19,7 +19,7 @@ STEPS = 400
 
 def trained(directory: Path) -> dict[str, int]:
     """The step of every trained group."""
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     try:
         return {group: step.version for step in journal.steps() if step.trained for group in step.groups}
     finally:

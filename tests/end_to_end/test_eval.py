@@ -14,8 +14,7 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import JournalError, read_journal
 from tests.end_to_end.processes import finish, process_of_actor, processes_of, wait_for
 from tests.end_to_end.topologies import write_micro
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 
@@ -50,7 +50,7 @@ def test_interrupted_an_evaluation_goes_on_and_is_told_once(tmp_path: Path) -> N
     check_finished(path, directory, out, steps=12, evaluations=7)
     assert [row["stage"] for row in interim_rows(directory)] == [f"rl@{step}" for step in (2, 4, 6, 8, 10)]
     assert audit(directory).balanced
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     try:
         assert sorted(journal.interim_evaluations(2)) == [2, 4, 6, 8, 10]
     finally:

@@ -22,7 +22,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.learning.trainer import Trainer
 from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.faulty import groups_given
 from tests.end_to_end.processes import (
     SECONDS,
@@ -123,7 +123,7 @@ def test_killed_anywhere_the_learner_ends_with_the_bits_of_one_that_never_was(
     traces.assert_none()
 
     given = groups_given(directory)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [tuple(step.groups) for step in journal.steps()]
     journal.close()
     assert trained == [tuple(group.group for group in groups) for groups in given.values()]

@@ -19,7 +19,7 @@ from actors.roc_filter.stored import decode_stored
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
     Traces,
     check_finished,
@@ -42,7 +42,7 @@ def temporary() -> Iterator[Path]:
 
 
 def check_trained_once(directory: Path) -> None:
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     assert len(trained) == len(set(trained))
@@ -109,7 +109,7 @@ def test_of_two_executors_one_is_killed_and_no_call_is_lost(tmp_path: Path, temp
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert len(steps) == 8
     assert all(row["rollouts_failed"] == row["tool_error_share"] == 0 for row in steps)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     calls = [
         [call.outcome for call in decode_stored(each.payload).transcript.calls]
         for step in journal.steps()

@@ -14,7 +14,7 @@ from actors.roc_filter.stored import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
 from agent_rl.records.audit import audit
-from agent_rl.records.opening import read_journal
+from agent_rl.records.journal import read_journal
 from tests.agent_rl.records.journal_retention_contract import STATES
 from tests.end_to_end.processes import finish, processes_of, rows, start
 

@@ -14,7 +14,7 @@ from actors.cli import main as cli
 from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
     check_finished,
     finish,
@@ -53,7 +53,7 @@ def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_
     assert audit(directory).balanced
     assert processes_of(path) == []
     check_nothing_left(path, directory)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
     journal.close()
 
@@ -61,7 +61,7 @@ def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_
     code, out, err = finish(start(path, *fewer))
     assert code == 0, out + err
     summary = check_finished(path, directory, out, steps=done + 2)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     steps = journal.steps()
     assert journal.fact("epoch") == "2"
     journal.close()

@@ -14,9 +14,8 @@ import pytest
 
 from actors.roc_filter.stored import decode_stored
 from agent_rl.records.audit import audit
-from agent_rl.records.journal import JournalError
+from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import SampledRow
-from agent_rl.records.sqlite import SqliteJournal
 from tests.end_to_end.processes import finish, process_of_actor, rows, start, wait_for
 from tests.end_to_end.topologies import SELECT, write_selecting
 
@@ -28,7 +27,7 @@ PROBLEMS = 150
 def counted(directory: Path) -> list[SampledRow]:
     """What the selection of the first stage has counted so far."""
     try:
-        journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+        journal = Journal(directory / "journal.sqlite", read_only=True)
     except JournalError:  # it is being made
         return []
     try:
@@ -53,7 +52,7 @@ def check_selected(directory: Path, out: str, *, problems: int, steps: int) -> N
         assert figures["problems_sampled_hard"] == problems
         assert figures["problems_kept_hard"] == figures["problems_always_solved_hard"] == problems / 2
         assert (figures["success_hard"], figures["lost_hard"]) == (0.75, 0)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     try:
         groups = [decode_stored(row.opened) for row in journal.groups(stage=0, states=("evaluated",))]
         assert len({opened.problem.id for opened in groups}) == len(groups) == problems
@@ -91,7 +90,7 @@ def test_a_run_trains_on_what_it_has_selected_itself(tmp_path: Path) -> None:
     summary = json.loads(out.strip().splitlines()[-1])
     assert (summary["problems_sampled_hard"], summary["problems_kept_hard"]) == (16, 8)
     assert (summary["problems_sampled_harder"], summary["problems_kept_harder"]) == (8, 4)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     try:
         hard, harder = (set((journal.kept_problems(stage) or {})["maths"]) for stage in (0, 2))
         assert harder < hard

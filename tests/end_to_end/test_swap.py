@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
     SECONDS,
     Traces,
@@ -122,7 +122,7 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
     balance = audit(directory)
     assert balance.balanced, balance.lines()
     assert (balance.steps, balance.open) == (done + 2, 0)
-    journal = SqliteJournal(directory / "journal.sqlite", read_only=True)
+    journal = Journal(directory / "journal.sqlite", read_only=True)
     trained = [group for step in journal.steps() for group in step.groups]
     journal.close()
     assert len(trained) == len(set(trained))

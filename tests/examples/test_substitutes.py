@@ -29,7 +29,7 @@ from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.losses.gspo import gspo
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.trial import try_policy
@@ -280,7 +280,7 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
     versions = [int(line.split(",")[1]) for line in (tmp_path / "when.csv").read_text().splitlines()]
     assert versions == sorted(versions)
     assert versions[-1] == 5  # the supervised stage, and four steps
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     calls = 0
     looked_at = 0
     for group in journal.groups(stage=2, states=("trained",)):
@@ -289,7 +289,7 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
             continue
         looked_at += 1
         kept = {sample for sample, _ in group.kept}
-        lengths = {made.sample: len(made.tokens) for reward, made in stored if reward}
+        lengths = {made.sample: made.response_length for reward, made in stored if reward}
         longest = max(lengths[sample] for sample in kept if sample in lengths)
         assert all(length >= longest for sample, length in lengths.items() if sample not in kept)
         assert len({made.generator for _, made in stored}) == 1  # its engine had room for all of it

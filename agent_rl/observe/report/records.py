@@ -17,7 +17,7 @@ from agent_rl.files.disk import older
 from agent_rl.files.reading_json import read_json
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
-from agent_rl.records.opening import JOURNAL
+from agent_rl.records.journal import JOURNAL
 from agent_rl.records.run_directory import read_end
 from agent_rl.records.timeline import FILE as TIMELINE
 

@@ -95,7 +95,7 @@ class Transcripts:
     def _pieces(self, trajectory: Trajectory) -> list[tuple[str, str, str]]:
         if self._to_text is not None:
             return split(trajectory, self._to_text)
-        return [("model", trajectory.transcript.text, _policies(trajectory.policies[:, 1]))]
+        return [("model", trajectory.transcript.text, _policies(trajectory.unpack().policies[:, 1]))]
 
 
 def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) -> Block:
@@ -118,7 +118,7 @@ def _badges(stored: StoredRollout) -> Iterator[tuple[str, str]]:
 def _sizes(trajectory: Trajectory) -> str:
     calls = trajectory.transcript.calls
     failed = sum(call.outcome != "success" for call in calls)
-    sizes = [count_of(trajectory.turns, "turn"), count_of(len(trajectory.tokens), "token")]
+    sizes = [count_of(trajectory.turns, "turn"), count_of(trajectory.response_length, "token")]
     sizes += [count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else []
     return " \u00b7 ".join(sizes)
 
@@ -165,15 +165,16 @@ def _policies(versions: Any) -> str:
 
 def split(trajectory: Trajectory, to_text: TokensToText) -> list[tuple[str, str, str]]:
     """The response as runs of tokens of one origin: (model or tool, text, versions of the policies in words)."""
-    mask = np.asarray(trajectory.loss_mask) > 0
+    body = trajectory.unpack()
+    mask = body.loss_mask > 0
     if not len(mask):
         return []
     edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
     return [
         (
             "model" if mask[start] else "tool",
-            to_text(trajectory.tokens[start:end].tolist()),
-            _policies(trajectory.policies[start:end, 1]),
+            to_text(body.tokens[start:end].tolist()),
+            _policies(body.policies[start:end, 1]),
         )
         for start, end in pairwise(edges)
     ]

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from agent_rl.messages import GroupOpened, Problem, Trajectory
 from agent_rl.observe.report.records import METRICS, WAYS, Records
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.opening import JOURNAL, read_journal
+from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
 
 Decode = Callable[[bytes], Any]
 """Decodes a message as the journal stores it. Raises ValueError for an invalid one."""

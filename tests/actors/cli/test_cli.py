@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from actors.cli.main import command_line, main
+from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import CHECKPOINT
-from agent_rl.records.sqlite import SqliteJournal
 from transport import BindError, CurveKeys
 
 ACTORS = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"
@@ -117,7 +117,7 @@ def test_a_summary_is_shown_when_there_is_something_to_sum_up(file, monkeypatch,
     async def run_topology(topology, *_, **shown):
         await trio.lowlevel.checkpoint()
         topology.run.directory.mkdir()
-        journal = SqliteJournal(topology.run.directory / "journal.sqlite")
+        journal = Journal(topology.run.directory / "journal.sqlite")
         if done is not None:
             done(journal)
         journal.close()
@@ -231,7 +231,7 @@ def test_audit_says_whether_the_journal_balances(tmp_path, capsys):
     assert "there is no run directory" in capsys.readouterr().err
     assert main(["audit", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
-    SqliteJournal(tmp_path / "journal.sqlite").close()
+    Journal(tmp_path / "journal.sqlite").close()
     assert main(["audit", str(tmp_path)]) == 0
     assert capsys.readouterr().out
 

@@ -23,7 +23,7 @@ from agent_rl.evaluation.results import (
     write_results,
 )
 from agent_rl.messages import Judgement
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests.builders import call, opened, trajectory
 
 
@@ -55,7 +55,7 @@ def result(*answers: str | None, right: str = "4", lost: int = 0, **changes: Any
 
 def write_journal(folder: Path, rows: list[list[tuple[str | None, str]]]) -> Path:
     """The directory of an evaluation: per problem, each rollout's answer and status."""
-    journal = SqliteJournal(folder / "journal.sqlite")
+    journal = Journal(folder / "journal.sqlite")
     for number, rollouts in enumerate(rows):
         group = opened(number, samples=len(rollouts), purpose="evaluate_sampled")
         payload = {"file": "data.jsonl", "subject": "ab"[number % 2], "level": "3"}

@@ -26,7 +26,6 @@ from agent_rl.files.disk import (
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.observe.logs import open_log
 from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.sqlite import SqliteJournal
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
 BIG = {"a": torch.zeros(50_000)}
@@ -217,7 +216,7 @@ def add_until_refused(journal: Journal) -> None:
 
 def test_a_commit_that_the_disk_refuses_is_undone_whole_and_nothing_follows_it(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "400k") as disk:
-        journal = SqliteJournal(disk / "journal.sqlite")
+        journal = Journal(disk / "journal.sqlite")
         add_groups(journal, range(3))
         journal.commit()
         filler = fill(disk, but=20_000)
@@ -230,7 +229,7 @@ def test_a_commit_that_the_disk_refuses_is_undone_whole_and_nothing_follows_it(t
             journal.commit()
         journal.close()
         filler.unlink()
-        again = SqliteJournal(disk / "journal.sqlite")
+        again = Journal(disk / "journal.sqlite")
         assert again.opened_counts(0)[None] == kept < 99
         assert list(again.faults()) == []
         add_groups(again, range(kept, kept + 2))
@@ -241,5 +240,5 @@ def test_a_full_disk_at_the_start_is_not_taken_for_a_broken_journal(tmp_path: Pa
     with small_disk(tmp_path / "small", "16k") as disk:
         fill(disk)
         with pytest.raises(JournalError, match="No space left on device") as caught:
-            SqliteJournal(disk / "journal.sqlite")
+            Journal(disk / "journal.sqlite")
         assert "afresh" not in str(caught.value)

@@ -56,11 +56,11 @@ def groups(seed: int, *, count: int = 2, kept: int = 4) -> list[TrainingGroup]:
         rollouts = []
         for sample in range(kept):
             plain = builders.trajectory(opened, sample, tokens=int(rng.integers(3, LONGEST)))
-            size = len(plain.tokens)
+            size = plain.response_length
             mask = (rng.random(size) < 0.7).astype(np.uint8)
             mask[-1] = 1
             rollouts.append(
-                replace(
+                builders.repacked(
                     plain,
                     prompt_tokens=rng.integers(7, 100, rng.integers(1, 6)).astype(np.int32),
                     tokens=rng.integers(7, 100, size).astype(np.int32),
@@ -93,8 +93,10 @@ def sft(trainer: Trainer, step: int) -> Any:
 
 def poisoned(trainer: Trainer, step: int) -> Any:
     """The third step's loss is not finite, of the ranks that have one certain rollout; all must skip it."""
-    longest = max((t for group in groups(step) for t in group.trajectories), key=lambda t: len(t.tokens))
-    return skipped(trainer, step, lambda batch: bool((batch.mask.sum(-1) == int(longest.loss_mask.sum())).any()))
+    longest = max((t for group in groups(step) for t in group.trajectories), key=lambda t: t.response_length)
+    return skipped(
+        trainer, step, lambda batch: bool((batch.mask.sum(-1) == int(longest.unpack().loss_mask.sum())).any())
+    )
 
 
 def poisoned_rank(trainer: Trainer, step: int) -> Any:

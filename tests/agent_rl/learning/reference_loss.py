@@ -46,7 +46,7 @@ def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[T
     """What the model says before each response token, at the rollout's temperature, as log-probabilities of all
     tokens.
     """
-    prompt, response = rollout.prompt_tokens.tolist(), rollout.tokens.tolist()
+    prompt, response = rollout.unpack().prompt_tokens.tolist(), rollout.unpack().tokens.tolist()
     logits = model(torch.tensor([prompt + response])).logits[0] / temperature
     distribution = torch.log_softmax(logits, dim=-1)
     return [distribution[len(prompt) + t - 1] for t in range(len(response))]
@@ -55,7 +55,7 @@ def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[T
 def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
     """Of each response token."""
     said = distributions(model, rollout, temperature)
-    return [said[t][token] for t, token in enumerate(rollout.tokens.tolist())]
+    return [said[t][token] for t, token in enumerate(rollout.unpack().tokens.tolist())]
 
 
 def weight(x: float, a: Algorithm) -> float:
@@ -126,7 +126,7 @@ def step_gradients(
         rewards = group.rewards.tolist()
         if a.overlong == "penalty":
             start = longest - a.overlong_cache
-            over = [max(0, len(rollout.tokens) - start) / a.overlong_cache for rollout in group.trajectories]
+            over = [max(0, rollout.response_length - start) / a.overlong_cache for rollout in group.trajectories]
             rewards = [reward - min(1.0, each) for reward, each in zip(rewards, over, strict=True)]
         for rollout, advantage in zip(
             group.trajectories, advantages(rewards, divide_by_std=a.advantage_std), strict=True
@@ -141,16 +141,16 @@ def step_gradients(
     gradients, losses = [], []
     for start in range(0, len(batch), size):
         part = range(start, start + size)
-        tokens = sum(int(batch[i][0].loss_mask.sum()) for i in part)
+        tokens = sum(int(batch[i][0].unpack().loss_mask.sum()) for i in part)
         model.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
         for i in part:
             rollout, advantage = batch[i]
-            own = [t for t in range(len(rollout.tokens)) if rollout.loss_mask[t]]
+            own = [t for t in range(rollout.response_length) if rollout.unpack().loss_mask[t]]
             said = distributions(model, rollout, a.temperature)
-            now = [said[t][int(rollout.tokens[t])] for t in own]
+            now = [said[t][int(rollout.unpack().tokens[t])] for t in own]
             terms = rollout_terms(
-                now, [proximal[i][t] for t in own], [float(rollout.logprobs[t]) for t in own], advantage, a
+                now, [proximal[i][t] for t in own], [float(rollout.unpack().logprobs[t]) for t in own], advantage, a
             )
             each = share(a, len(own), tokens, size, longest)
             loss = loss - each * sum(terms)

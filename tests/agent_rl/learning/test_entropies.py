@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from agent_rl.learning.entropies import Passed, entropies
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import GroupOpened, Policy, Problem, Trajectory
+from agent_rl.testing import repacked
 from tests.agent_rl.records.report_runs import trajectory
 
 GROUP = GroupOpened("g", 0, 0, "train", Problem("p", "What is 1?", "1"), 2, Policy(1, 1))
@@ -47,11 +47,13 @@ def test_entropies_are_those_of_a_plain_model_in_float64(model: Path, temperatur
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     found = passed(model, ROLLOUTS, temperature=temperature)
     for rollout, each in zip(ROLLOUTS, found, strict=True):
-        row = torch.from_numpy(np.concatenate([rollout.prompt_tokens, rollout.tokens]).astype(np.int64))
+        row = torch.from_numpy(
+            np.concatenate([rollout.unpack().prompt_tokens, rollout.unpack().tokens]).astype(np.int64)
+        )
         with torch.no_grad():
             log_p = torch.log_softmax(plain(row.unsqueeze(0)).logits[0] / temperature, -1)
-        first = len(rollout.prompt_tokens)
-        for index, (token, written) in enumerate(zip(rollout.tokens, rollout.loss_mask, strict=True)):
+        first = rollout.prompt_length
+        for index, (token, written) in enumerate(zip(rollout.unpack().tokens, rollout.unpack().loss_mask, strict=True)):
             if not written:
                 assert np.isnan(each.entropy[index])
                 assert np.isnan(each.logprob[index])
@@ -67,13 +69,13 @@ def test_they_do_not_depend_on_how_rows_are_packed(model: Path) -> None:
 
 
 def test_a_first_token_without_a_prompt_has_no_entropy(model: Path) -> None:
-    bare = replace(ROLLOUTS[1], prompt_tokens=np.zeros(0, dtype=np.int32))
+    bare = repacked(ROLLOUTS[1], prompt_tokens=np.zeros(0, dtype=np.int32))
     (found,) = passed(model, [bare])
     assert np.isnan(found.entropy).tolist() == [True, False, False]
 
 
 def test_what_does_not_fit_the_model_is_refused(model: Path, tmp_path: Path) -> None:
-    strange = replace(ROLLOUTS[1], tokens=np.array([5, 90_000, 5], dtype=np.int32))
+    strange = repacked(trajectory(GROUP, 0, ["xxx"]), tokens=np.array([5, 90_000, 5], dtype=np.int32))
     with pytest.raises(TrainingStoppedError, match="hold the token 90000"):
         passed(model, [strange])
     long = trajectory(GROUP, 0, ["x" * 400])

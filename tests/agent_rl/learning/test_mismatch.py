@@ -5,7 +5,6 @@ known amount.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def sampled(model: Path, weights: Path | None, version: int, *, off: float = 0.0
     for number in range(2):
         opened = builders.opened(2 * version + number)
         trajectories = tuple(
-            replace(
+            builders.repacked(
                 builders.trajectory(opened, sample, version=version),
                 prompt_tokens=np.array(prompt, dtype=np.int32),
                 tokens=result.tokens,

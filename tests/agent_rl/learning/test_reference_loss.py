@@ -54,11 +54,11 @@ def sampled(seed: int, *, spread: float, mode: str = "release", count: int = 2) 
         for sample in range(8):
             calls = tuple(builders.call("success" if rng.random() < 0.6 else "error") for _ in range(rng.integers(3)))
             plain = builders.trajectory(opened, sample, tokens=int(rng.integers(3, 14)), calls=calls)
-            size = len(plain.tokens)
+            size = plain.response_length
             mask = (rng.random(size) < 0.7).astype(np.uint8)
             mask[-1] = 1
             rollouts.append(
-                replace(
+                builders.repacked(
                     plain,
                     tags=TagCounts(2, int(rng.integers(3)), *[int(rng.integers(1, 4))] * 3, int(rng.integers(3))),
                     prompt_tokens=rng.integers(7, 100, rng.integers(1, 6)).astype(np.int32),

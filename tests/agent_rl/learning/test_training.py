@@ -57,12 +57,11 @@ def groups(trained: Trainer, *, count: int = 2, version: int = 0) -> list[Traini
         trajectories = []
         for sample in range(4):
             plain = builders.trajectory(opened, sample, tokens=int(rng.integers(4, 12)), version=version)
-            tokens = rng.integers(7, 100, len(plain.tokens)).astype(np.int32)
-            ids = torch.tensor(np.concatenate([plain.prompt_tokens, tokens]).astype(np.int64))
+            tokens = rng.integers(7, 100, plain.response_length).astype(np.int32)
+            ids = torch.tensor(np.concatenate([plain.unpack().prompt_tokens, tokens]).astype(np.int64))
             with torch.no_grad():
                 logprobs, _ = trained.model.logprobs([ids], [torch.arange(len(ids)) >= 3], temperature=1.0)
-            fields = {name: getattr(plain, name) for name in plain.__slots__}
-            trajectories.append(type(plain)(**{**fields, "tokens": tokens, "logprobs": logprobs.numpy()}))
+            trajectories.append(builders.repacked(plain, tokens=tokens, logprobs=logprobs.numpy()))
         rewards = np.array([1, 0, 0, 1], dtype=np.float32)
         made.append(TrainingGroup(opened.group, 0, opened.policy, tuple(trajectories), rewards))
     return made
@@ -124,6 +123,26 @@ def assert_same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor])
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
+def test_rollouts_that_cannot_be_read_or_are_of_another_vocabulary_are_named(model: Path) -> None:
+    trained = trainer(model)
+    stage = builders.rl_stage(learning_rate=1e-3, warmup_steps=0)
+    before = everything(trained)
+    batch = groups(trained)
+    good = batch[0].trajectories[0]
+    for bad, words in (
+        (replace(good, body=good.body[:-1]), f"the tokens of {good.rollout} are damaged"),
+        (replace(good, response_length=99), f"the tokens of {good.rollout} are damaged"),
+        (
+            builders.repacked(good, tokens=np.full(good.response_length, 1 << 20, np.int32)),
+            f"{batch[0].group}, sample 0 has the token 1048576",
+        ),
+    ):
+        spoilt = replace(batch[0], trajectories=(bad, *batch[0].trajectories[1:]))
+        with pytest.raises(NotFiniteError, match=words):
+            trained.rl_step([spoilt, batch[1]], stage, 0)
+    assert_same(before, everything(trained))
+
+
 @pytest.mark.parametrize("updates", [1, 2, 4])
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize("at", [0, -1])
@@ -137,7 +156,10 @@ def test_a_step_that_meets_nan_leaves_weights_and_optimizer_bit_for_bit(
     before = everything(trained)
     batch = groups(trained)
     bad = batch[at].trajectories[at]
-    bad.logprobs[0] = np.nan
+    logprobs = bad.unpack().logprobs.copy()
+    logprobs[0] = np.nan
+    spoilt = [builders.repacked(t, logprobs=logprobs) if t is bad else t for t in batch[at].trajectories]
+    batch[at] = replace(batch[at], trajectories=tuple(spoilt))
     with pytest.raises(NotFiniteError) as caught:
         trained.rl_step(batch, stage, steps_before)
     assert_same(before, everything(trained))

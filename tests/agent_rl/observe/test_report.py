@@ -30,7 +30,7 @@ from agent_rl.observe.report.page import html
 from agent_rl.observe.report.samples import calls_in, responses, split
 from agent_rl.observe.words import clock, compact, duration, percent, spread, visible
 from agent_rl.records.audit import audit
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal
 from tests import builders
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import (
@@ -71,7 +71,7 @@ def whole(folder: Path) -> Path:
 def test_the_figures_shown_are_the_journals(tmp_path: Path) -> None:
     directory = whole(tmp_path)
     page = report(directory)
-    journal = SqliteJournal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite")
     shown = page.rows()
     for name, figures in zip(("before", "after"), journal.evaluations().values(), strict=True):
         for way in ("sampled", "greedy"):

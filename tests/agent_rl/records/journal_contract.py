@@ -1,10 +1,4 @@
-"""The contract of every back end of the journal, as a pytest suite: derive from it and define ``open``.
-
-::
-
-    class TestMyJournal(JournalContract):
-        def open(self, folder): return MyJournal(folder / "journal")
-"""
+"""The rules of the journal, as tests that `test_journal.py` collects."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.rows import SampledRow
 from agent_rl.scheduling.ids import group_id
@@ -80,12 +79,12 @@ def readable(journal: Journal, groups: Sequence[str]) -> list[str]:
     return found
 
 
-class RetentionContract(ABC):
+class RetentionContract:
     """What `Journal.compaction` promises."""
 
-    @abstractmethod
     def open(self, folder: Path) -> Journal:
         """Open the journal of a folder: a new one, or the one that was committed there."""
+        return open_journal(folder)
 
     def made(self, folder: Path) -> Journal:
         """A journal in which every step begins a new segment."""

@@ -27,10 +27,11 @@ from agent_rl.messages import (
 )
 from agent_rl.observe.report import read_page
 from agent_rl.records.continuing import remember
+from agent_rl.records.journal import Journal
 from agent_rl.records.run_records import RunRecords
-from agent_rl.records.sqlite import SqliteJournal
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.scheduling.staleness import Step
+from tests import builders
 from tests.builders import evaluate_stage, status
 from tests.end_to_end.topologies import write_micro
 
@@ -65,22 +66,14 @@ def trajectory(
     encoded = [_tokens(piece) for piece in pieces]
     tokens = [token for piece in encoded for token in piece]
     mask = [int(index % 2 == 0) for index, piece in enumerate(encoded) for _ in piece]
-    return Trajectory(
-        rollout=f"{group.group}/{sample}/0",
-        group=group.group,
-        stage=group.stage,
-        sample=sample,
-        attempt=0,
-        purpose=group.purpose,
+    return builders.repacked(
+        builders.trajectory(group, sample, answer=None),
+        judgement=None,
         transcript=Transcript(tuple(pieces[::2]), tuple(calls), status=status),
-        reason="",
-        prompt_tokens=np.arange(3, dtype=np.int32),
         tokens=np.array(tokens, dtype=np.int32),
         loss_mask=np.array(mask, dtype=np.uint8),
         logprobs=np.zeros(len(tokens), dtype=np.float32),
         policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
-        generator="rollout_generator.0",
-        seconds=0.1,
     )
 
 
@@ -95,7 +88,7 @@ class SyntheticRun:
         remember(topology, self.directory)
         (self.directory / "model").mkdir()
         byte_tokenizer().save(str(self.directory / "model" / "tokenizer.json"))
-        self.journal = SqliteJournal(self.directory / "journal.sqlite")
+        self.journal = Journal(self.directory / "journal.sqlite")
         self.records = RunRecords(self.directory, self.journal, topology, BEGAN, BEGAN)
         self.wall = BEGAN
         self.version = 0

@@ -20,11 +20,9 @@ from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.continuing import remember
 from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
-from agent_rl.records.journal import JournalError
-from agent_rl.records.opening import open_journal
+from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
-from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import SyntheticRun
 from tests.agent_rl.records.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
@@ -135,7 +133,7 @@ def empty_journal(run: Run) -> None:
 
 def new_journal(run: Run) -> None:
     run.journal.unlink()
-    SqliteJournal(run.journal).close()
+    Journal(run.journal).close()
 
 
 def missing_without_checkpoints(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The journal: both back ends under one contract, and what is said of folders and files that hold none."""
+"""The journal: its rules, and what is said of folders and files that hold none."""
 
 from __future__ import annotations
 
@@ -12,24 +12,12 @@ import pytest
 from agent_rl.messages import Judgement
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError
-from agent_rl.records.memory import MemoryJournal, MemoryStore
-from agent_rl.records.sqlite import SqliteJournal
 from tests.agent_rl.records.journal_contract import JournalContract
 from tests.agent_rl.records.journal_retention_contract import open_groups, readable, train
 
 
-class TestSqlite(JournalContract):
-    def open(self, folder: Path) -> Journal:
-        return SqliteJournal(folder / "journal.sqlite")
-
-
-class TestMemory(JournalContract):
-    @pytest.fixture(autouse=True)
-    def _stores(self) -> None:
-        self.stores: dict[Path, MemoryStore] = {}
-
-    def open(self, folder: Path) -> Journal:
-        return MemoryJournal(self.stores.setdefault(folder, MemoryStore()))
+class TestRules(JournalContract):
+    """Opened, committed, killed and opened again."""
 
 
 def test_a_folder_without_a_journal_and_a_file_that_is_none_are_named(tmp_path: Path) -> None:
@@ -43,7 +31,7 @@ def test_a_folder_without_a_journal_and_a_file_that_is_none_are_named(tmp_path: 
 def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     audit(tmp_path)
     monkeypatch.setattr("agent_rl.records.sqlite.network_file_system", lambda path: "nfs4")
     with pytest.raises(JournalError, match=r"network file system \(nfs4\).*read it on the host that keeps it"):
@@ -53,20 +41,15 @@ def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
 
 
 def test_another_layout_is_refused(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
-    store = MemoryStore()
-    for each, again in (
-        (journal, lambda: SqliteJournal(journal.path)),
-        (MemoryJournal(store), lambda: MemoryJournal(store)),
-    ):
-        each.set_fact("layout", "0")
-        each.close()
-        with pytest.raises(JournalError, match="layout 0"):
-            again()
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.set_fact("layout", "0")
+    journal.close()
+    with pytest.raises(JournalError, match="layout 0"):
+        Journal(journal.path)
 
 
-def test_the_balance_is_told_in_words() -> None:
-    journal = MemoryJournal()
+def test_the_balance_is_told_in_words(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
     a, _ = open_groups(journal, 2)
     journal.drop(a, "equal_rewards", 1, 0, 1)
     lines = audit_journal(journal).lines()
@@ -75,8 +58,8 @@ def test_the_balance_is_told_in_words() -> None:
     assert lines[-1] == "balanced"
 
 
-def test_a_skipped_step_whose_groups_count_as_trained_is_a_fault() -> None:
-    journal = MemoryJournal()
+def test_a_skipped_step_whose_groups_count_as_trained_is_a_fault(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
     names = open_groups(journal, 2)
     train(journal, 7, names)
     step = journal.step(7)
@@ -86,7 +69,7 @@ def test_a_skipped_step_whose_groups_count_as_trained_is_a_fault() -> None:
 
 
 def test_payloads_that_were_removed_while_the_run_went_end_it(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     open_groups(journal, 1)
     journal.commit()
     shutil.rmtree(tmp_path / "journal.trajectories")
@@ -97,20 +80,20 @@ def test_payloads_that_were_removed_while_the_run_went_end_it(tmp_path: Path) ->
 
 def test_a_start_after_a_loss_of_power_asks_again_for_what_the_disk_lost(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    journal = SqliteJournal(path)
+    journal = Journal(path)
     first, second = open_groups(journal, 2)
     journal.commit()
     shutil.copytree(tmp_path, tmp_path / "after", ignore=shutil.ignore_patterns("after"))
     journal.close()
     (payloads,) = (tmp_path / "after" / "journal.trajectories").iterdir()
     os.truncate(payloads, payloads.stat().st_size - 1)
-    again = SqliteJournal(tmp_path / "after" / "journal.sqlite")
+    again = Journal(tmp_path / "after" / "journal.sqlite")
     assert readable(again, [first, second]) == [first]
     again.close()
 
 
 def test_what_a_killed_compaction_left_to_be_removed_is_removed_at_the_next_start(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     journal.segment_bytes = 1
     for version in range(3):
         train(journal, version, open_groups(journal, range(4 * version, 4 * version + 4)))
@@ -120,13 +103,13 @@ def test_what_a_killed_compaction_left_to_be_removed_is_removed_at_the_next_star
     journal.close()
     folder = tmp_path / "journal.trajectories"
     assert len(list(folder.iterdir())) == 4
-    SqliteJournal(tmp_path / "journal.sqlite").close()
+    Journal(tmp_path / "journal.sqlite").close()
     assert [path.name for path in folder.iterdir()] == ["00000003"]
 
 
 def test_a_rollout_of_an_open_group_is_written_once_and_nothing_is_read(tmp_path: Path) -> None:
     """The filter does this for each rollout: reading rows back made it twice as slow."""
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    journal = Journal(tmp_path / "journal.sqlite")
     open_groups(journal, 1)
     statements: list[str] = []
     journal._db.set_trace_callback(statements.append)

@@ -12,8 +12,7 @@ import pytest
 from actors.cli.evaluation import _finished as finished
 from actors.cli.main import main
 from agent_rl.records import sqlite
-from agent_rl.records.journal import JournalError
-from agent_rl.records.sqlite import SqliteJournal
+from agent_rl.records.journal import Journal, JournalError
 from tests.agent_rl.records.report_runs import SyntheticRun
 
 
@@ -62,7 +61,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def read_everything(path: Path) -> None:
-    journal = SqliteJournal(path, read_only=True)
+    journal = Journal(path, read_only=True)
     try:
         for stage in range(4):
             for row in journal.groups(stage=stage, states=("trained", "evaluated", "dropped")):
@@ -105,14 +104,14 @@ def test_a_locked_journal_is_said_to_be(
     with locked(directory / "journal.sqlite"):
         assert "is locked by another program" in refused(capsys, command, str(directory))
         with pytest.raises(JournalError, match="is locked by another program"):
-            SqliteJournal(directory / "journal.sqlite")
+            Journal(directory / "journal.sqlite")
 
 
 def test_a_journal_that_another_program_locks_while_it_is_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
-    journal = SqliteJournal(directory / "journal.sqlite")
+    journal = Journal(directory / "journal.sqlite")
     holder = sqlite3.connect(directory / "journal.sqlite", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(JournalError, match="is locked by another program"):
@@ -125,16 +124,16 @@ def test_a_journal_that_another_program_locks_while_it_is_written(
 
 def test_who_reads_leaves_the_run_directory_as_it_was(directory: Path) -> None:
     before = sorted((path.name, path.stat().st_mtime_ns) for path in directory.iterdir())
-    SqliteJournal(directory / "journal.sqlite", read_only=True).close()
+    Journal(directory / "journal.sqlite", read_only=True).close()
     assert main(["audit", str(directory)]) == 0
     assert sorted((path.name, path.stat().st_mtime_ns) for path in directory.iterdir()) == before
 
 
 def test_who_reads_sees_what_a_living_writer_has_committed(tmp_path: Path) -> None:
-    writer = SqliteJournal(tmp_path / "journal.sqlite")
+    writer = Journal(tmp_path / "journal.sqlite")
     writer.set_fact("stage", "7")
     writer.commit()
-    reader = SqliteJournal(tmp_path / "journal.sqlite", read_only=True)
+    reader = Journal(tmp_path / "journal.sqlite", read_only=True)
     assert reader.fact("stage") == "7"
     reader.close()
     writer.set_fact("stage", "8")
@@ -153,7 +152,7 @@ def test_a_flipped_byte_of_a_payload_is_not_handed_out(directory: Path) -> None:
 
 def test_a_journal_of_another_layout_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    SqliteJournal(path).close()
+    Journal(path).close()
     other = sqlite3.connect(path)
     other.execute("UPDATE facts SET value = '1' WHERE key = 'layout'")
     other.commit()
@@ -162,4 +161,4 @@ def test_a_journal_of_another_layout_is_refused_with_the_remedy(tmp_path: Path) 
         with pytest.raises(
             JournalError, match=r"another version of agent_rl \(layout 1, .* start again in another run.directory"
         ):
-            SqliteJournal(path, read_only=read_only)
+            Journal(path, read_only=read_only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,13 @@ from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
-from agent_rl.records.memory import MemoryJournal
 from agent_rl.records.summary import summarise
 from tests.builders import evaluate_stage
 
 
 @pytest.fixture
-def journal():
-    made = MemoryJournal()
+def journal(tmp_path: Path):
+    made = Journal(tmp_path / "journal.sqlite")
     yield made
     made.close()
 

@@ -18,6 +18,7 @@ from agent_rl.messages import (
     EnvironmentMessage,
     Policy,
     Sampling,
+    Tokens,
     ToolCallRecord,
     Trajectory,
     TurnObserved,
@@ -82,13 +83,9 @@ def play(into: Episode, each: dict[str, Any]) -> None:
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
-    arrays = ("prompt_tokens", "tokens", "loss_mask", "logprobs", "policies")
-    for name in arrays:
-        first, second = getattr(one, name), getattr(other, name)
-        assert first.dtype == second.dtype
+    for name, first, second in zip(Tokens._fields, one.unpack(), other.unpack(), strict=True):
         assert np.array_equal(first, second), name
-    none = dict.fromkeys(arrays)
-    return replace(one, **none) == replace(other, **none)
+    return one == other
 
 
 def over_the_wire(*given: CompletedTurn) -> tuple[CompletedTurn, ...]:

@@ -193,14 +193,14 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     assert (made.status, made.turns, len(made.transcript.calls)) == ("finished", 2, 1)
     response = chat.response_tokens(["4"])
     first = len(chat._encode(CALL)) + 1
-    assert made.loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (
-        len(made.tokens) - first - len(response)
+    assert made.unpack().loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (
+        made.response_length - first - len(response)
     )
-    assert made.tokens[first : first + len(response)].tolist() == response
-    assert [made.policies[i, 1] for i in (0, first, -1)] == [3, 4, 5]
-    assert (made.logprobs[made.loss_mask == 0] == 0).all()
+    assert made.unpack().tokens[first : first + len(response)].tolist() == response
+    assert [made.unpack().policies[i, 1] for i in (0, first, -1)] == [3, 4, 5]
+    assert (made.unpack().logprobs[made.unpack().loss_mask == 0] == 0).all()
     assert made.transcript.text == f"{CALL}\n{ANSWER}"  # what the model wrote: tool responses are no part of it
-    assert len(made.tokens) == len(made.logprobs) == len(made.policies)
+    assert made.response_length == len(made.unpack().logprobs) == len(made.unpack().policies)
 
 
 def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, ChatFormat]) -> None:
@@ -238,8 +238,8 @@ def test_a_tool_response_that_overflows_the_budget_ends_the_rollout_and_is_not_a
 def test_a_failure_of_the_infrastructure_is_never_a_result_of_the_model(chat: ChatFormat) -> None:
     episode = Episode(builders.request(), chat)
     made = episode.trajectory(generator="g", seconds=0.0, failure=("failed", "no executor"))
-    assert (made.status, made.reason, len(made.tokens)) == ("failed", "no executor", 0)
-    assert made.policies.shape == (0, 2)
+    assert (made.status, made.reason, made.response_length) == ("failed", "no executor", 0)
+    assert made.unpack().policies.shape == (0, 2)
 
 
 def test_a_sequence_has_the_room_that_the_engine_has(chat: ChatFormat) -> None:
@@ -251,7 +251,7 @@ def test_a_sequence_has_the_room_that_the_engine_has(chat: ChatFormat) -> None:
     for longest in (prompt, prompt - 1):
         episode = Episode(wanted, chat, longest)
         made = episode.trajectory(generator="g", seconds=0.0)
-        assert (made.status, len(made.tokens), made.turns) == ("prompt_too_long", 0, 0)
+        assert (made.status, made.response_length, made.turns) == ("prompt_too_long", 0, 0)
         assert made.reason == f"the prompt of problem p0 has {prompt} of the {longest} tokens a sequence may have"
 
 

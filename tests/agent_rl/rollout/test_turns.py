@@ -74,10 +74,10 @@ def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(c
     whole = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert episode.tokens == list(whole)
     made = episode.trajectory(generator="g", seconds=0.0)
-    written = made.tokens[made.loss_mask == 1].tolist()
+    written = made.unpack().tokens[made.unpack().loss_mask == 1].tolist()
     assert written == [*chat._encode("10"), chat.end_of_turn, *chat._encode("20"), chat.end_of_turn]
-    assert not made.logprobs[made.loss_mask == 0].any()
-    assert set(map(tuple, made.policies[made.loss_mask == 0].tolist())) == {(1, 4)}
+    assert not made.unpack().logprobs[made.unpack().loss_mask == 0].any()
+    assert set(map(tuple, made.unpack().policies[made.unpack().loss_mask == 0].tolist())) == {(1, 4)}
     assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "higher"), (1, "lower")]
 
 
@@ -189,10 +189,10 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
         conversation.continue_with(messages, POLICY)
     made = episode.trajectory(generator="g", seconds=0.0)
-    assert made.tokens[made.loss_mask == 1].tolist() == written
+    assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist() == written
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert chat.decode(episode.tokens) == whole
-    assert made.prompt_tokens.tolist() == chat._encode(chat._render(START, generate=True))
+    assert made.unpack().prompt_tokens.tolist() == chat._encode(chat._render(START, generate=True))
     assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "Are you sure?"), (2, "Why?")]
 
 
@@ -232,8 +232,8 @@ def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tu
     text = chat.decode(episode.tokens)
     assert text.endswith("<|im_start|>assistant\n6<|im_end|>\n<|im_start|>assistant\n")
     made = episode.trajectory(generator="g", seconds=0.0)
-    assert len(made.prompt_tokens) == prompt
-    assert made.loss_mask.sum() == 2
+    assert made.prompt_length == prompt
+    assert made.unpack().loss_mask.sum() == 2
 
 
 def test_a_prompt_of_a_loop_is_told_of_tools_and_may_be_too_long(chatml: tuple[Any, ChatFormat]) -> None:

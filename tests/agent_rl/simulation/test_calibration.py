@@ -120,13 +120,12 @@ def test_steps_without_a_count_are_refused_by_name() -> None:
 def test_a_trajectory_becomes_turns_answers_and_the_seconds_of_the_slowest_call_of_each_turn() -> None:
     mask = [1, 1, 1, 0, 0, 1, 0, 1, 1]
     calls = [ToolCallRecord(turn, "t", "success", 0.1, total) for turn, total in ((1, 0.25), (1, 1.5), (2, 0.75))]
-    trajectory = replace(
-        builders.trajectory(builders.opened()),
-        tokens=np.arange(9, dtype=np.int32),
+    trajectory = builders.repacked(
+        builders.trajectory(builders.opened(), tokens=9),
         loss_mask=np.array(mask, np.uint8),
         transcript=Transcript(("a", "b", "c"), tuple(calls)),
     )
-    prompt = len(trajectory.prompt_tokens)
+    prompt = trajectory.prompt_length
     assert shape_of(trajectory) == Shape(prompt, (3, 1, 2), (1.5, 0.75), (2, 1))
 
 

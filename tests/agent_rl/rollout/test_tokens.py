@@ -1,0 +1,99 @@
+"""The body of a trajectory: what is packed comes back, and no bytes do more than raise BodyError."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.roc_filter.stored import decode_stored, encode_stored
+from agent_rl.messages import BodyError, Tokens
+from agent_rl.messages.tokens import HEADER, PART, RAW, RUNS
+from agent_rl.testing import opened, repacked, trajectory
+
+
+def tokens(prompt: int, response: int, seed: int) -> Tokens:
+    """Token ids and log-probabilities at random, a loss mask and policies in runs."""
+    rng = np.random.default_rng(seed)
+    versions = np.sort(rng.integers(0, 3, response)) + 7
+    return Tokens(
+        rng.integers(0, 1 << int(rng.integers(1, 31)), prompt).astype(np.int32),
+        rng.integers(0, 1 << int(rng.integers(1, 31)), response).astype(np.int32),
+        np.resize(np.repeat(np.array([1, 0], np.uint8), int(rng.integers(1, 900))), response),
+        rng.standard_normal(response).astype(np.float32),
+        np.stack([np.ones(response), versions], axis=1).astype(np.int32),
+    )
+
+
+SIZES = st.sampled_from([0, 1, 7, 8, 511, 512, 2047, 2048, 2049, 10_007])
+
+
+@given(SIZES, SIZES, st.integers(0, 1 << 20))
+@settings(deadline=None, max_examples=100)
+def test_whatever_is_packed_comes_back(prompt: int, response: int, seed: int) -> None:
+    given = tokens(prompt, response, seed)
+    for before, after in zip(given, Tokens.unpack(given.pack()), strict=True):
+        assert before.dtype == after.dtype
+        assert np.array_equal(before, after)
+
+
+@given(st.integers(0, 1 << 20), st.data())
+@settings(deadline=None, max_examples=200)
+def test_changed_bytes_are_refused_or_fit_their_lengths(seed: int, data: st.DataObject) -> None:
+    body = bytearray(tokens(60, 3000, seed).pack())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1) | st.integers(0, 60))
+        body[at] ^= 1 << data.draw(st.integers(0, 7))
+    del body[data.draw(st.integers(0, len(body)) | st.just(len(body))) :]
+    try:
+        found = Tokens.unpack(bytes(body))
+    except BodyError:
+        return
+    assert len({len(array) for array in found[1:]}) == 1
+
+
+ONE = tokens(3, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "requires a buffer"),
+        (HEADER.pack(9, 0, 0), "its layout is 9"),
+        (ONE.pack() + b"x", "1 bytes too many"),
+        (ONE._replace(logprobs=np.zeros(3, np.float32)).pack(), "an array of 12 bytes, where its lengths ask for 16"),
+        (ONE._replace(tokens=np.array([1, -2, 3, 4], np.int32)).pack(), "token ids below 0"),
+        (ONE._replace(loss_mask=np.array([1, 2, 1, 1], np.uint8)).pack(), "a loss mask of other values"),
+        (HEADER.pack(1, 1 << 31, 0) + PART.pack(RAW, 4) + bytes(4), "where its lengths ask for 8589934592"),
+        (HEADER.pack(1, 1 << 20, 0) + PART.pack(RUNS, 13) + b"\0" + b"\xff" * 12, "runs of other lengths"),
+    ],
+)
+def test_what_is_wrong_is_said(body: bytes, words: str) -> None:
+    with pytest.raises(BodyError, match=words):
+        Tokens.unpack(body)
+
+
+def test_a_head_that_counts_other_tokens_than_its_body_is_refused() -> None:
+    made = trajectory(opened())
+    with pytest.raises(BodyError, match="a body of 3 and 6 tokens, where its head says 3 and 7"):
+        replace(made, response_length=7).unpack()
+
+
+@pytest.mark.parametrize("count", [1, 6, 1000, 10_007])
+def test_the_journal_gives_back_what_the_filter_received_but_for_the_judgement(count: int) -> None:
+    made = trajectory(opened(3), 2, tokens=count)
+    assert decode_stored(encode_stored(made)) == replace(made, judgement=None)
+    assert encode_stored(made).endswith(made.body)
+    assert decode_stored(encode_stored(opened(3))) == opened(3)
+
+
+def test_policies_and_masks_take_next_to_nothing() -> None:
+    mask = np.ones(10_000, np.uint8)
+    mask[3_333:4_444] = 0
+    policies = np.repeat(np.array([[1, 7], [1, 8]], np.int32), 5_000, axis=0)
+    made = repacked(trajectory(opened(), tokens=10_000), loss_mask=mask, policies=policies)
+    assert (made.oldest, made.newest, made.response_length) == (7, 8, 10_000)
+    assert len(made.body) < 20_000
