@@ -20,8 +20,8 @@ from agent_rl.messages import (
     CheckpointSaved,
     EngineLoad,
     EvaluationReady,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -98,7 +98,7 @@ class Evaluator(Actor):
         timeout = self.context.settings.record_timeout_seconds
         recorded: StageRecorded = await ask(self.context.link("stages"), entered, timeout=timeout, log=self.log)
         uri = str(self.context.topology.model.path)
-        self.context.link("policy").set(PolicyPublished(Policy(recorded.epoch, 0), uri, 0, 0))
+        self.context.link("policy").set(PolicyPublished(PolicyVersion(recorded.epoch, 0), uri, 0, 0))
 
     def status(self) -> tuple[str, ActorFigures]:
         """``finished`` once the result has arrived."""

@@ -23,8 +23,8 @@ from agent_rl.messages import (
     EngineLoad,
     Evaluation,
     GroupOpened,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Problem,
     RolloutRequest,
     Sampling,
@@ -63,7 +63,7 @@ def opened(
     """A group of four samples."""
     evaluation = None if purpose == "train" else Evaluation(stage)
     group = f"s{stage}-g{number:06d}"
-    return GroupOpened(group, stage, number, purpose, problem(number), samples, Policy(1, version), evaluation)
+    return GroupOpened(group, stage, number, purpose, problem(number), samples, PolicyVersion(1, version), evaluation)
 
 
 def call(outcome: Any = "success", turn: int = 1) -> ToolCallRecord:
@@ -161,12 +161,12 @@ def engine_load(
     max_rollouts: int = 100,
 ) -> EngineLoad:
     """An idle engine."""
-    return EngineLoad(generator, 1, Policy(epoch, version), total, used, max_rollouts, 0, 0, 0, 0)
+    return EngineLoad(generator, 1, PolicyVersion(epoch, version), total, used, max_rollouts, 0, 0, 0, 0)
 
 
 def published(version: int = 0, *, stage: int = 0, stage_version: int = 0, epoch: int = 1) -> PolicyPublished:
     """A policy published in a stage."""
-    return PolicyPublished(Policy(epoch, version), f"file:///weights/{version}", stage, stage_version)
+    return PolicyPublished(PolicyVersion(epoch, version), f"file:///weights/{version}", stage, stage_version)
 
 
 def request(**changes: Any) -> RolloutRequest:

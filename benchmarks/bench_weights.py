@@ -34,7 +34,7 @@ import trio
 from actors.rollout_generator.serving import ServedPolicy
 from actors.weights.files import PublishedWeights
 from agent_rl import messages
-from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
 from benchmarks import sent_weights
 from benchmarks.command import Hidden, WrongOptions
 from benchmarks.machines import Machine, machines, unavailable
@@ -43,7 +43,7 @@ from transport import CurveKeys, Delivery, Node, Registry, ZmqNetwork
 
 LEARNER = "learner.0"
 PORT = 7711
-POLICY = Policy(1, 1)
+POLICY = PolicyVersion(1, 1)
 READY, GO, DONE = "ready", "go", "done"
 
 
@@ -214,9 +214,9 @@ class _Engine:
     """Loads nothing."""
 
     ranks = 1
-    policy = Policy(0, 0)
+    policy = PolicyVersion(0, 0)
 
-    async def load_weights(self, source: Path, policy: Policy) -> None:
+    async def load_weights(self, source: Path, policy: PolicyVersion) -> None:
         assert source.stat().st_size  # noqa: ASYNC240 - in memory
         self.policy = policy
 

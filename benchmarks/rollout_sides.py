@@ -27,8 +27,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
 from agent_rl.messages import (
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     RolloutRequest,
     Sampling,
     ToolCall,
@@ -49,7 +49,7 @@ SAMPLING = Sampling(temperature=1.0, max_response_tokens=400, max_turns=4)
 def torch_engine(model: Path, rows: int, threads: int) -> TorchEngine:
     """The embedded engine, with room for so many rollouts."""
     return TorchEngine(
-        model, max_rollouts=rows, kv_tokens=None, threads=threads, dtype="float32", initial_policy=Policy(0, 0)
+        model, max_rollouts=rows, kv_tokens=None, threads=threads, dtype="float32", initial_policy=PolicyVersion(0, 0)
     )
 
 
@@ -179,7 +179,7 @@ async def generator(model: Path, folder: Path, threads: int, *overrides: str) ->
     def answer(message: Any) -> ToolResult | None:
         return ToolResult(message.call, "success", "3\n", "", "", 0.0, 0.0) if isinstance(message, ToolCall) else None
 
-    published = PolicyPublished(Policy(1, 0), (model / "model.safetensors").as_uri(), 0, 0)
+    published = PolicyPublished(PolicyVersion(1, 0), (model / "model.safetensors").as_uri(), 0, 0)
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 4096}) as stage:
         stage["tool_executor"].reply = answer
         stage["learner"].announce("policy", GENERATOR).set(published)

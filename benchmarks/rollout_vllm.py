@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from actors.engines.vllm.engine import VllmEngine
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from benchmarks.rollout_sides import AT_ONCE
 
 ENGINE = "actors.engines.vllm:VllmEngine"
@@ -70,7 +70,7 @@ async def bare_vllm(model: Path) -> AsyncIterator[BareVllm]:
         threads=1,
         device="cpu",
         dtype="float32",
-        initial_policy=Policy(0, 0),
+        initial_policy=PolicyVersion(0, 0),
     ).start
     command = [sys.executable, "-m", "benchmarks.rollout_vllm", json.dumps(start.arguments())]
     async with trio.open_nursery() as nursery:

@@ -19,8 +19,8 @@ from agent_rl.messages import (
     EngineLoad,
     GroupsProgress,
     GroupsUnfinished,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Problem,
     Retry,
     UnfinishedGroup,
@@ -108,7 +108,7 @@ class Fleet:
 
     def _publish(self, waiting: int = 0) -> None:
         self.loads = {f"rollout_generator.{engine}": self._loads(engine) for engine in range(self._size.engines)}
-        self._do(self.scheduler.policy_published(PolicyPublished(Policy(1, self._version), "", 0, 0)))
+        self._do(self.scheduler.policy_published(PolicyPublished(PolicyVersion(1, self._version), "", 0, 0)))
         for loads in self.loads.values():
             self._do(self.scheduler.engine_load(loads[0]))
         if self._version:

@@ -42,8 +42,8 @@ from agent_rl.messages import (
     Judgement,
     JudgementReply,
     JudgementWanted,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     RolloutRequest,
     StageEntered,
     StageRecorded,
@@ -120,7 +120,7 @@ class Generator(RolloutGenerator):
                 return f'<tool_call>{{"name": "python_code_with_standard_io", "arguments": {arguments}}}</tool_call>'
             return f"<answer>\\boxed{{{self.answers[request.rollout]}}}</answer>"
 
-        return Engine(directory, initial_policy=Policy(0, 0), script=script)
+        return Engine(directory, initial_policy=PolicyVersion(0, 0), script=script)
 
 
 class Learner(Evaluator):
@@ -161,7 +161,7 @@ class Learner(Evaluator):
         return await ask(self.context.link(link), message, timeout=60.0)
 
     def _publish(self, epoch: int, stage: int) -> None:
-        policy = Policy(epoch, self.version)
+        policy = PolicyVersion(epoch, self.version)
         self.context.link("policy").set(PolicyPublished(policy, f"file:///weights/{self.version}", stage, 0))
 
     async def _walk(self) -> None:

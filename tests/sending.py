@@ -38,7 +38,7 @@ from agent_rl.config.parallel import MeshSizes
 from agent_rl.learning import ranks as joining
 from agent_rl.learning import sharding
 from agent_rl.learning.exporting import Shares
-from agent_rl.messages import Policy, TransferOffer, TransferWanted
+from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted
 
 BUCKET = 4096
 """Bytes: a tiny model goes in some twenty buckets."""
@@ -57,7 +57,9 @@ ALONE = Senders()
 
 
 @contextmanager
-def sending(model: Path, policy: Policy, senders: Senders = ALONE, *, workers: int = 1) -> Iterator[TransferOffer]:
+def sending(
+    model: Path, policy: PolicyVersion, senders: Senders = ALONE, *, workers: int = 1
+) -> Iterator[TransferOffer]:
     """What such processes offer; at the end they have ended by themselves, or one was killed as it was to be."""
     killed = () if senders.killed is None else senders.killed
     given = [policy.epoch, policy.version, senders.shard, senders.tensor, workers, *killed]
@@ -87,7 +89,7 @@ def kill_after(buckets: int) -> None:
 async def check_sent_weights(subject: Subject) -> None:
     """What is sent is served token for token; of a sender that dies, and of what does not fit, nothing is."""
     folder, prompt = subject.model_path.parent, random_prompt(0, 12)
-    lost, sent = Policy(3, 1), Policy(3, 2)
+    lost, sent = PolicyVersion(3, 1), PolicyVersion(3, 2)
     save_other_weights(subject, folder / "lost", seed=21)
     reference = save_other_weights(subject, folder / "sent", seed=22)
     with (
@@ -122,7 +124,7 @@ async def check_sent_weights(subject: Subject) -> None:
 async def check_weights_of_several_ranks(subject: Subject, *, workers: int = 1) -> None:
     """What ranks send that hold parts of the model is served; of ranks of which one dies midway, nothing is."""
     folder, prompt = subject.model_path.parent, random_prompt(0, 12)
-    lost, rows, layers = Policy(3, 1), Policy(3, 2), Policy(3, 3)
+    lost, rows, layers = PolicyVersion(3, 1), PolicyVersion(3, 2), PolicyVersion(3, 3)
     save_other_weights(subject, folder / "lost", seed=23)
     references = {
         rows: save_other_weights(subject, folder / "rows", seed=24),
@@ -169,7 +171,7 @@ def refused(tensor: Any) -> Any:
     raise AssertionError(f"a whole tensor of {list(tensor.shape)} is gathered")
 
 
-def main(model: Path, policy: Policy, sizes: MeshSizes, workers: int, killed: tuple[int, ...]) -> None:
+def main(model: Path, policy: PolicyVersion, sizes: MeshSizes, workers: int, killed: tuple[int, ...]) -> None:
     """Be the first rank of a learner; start the other one, share, offer, send."""
     place = joining.meeting_place() if sizes.ranks > 1 else None
     other = os.fork() if place is not None else -1
@@ -197,7 +199,7 @@ def main(model: Path, policy: Policy, sizes: MeshSizes, workers: int, killed: tu
     sys.exit(os.WEXITSTATUS(status))
 
 
-async def offering(policy: Policy, workers: int, shares: Shares, ranks: joining.JoinedRanks | None) -> None:
+async def offering(policy: PolicyVersion, workers: int, shares: Shares, ranks: joining.JoinedRanks | None) -> None:
     """Keep, offer, send."""
     async with trio.open_nursery() as nursery:
         context: Any = SimpleNamespace(nursery=nursery, in_thread=trio.to_thread.run_sync, now=trio.current_time)
@@ -217,7 +219,7 @@ if __name__ == "__main__":
     numbers = [int(number) for number in sys.argv[2:]]
     main(
         Path(sys.argv[1]),
-        Policy(numbers[0], numbers[1]),
+        PolicyVersion(numbers[0], numbers[1]),
         MeshSizes(shard=numbers[2], replicate=1, tensor=numbers[3]),
         numbers[4],
         tuple(numbers[5:]),

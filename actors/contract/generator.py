@@ -18,7 +18,7 @@ from agent_rl.messages import (
     EnvironmentMessage,
     GroupsUnwanted,
     ObserveTurn,
-    Policy,
+    PolicyVersion,
     Sampling,
     ToolCall,
     ToolResult,
@@ -323,7 +323,7 @@ class GeneratorContract(GeneratorBench):
             await self.settled()
             for role in ("kv_scheduler", "learner"):
                 load = [message for message in bench.stage[role].log if isinstance(message, EngineLoad)][-1]
-                assert load.policy == Policy(1, 4), f"the load announced to {role} names {load.policy}"
+                assert load.policy == PolicyVersion(1, 4), f"the load announced to {role} names {load.policy}"
                 assert load.generator == GENERATOR, f"the load is of {load.generator}"
 
     @trio_test

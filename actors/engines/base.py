@@ -17,7 +17,7 @@ import trio
 from numpy.typing import NDArray
 
 from agent_rl.figures import Passes
-from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, Policy, TransferOffer
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, PolicyVersion, TransferOffer
 
 
 class EngineError(Exception):
@@ -154,7 +154,7 @@ class Engine(Protocol):
         An engine may keep it elsewhere, as in host memory, or until the room is needed.
         """
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Load weights from a file or a transfer between two decode steps. Requests in flight go on with them.
 
         Raises EngineError when the file is incomplete or the weights do not fit the model, and TransferError when a
@@ -166,7 +166,7 @@ class Engine(Protocol):
         """Number of processes that receive weights. An engine class without this property only takes files."""
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy that is served now."""
 
     @property

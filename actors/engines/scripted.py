@@ -11,7 +11,7 @@ import trio
 from transformers import AutoTokenizer
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 
 LOGPROB = -0.25
 """The log-probability of every token."""
@@ -28,7 +28,7 @@ class ScriptedEngine:
         self,
         model_path: Path,
         *,
-        initial_policy: Policy,
+        initial_policy: PolicyVersion,
         script: Callable[[int, TurnRequest], Any],
         made: Callable[[ScriptedEngine], None] | None = None,
         longest: int = 10_000,
@@ -112,7 +112,7 @@ class ScriptedEngine:
         """Whether the engine sleeps."""
         return not self._awake.is_set()
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
+    async def load_weights(self, path: Path, policy: PolicyVersion) -> None:
         """Serve the policy from now on; in a sleep, from its end on."""
         await self._awake.wait()
         if not str(path).startswith("/weights"):
@@ -123,7 +123,7 @@ class ScriptedEngine:
             self.swapped.set()
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy served now."""
         return self._policy
 

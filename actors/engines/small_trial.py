@@ -13,7 +13,7 @@ import trio
 
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import InitialiseModel, SftStage
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 
 TOKENS = list(range(5, 21))
 
@@ -37,7 +37,7 @@ async def _serve(device: str, model: Path, weights: Path) -> None:
     from actors.engines.torch.engine import TorchEngine
 
     engine = TorchEngine(
-        model, max_rollouts=2, kv_tokens=256, device=device, dtype="float32", initial_policy=Policy(0, 0)
+        model, max_rollouts=2, kv_tokens=256, device=device, dtype="float32", initial_policy=PolicyVersion(0, 0)
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -52,7 +52,7 @@ async def _serve(device: str, model: Path, weights: Path) -> None:
             )
             await engine.generate(request)
             engine.release(request.rollout)
-            await engine.load_weights(weights, Policy(0, 1))
+            await engine.load_weights(weights, PolicyVersion(0, 1))
         nursery.cancel_scope.cancel()
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from actors.engines.base import Engine, EngineError, TurnRequest, TurnResult
 from actors.engines.reference import TINY_MAX_LENGTH, TINY_VOCABULARY, Reference
-from agent_rl.messages import Policy, TransferOffer
+from agent_rl.messages import PolicyVersion, TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from actors.engines.base import SleepingEngine, TurnResult
 
 
-FIRST_POLICY = Policy(epoch=1, version=3)
+FIRST_POLICY = PolicyVersion(epoch=1, version=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class EngineOptions:
     model_path: Path
     max_rollouts: int
     kv_tokens: int | None
-    policy: Policy
+    policy: PolicyVersion
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ async def check_weights_change_under_way(subject: Subject) -> None:
         served = (FIRST_POLICY, subject.reference)
         for update in range(2):
             path = subject.model_path.parent / f"update{update}"
-            policy = Policy(epoch=served[0].epoch, version=served[0].version + 1)
+            policy = PolicyVersion(epoch=served[0].epoch, version=served[0].version + 1)
             published = (policy, save_other_weights(subject, path, seed=10 + update))
             await update_under_way(subject, engine, path / "model.safetensors", served, published)
             served = published
@@ -316,8 +316,8 @@ async def update_under_way(
     subject: Subject,
     engine: Engine,
     source: Path | TransferOffer,
-    before: tuple[Policy, Reference],
-    after: tuple[Policy, Reference],
+    before: tuple[PolicyVersion, Reference],
+    after: tuple[PolicyVersion, Reference],
 ) -> None:
     """Load weights while rollouts are in flight, and check the tokens written before and after."""
     results: dict[int, TurnResult] = {}
@@ -334,7 +334,7 @@ async def update_under_way(
         await engine.load_weights(source, after[0])
         assert engine.policy == after[0]
     for index, result in results.items():
-        versions = [Policy(*pair) for pair in result.policies.tolist()]
+        versions = [PolicyVersion(*pair) for pair in result.policies.tolist()]
         switch = versions.count(before[0])
         assert versions == [before[0]] * switch + [after[0]] * (400 - switch)
         assert 0 < switch < 400, "the update did not come while the rollout was in flight"
@@ -347,13 +347,13 @@ async def update_under_way(
     fresh = await engine.generate(turn("fresh", prompts[0], 8))
     engine.release("fresh")
     assert fresh.tokens.tolist() == after[1].greedy(prompts[0], 8)
-    assert {Policy(*pair) for pair in fresh.policies.tolist()} == {after[0]}
+    assert {PolicyVersion(*pair) for pair in fresh.policies.tolist()} == {after[0]}
 
 
 async def check_an_update_with_many_in_flight(subject: Subject) -> None:
     """64 sampled rollouts, more tokens than one step recomputes, one aborted: the others end, under both policies."""
     results: dict[int, TurnResult] = {}
-    published = Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    published = PolicyVersion(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
     save_other_weights(subject, subject.model_path.parent / "many", seed=21)
 
     async def one(index: int) -> None:
@@ -399,7 +399,7 @@ async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
     async with subject.running() as engine:
         for file in ("missing", "truncated", "incomplete", "misshapen", "mistyped", "unknown"):
             with refused(f"the file of {file} weights", file):
-                await engine.load_weights(directory / file, Policy(epoch=9, version=9))
+                await engine.load_weights(directory / file, PolicyVersion(epoch=9, version=9))
             assert engine.policy == FIRST_POLICY
             result = await engine.generate(turn(file, prompt, 6))
             assert result.tokens.tolist() == subject.reference.greedy(prompt, 6)
@@ -480,7 +480,7 @@ async def check_asleep_nothing_is_written_and_nothing_is_lost(subject: Subject) 
 
 async def check_weights_that_come_in_its_sleep_are_served_when_it_wakes(subject: Subject) -> None:
     """A load waits for the end of the sleep, and requests in flight go on with the new weights."""
-    published = Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    published = PolicyVersion(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
     reference = save_other_weights(subject, subject.model_path.parent / "asleep", seed=41)
     loaded = trio.Event()
     prompt = random_prompt(3, 40)

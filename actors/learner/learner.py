@@ -46,8 +46,8 @@ from agent_rl.messages import (
     EngineLoad,
     Evaluation,
     EvaluationReady,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     RanksState,
     RanksWanted,
     Recorded,
@@ -435,7 +435,7 @@ class Learner(Actor):
 
     async def _publish(self) -> None:
         """Publish the present policy and the position in the recipe. Waits only until the weights are copied."""
-        await self._model.publish(Policy(self._epoch, self._position.version), self._position)
+        await self._model.publish(PolicyVersion(self._epoch, self._position.version), self._position)
 
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False, beside: bool = False) -> None:
         """Save weights and optimizer for position ``at`` (default: the present one). Delete all but the newest few.

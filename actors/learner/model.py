@@ -33,7 +33,7 @@ from agent_rl.files.disk import remove
 from agent_rl.files.leftovers import Claim
 from agent_rl.learning.batching import Masked, SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.messages import Policy, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class TrainedModel:
 
     # Published policies
 
-    async def publish(self, policy: Policy, position: Position) -> None:
+    async def publish(self, policy: PolicyVersion, position: Position) -> None:
         """Publish the present weights as ``policy``. Waits only until they are copied, or written by several ranks."""
         weights: dict[str, Tensor] | Shares | Path | None = None
         if not self.publisher.knows(policy):

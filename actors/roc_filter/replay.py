@@ -19,7 +19,7 @@ from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
-    Policy,
+    PolicyVersion,
     StageEntered,
     StepReady,
     TrainingGroup,
@@ -163,7 +163,7 @@ def training_group(journal: Journal, group: str) -> TrainingGroup | None:
     return TrainingGroup(
         group=group,
         stage=row.stage,
-        policy=Policy(0, row.oldest),
+        policy=PolicyVersion(0, row.oldest),
         trajectories=tuple(_for_training(decode_stored(payload)) for payload in kept),
         rewards=np.array(row.rewards, dtype=np.float32),
     )

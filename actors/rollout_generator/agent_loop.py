@@ -22,7 +22,7 @@ from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 if TYPE_CHECKING:
     from actors.base import ActorContext
     from actors.engines.base import Engine
-    from agent_rl.messages import Policy
+    from agent_rl.messages import PolicyVersion
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.prompts import ChatFormat
 
@@ -41,7 +41,7 @@ class AgentLoop:
         self._tools = tools
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy served now."""
         return self._engine.policy
 

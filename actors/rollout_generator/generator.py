@@ -44,8 +44,8 @@ from agent_rl.messages import (
     EngineLoad,
     GroupsUnwanted,
     ObserveTurn,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     RolloutRequest,
     ToolCall,
     ToolResult,
@@ -68,7 +68,7 @@ from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 
 def engine_load(
-    figures: EngineFigures, policy: Policy, generator: str, incarnation: int, orphans: Mapping[str, int]
+    figures: EngineFigures, policy: PolicyVersion, generator: str, incarnation: int, orphans: Mapping[str, int]
 ) -> EngineLoad:
     """The load of the engine of a generator's process. ``orphans``: as `EngineLoad` has them."""
     return EngineLoad(
@@ -93,7 +93,7 @@ def engine_load(
 
 def generator_figures(
     figures: EngineFigures,
-    policy: Policy,
+    policy: PolicyVersion,
     rates: Mapping[str, float],
     tally: RolloutTally,
     *,

@@ -14,7 +14,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import Environments
 from agent_rl.environments.tasks import ListedTasks
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from agent_rl.rollout.prompts import ChatFormat
 
 NAMED_PROBLEMS = 5
@@ -52,7 +52,7 @@ def make_engine(
             threads=settings.threads,
             device=settings.device,
             dtype=topology.model.dtype,
-            initial_policy=Policy(0, 0),
+            initial_policy=PolicyVersion(0, 0),
             **{**to_sleep, **settings.engine_settings},
         )
     except (TypeError, ValueError) as error:

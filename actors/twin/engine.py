@@ -19,7 +19,7 @@ import trio
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from actors.twin.clock import Alarm, sleep
 from actors.twin.tokens import written
-from agent_rl.messages import Policy, TransferOffer
+from agent_rl.messages import PolicyVersion, TransferOffer
 from agent_rl.messages.rollouts import NEWS_STEPS
 from agent_rl.simulation.engine import ModelledEngine
 from agent_rl.simulation.gantt import Bins
@@ -36,7 +36,7 @@ class _Turn:
     """A turn under way. ``marks``: the tokens that were written when a policy was replaced."""
 
     rollout: Rollout
-    marks: list[tuple[Policy, int]] = field(default_factory=list)
+    marks: list[tuple[PolicyVersion, int]] = field(default_factory=list)
     result: TurnResult | None = None
     ended: trio.Event = field(default_factory=trio.Event)
 
@@ -67,7 +67,7 @@ class TwinEngine:
         self._seen = 0.0, 0.0
         """When the model was looked at last, and the share of the KV cache that was in use then."""
         self._longest = longest
-        self._policy = Policy(0, 0)
+        self._policy = PolicyVersion(0, 0)
         self._rollouts: dict[str, Rollout] = {}
         self._turns: dict[Rollout, _Turn] = {}
         self._arrived: list[Rollout] = []
@@ -115,7 +115,7 @@ class TwinEngine:
 
     def _result(self, turn: _Turn) -> TurnResult:
         rollout, before = turn.rollout, 0
-        runs: list[tuple[Policy, int]] = []
+        runs: list[tuple[PolicyVersion, int]] = []
         for policy, count in [*turn.marks, (self._policy, rollout.shape.written[rollout.turn])]:
             runs.append((policy, count - before))
             before = count
@@ -172,7 +172,7 @@ class TwinEngine:
             self.model.advance(trio.current_time())
             self.model.set_aside(known)
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Pause, then go on with the policy."""
         del source
         self._advance()
@@ -208,7 +208,7 @@ class TwinEngine:
         return 1
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy that is served now."""
         return self._policy
 

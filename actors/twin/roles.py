@@ -28,8 +28,8 @@ from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Topology
 from agent_rl.figures import PublishFigures, TrainingFigures
 from agent_rl.messages import (
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Problem,
     Purpose,
     RolloutRequest,
@@ -179,14 +179,14 @@ class ModelledModel:
         self._busy_s += max(1e-9, tokens / self._world.trace.learner.tokens_per_s)
         return TrainingFigures(trained_tokens=tokens)
 
-    async def publish(self, policy: Policy, position: Position) -> None:
+    async def publish(self, policy: PolicyVersion, position: Position) -> None:
         """Announce the policy after the time of publishing, while training goes on."""
         await trio.lowlevel.checkpoint()
         if policy.version >= self._world.trace.steps:
             self._world.done.set()
         self._context.nursery.start_soon(self._announce, policy, position)
 
-    async def _announce(self, policy: Policy, position: Position) -> None:
+    async def _announce(self, policy: PolicyVersion, position: Position) -> None:
         if policy.version:
             await sleep(self._world.trace.learner.publish_s)
         published = PolicyPublished(policy, f"file:///{policy.version}", position.stage, position.stage_version)
@@ -235,7 +235,7 @@ class ModelledModel:
     def enter(self, algorithm: object) -> None:
         """Nothing."""
 
-    def served(self, generator: str, policy: Policy) -> None:
+    def served(self, generator: str, policy: PolicyVersion) -> None:
         """Nothing."""
 
     def gone(self, generator: str) -> None:

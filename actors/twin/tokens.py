@@ -17,7 +17,7 @@ import numpy as np
 from actors.engines.base import TurnResult
 from agent_rl.environments.base import ChatMessages, Context, Environment, TaskSource, Tool, ToolOutput
 from agent_rl.environments.tasks import DrawnTasks
-from agent_rl.messages import Judgement, Policy, Problem, Transcript
+from agent_rl.messages import Judgement, PolicyVersion, Problem, Transcript
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import AnyCall, ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
@@ -46,7 +46,7 @@ def array_length(tokens: np.ndarray[Any, Any]) -> int:
     return length(tokens.tolist())
 
 
-def written(runs: Sequence[tuple[Policy, int]], flag: int, *, plain: bool) -> TurnResult:
+def written(runs: Sequence[tuple[PolicyVersion, int]], flag: int, *, plain: bool) -> TurnResult:
     """A turn of these runs of tokens, each by the policy that sampled it; ``flag`` says what the text is."""
     pieces = [(policy, count) for policy, count in runs if count]
     policy, last = pieces.pop()

@@ -13,7 +13,7 @@ from actors.twin.clock import sleep, sleep_until
 from actors.twin.tokens import CALLS, NAME, RIGHT, array_length
 from agent_rl.messages import (
     GroupOpened,
-    Policy,
+    PolicyVersion,
     Problem,
     RolloutRequest,
     StepReady,
@@ -119,7 +119,7 @@ class World:
         self.done = trio.Event()
         self.turns = 0
         self._signal, self._seed = signal, seed
-        self._group_policies: dict[str, Policy] = {}
+        self._group_policies: dict[str, PolicyVersion] = {}
         self._ended: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
 

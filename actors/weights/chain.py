@@ -12,7 +12,7 @@ Pure.
 
 from __future__ import annotations
 
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 
 LEARNER = ""
 """The source of who asks the learner itself."""
@@ -67,9 +67,9 @@ class Chains:
     """A chain for each of the newest policies."""
 
     def __init__(self) -> None:
-        self._chains: dict[Policy, Chain] = {}
+        self._chains: dict[PolicyVersion, Chain] = {}
 
-    def source(self, policy: Policy, asker: str, failed: str = LEARNER) -> str:
+    def source(self, policy: PolicyVersion, asker: str, failed: str = LEARNER) -> str:
         """From whom ``asker`` fetches the policy; empty: from the learner."""
         chain = self._chains.setdefault(policy, Chain())
         for old in sorted(self._chains)[:-KEPT]:

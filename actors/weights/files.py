@@ -13,7 +13,7 @@ from actors.weights.chain import Chains
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import remove, sweep_partial, whole, writing
 from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.messages import Policy, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyVersion, WeightsPart, WeightsWanted
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.records.checkpoint_files import CheckpointError, Position, read_position
 
@@ -98,7 +98,7 @@ def model_directory(topology: Topology, run_directory: Path) -> Path:
     return directory
 
 
-def weights_name(policy: Policy) -> str:
+def weights_name(policy: PolicyVersion) -> str:
     """The name of the policy's weight file. The names sort in the order of policies."""
     return f"policy-{policy.epoch:04d}-{policy.version:08d}.safetensors"
 
@@ -113,12 +113,12 @@ class PublishedWeights:
         self._directory = directory
         self._write = write
         self._fetched = fetched
-        self._checksums: dict[Policy, list[int]] = {}
+        self._checksums: dict[PolicyVersion, list[int]] = {}
         """The checksums of the parts of each policy's file, computed once, at write."""
         self._chains = Chains()
         sweep_partial(directory)
 
-    def keep(self, policy: Policy, weights: dict[str, Tensor] | Path) -> tuple[str, int, int]:
+    def keep(self, policy: PolicyVersion, weights: dict[str, Tensor] | Path) -> tuple[str, int, int]:
         """Write the policy's file; returns URI and, if ``fetched``, size and checksum. Raises errors of ``write``.
 
         ``weights`` may be the `path` of the file where that is written already.
@@ -133,7 +133,7 @@ class PublishedWeights:
         checksums = self._checksums[policy] = part_checksums(path)
         return path.resolve().as_uri(), path.stat().st_size, whole_checksum(checksums)
 
-    def part(self, policy: Policy, offset: int) -> WeightsPart:
+    def part(self, policy: PolicyVersion, offset: int) -> WeightsPart:
         """A part of a policy's file; an empty part when the file is gone or ends before ``offset``."""
         try:
             return read_part(self.path(policy), offset, self._checksums.get(policy, ()))
@@ -152,11 +152,11 @@ class PublishedWeights:
         """A generator is lost, or has left: it passes nothing on."""
         self._chains.lost(generator)
 
-    def path(self, policy: Policy) -> Path:
+    def path(self, policy: PolicyVersion) -> Path:
         """The path of the policy's weight file."""
         return self._directory / weights_name(policy)
 
-    def clean(self, oldest: Policy) -> None:
+    def clean(self, oldest: PolicyVersion) -> None:
         """Delete files older than ``oldest``, the oldest policy that an engine serves. Engines only load newer ones."""
         keep = self.path(oldest).name
         self._checksums = {policy: sums for policy, sums in self._checksums.items() if policy >= oldest}

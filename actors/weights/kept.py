@@ -26,7 +26,7 @@ import trio
 
 from actors.weights.files import weights_name
 from actors.weights.transfer import SECONDS, TransferError, bucket_bytes, decline, send
-from agent_rl.messages import Policy, TransferOffer, TransferWanted
+from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
@@ -52,7 +52,7 @@ class KeptWeights:
         self._address = address
         self._device = device
         self._log = log
-        self._kept: tuple[Policy, Shares] | None = None
+        self._kept: tuple[PolicyVersion, Shares] | None = None
         self._senders = 1
         self._calls: _Calls | None = None
 
@@ -63,12 +63,12 @@ class KeptWeights:
         self._senders, self._device = ranks.size, device
         self._calls = _Calls(ranks) if isinstance(ranks, JoinedRanks) else None
 
-    def keep(self, policy: Policy, weights: Shares) -> tuple[str, int, int]:
+    def keep(self, policy: PolicyVersion, weights: Shares) -> tuple[str, int, int]:
         """Replace the kept weights; returns what to announce."""
         self._kept = policy, weights
         return f"{self._backend}:{weights_name(policy)}", 0, 0
 
-    def clean(self, oldest: Policy) -> None:
+    def clean(self, oldest: PolicyVersion) -> None:
         """Nothing to do: only one policy is kept."""
 
     def gone(self, generator: str) -> None:
@@ -120,7 +120,7 @@ class KeptWeights:
         self._context.nursery.start_soon(self._send, wanted.policy, listener, offer, shares)
         return offer
 
-    async def _send(self, policy: Policy, listener: socket.socket, offer: TransferOffer, shares: Shares) -> None:
+    async def _send(self, policy: PolicyVersion, listener: socket.socket, offer: TransferOffer, shares: Shares) -> None:
         def work() -> int:
             if self._calls is not None:
                 self._calls.call(policy.version, offer)

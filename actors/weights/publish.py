@@ -10,7 +10,7 @@ import trio
 from actors.weights.files import PublishedWeights
 from actors.weights.kept import KeptWeights
 from agent_rl.figures import PublishFigures
-from agent_rl.messages import Policy, PolicyPublished
+from agent_rl.messages import PolicyPublished, PolicyVersion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,18 +27,18 @@ class ServedPolicies:
     """The policy of each engine. An engine reports several times a second, and mostly what it reported before."""
 
     def __init__(self) -> None:
-        self._served: dict[str, Policy] = {}
-        self._engines: Counter[Policy] = Counter()
+        self._served: dict[str, PolicyVersion] = {}
+        self._engines: Counter[PolicyVersion] = Counter()
         """How many engines serve a policy; also 0, for those that are still in ``_order``."""
-        self._order: list[Policy] = []
+        self._order: list[PolicyVersion] = []
         """A heap of the policies in ``_engines``. The first is served by an engine."""
 
     @property
-    def oldest(self) -> Policy | None:
+    def oldest(self) -> PolicyVersion | None:
         """The oldest policy that an engine serves; None without engines."""
         return self._order[0] if self._order else None
 
-    def served(self, engine: str, policy: Policy) -> bool:
+    def served(self, engine: str, policy: PolicyVersion) -> bool:
         """An engine reports its policy. Returns whether `oldest` changed."""
         before = self._served.get(engine)
         if before == policy:
@@ -57,7 +57,7 @@ class ServedPolicies:
         self._leaves(self._served.pop(engine, None))
         return self.oldest != oldest
 
-    def _leaves(self, policy: Policy | None) -> None:
+    def _leaves(self, policy: PolicyVersion | None) -> None:
         if policy is not None:
             self._engines[policy] -= 1
         while self._order and not self._engines[self._order[0]]:
@@ -70,7 +70,7 @@ MOST_WAITED_FOR = 100
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    policy: Policy
+    policy: PolicyVersion
     weights: Any
     """Tensors by name, this rank's shares, or the path of the file to which several ranks have written them."""
     stage: int
@@ -94,18 +94,18 @@ class Publisher:
         self._changed = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
-        self._newest: Policy | None = None
-        self._ended: dict[Policy, float] = {}
+        self._newest: PolicyVersion | None = None
+        self._ended: dict[PolicyVersion, float] = {}
         """When the step of a policy ended, for policies that not every engine serves yet."""
         self._served = ServedPolicies()
         self._figures = PublishFigures()
 
-    def knows(self, policy: Policy) -> bool:
+    def knows(self, policy: PolicyVersion) -> bool:
         """Whether the policy's weights were already offered, so that no copy is needed."""
         return policy == self._newest
 
     def offer(
-        self, policy: Policy, weights: dict[str, Tensor] | Shares | Path | None, stage: int, stage_version: int
+        self, policy: PolicyVersion, weights: dict[str, Tensor] | Shares | Path | None, stage: int, stage_version: int
     ) -> None:
         """Publish a policy with the learner's position. ``weights`` None: use the weights offered before.
 
@@ -146,7 +146,7 @@ class Publisher:
         """Wait until every offered policy is announced."""
         await self._idle.wait()
 
-    def served(self, generator: str, policy: Policy) -> None:
+    def served(self, generator: str, policy: PolicyVersion) -> None:
         """An engine reports what it serves."""
         if self._served.served(generator, policy):
             self._measure()

@@ -20,7 +20,7 @@ ToolOutcome: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Policy:
+class PolicyVersion:
     """The weights that wrote a token. Each restore raises the epoch, each published update the version.
 
     The order is lexicographic.
@@ -84,7 +84,7 @@ class GroupOpened:
     purpose: Purpose
     problem: Problem
     samples: int
-    policy: Policy
+    policy: PolicyVersion
     evaluation: Evaluation | None = None
     stage_groups: int | None = None
 
@@ -142,7 +142,7 @@ class CompletedTurn:
     logprobs: Float32Vector
     policies: Int32Matrix
     answer: Int32Vector
-    policy: Policy
+    policy: PolicyVersion
     calls: tuple[ToolCallRecord, ...]
     replies: tuple[EnvironmentMessage, ...]
     state: bytes
@@ -322,7 +322,7 @@ class EngineLoad:
 
     generator: str
     incarnation: int
-    policy: Policy
+    policy: PolicyVersion
     kv_tokens_total: int
     kv_tokens_used: int
     max_rollouts: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures, StageFigures, StepFigures, TrainingFigures
-from agent_rl.messages.rollouts import Evaluation, GroupOpened, Policy, Trajectory
+from agent_rl.messages.rollouts import Evaluation, GroupOpened, PolicyVersion, Trajectory
 from agent_rl.messages.tokens import Float32Vector, Uint8Vector
 
 
@@ -18,7 +18,7 @@ class TrainingGroup:
 
     group: str
     stage: int
-    policy: Policy
+    policy: PolicyVersion
     trajectories: tuple[Trajectory, ...]
     rewards: Float32Vector
 
@@ -82,7 +82,7 @@ class PolicyPublished:
     stages when the recipe is done); ``stage_version`` is the version at which the stage began.
     """
 
-    policy: Policy
+    policy: PolicyVersion
     uri: str
     stage: int
     stage_version: int
@@ -109,7 +109,7 @@ class WeightsWanted:
     from which it could not fetch, if there was one.
     """
 
-    policy: Policy
+    policy: PolicyVersion
     offset: int
     passes_on: bool = False
     failed: str = ""
@@ -134,7 +134,7 @@ class WeightsPart:
 class TransferWanted:
     """Send a published policy's weights into the ``ranks`` processes of an engine."""
 
-    policy: Policy
+    policy: PolicyVersion
     ranks: int
 
 

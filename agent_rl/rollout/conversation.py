@@ -20,7 +20,7 @@ from agent_rl.environments.observing import sound_message
 from agent_rl.messages import EnvironmentMessage
 
 if TYPE_CHECKING:
-    from agent_rl.messages import Policy
+    from agent_rl.messages import PolicyVersion
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.prompts import ChatFormat
 
@@ -36,7 +36,7 @@ class Conversation:
         self._chat = chat
         self._messages: list[tuple[str, str]] = []
 
-    def continue_with(self, messages: object, policy: Policy) -> None:
+    def continue_with(self, messages: object, policy: PolicyVersion) -> None:
         """Append the new messages of a call to ``model``. Then the model may write, or the episode has ended.
 
         ``policy`` is served now. Raises ContractError when earlier messages have changed.

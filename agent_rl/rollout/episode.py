@@ -25,7 +25,7 @@ from agent_rl.messages import (
     Float32Vector,
     Int32Matrix,
     Int32Vector,
-    Policy,
+    PolicyVersion,
     RolloutRequest,
     TagCounts,
     Tokens,
@@ -109,7 +109,7 @@ class Episode:
         """Seconds that the rollout took at other generators, up to the turns that were taken in."""
         self._complete: tuple[int, int, dict[str, bytes]] = (0, 0, {})
         """Number of calls and replies of the completed turns, and the snapshots of tools after them."""
-        self._answered_under = Policy(0, 0)
+        self._answered_under = PolicyVersion(0, 0)
         """The policy of the last answer."""
         self._chat = chat
         self._longest = longest
@@ -241,12 +241,12 @@ class Episode:
             return f"a turn with finish 'stop' that ends in the token {tokens[-1]}, which is no stop token"
         return ""
 
-    def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: Policy) -> None:
+    def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: PolicyVersion) -> None:
         """Append the turn's tool responses, in the order of the calls. The rollout ends if they exceed the budget."""
         self._records.extend(records)
         self._append_given(self._chat.response_tokens(responses, self._calls), policy)
 
-    def observed(self, answer: TurnObserved, policy: Policy) -> None:
+    def observed(self, answer: TurnObserved, policy: PolicyVersion) -> None:
         """Take in the environment's answer to the turn. After the last turn that is allowed, no tokens are appended."""
         self.state = answer.state
         if answer.done or not self.may_go_on:
@@ -255,7 +255,7 @@ class Episode:
         else:
             self.add_messages(answer.messages, policy)
 
-    def add_messages(self, messages: Sequence[EnvironmentMessage], policy: Policy) -> None:
+    def add_messages(self, messages: Sequence[EnvironmentMessage], policy: PolicyVersion) -> None:
         """Append messages after the turn. The rollout ends if they exceed the budget."""
         self._replies.extend(messages)
         self._append_given(self._chat.message_tokens([(each.role, each.content) for each in messages]), policy)
@@ -268,7 +268,7 @@ class Episode:
         """End the rollout after its last turn."""
         self.ended = self.ended or "finished"
 
-    def _append_given(self, added: Sequence[int], policy: Policy) -> None:
+    def _append_given(self, added: Sequence[int], policy: PolicyVersion) -> None:
         count = len(added)
         if count >= self.budget:
             self.ended = "truncated"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from agent_rl.messages import CompletedTurn, Policy, TurnsCompleted
+from agent_rl.messages import CompletedTurn, PolicyVersion, TurnsCompleted
 
 OVERHEAD_BYTES = 1024
 """What a turn takes beside its arrays and texts."""
@@ -99,7 +99,7 @@ class KeptTurns:
                 self.forget(change.rollout)
         self._changes.clear()
 
-    def forget_newer(self, policy: Policy) -> None:
+    def forget_newer(self, policy: PolicyVersion) -> None:
         """Forget rollouts with tokens of newer policies than this one. These are of a run that is no more."""
         newest = (policy.epoch, policy.version)
         for rollout, chain in list(self._chains.items()):

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from agent_rl.messages import EngineLoad, Policy
+from agent_rl.messages import EngineLoad, PolicyVersion
 from agent_rl.scheduling.policies.base import EngineFacts
 from agent_rl.scheduling.policies.guard import Guarded
 
@@ -52,7 +52,7 @@ class Members:
         """``policy`` is told of engines, at the time ``now()``."""
         self._policy = policy
         self._now = now
-        self._oldest = Policy(0, 0)
+        self._oldest = PolicyVersion(0, 0)
         self._engines: dict[str, Engine] = {}
         self._incarnations: dict[str, int] = {}
         self._silent: set[str] = set()
@@ -109,7 +109,7 @@ class Members:
         self._draining.add(generator)
         self._look_at(generator)
 
-    def require(self, oldest: Policy) -> None:
+    def require(self, oldest: PolicyVersion) -> None:
         """Only engines that serve this policy, or a newer one of its epoch, may get rollouts from now on.
 
         The staleness budget counts these engines alone. One that returns with an older policy counts once it has
@@ -147,11 +147,11 @@ class Members:
 
     # Questions
 
-    def weights(self, generator: str) -> Policy:
+    def weights(self, generator: str) -> PolicyVersion:
         """The weights that the engine serves."""
         return self._engines[generator].load.policy
 
-    def keeps(self, generator: str, weights: Policy) -> bool:
+    def keeps(self, generator: str, weights: PolicyVersion) -> bool:
         """Whether the engine may still have what it cached under these weights."""
         load = self._engines[generator].load
         return load.kv_kept or load.policy == weights

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from agent_rl.messages import Policy, Problem, RolloutRequest, TurnsCompleted
+from agent_rl.messages import PolicyVersion, Problem, RolloutRequest, TurnsCompleted
 from agent_rl.scheduling.in_flight import InFlight
 from agent_rl.scheduling.instructions import Instruction, Place
 from agent_rl.scheduling.kept_turns import KeptTurns, tokens_of
@@ -51,7 +51,7 @@ class Moves:
         self._now = now
         self._undecided: set[str] = set()
         """Rollouts in flight that the policy was asked about, and that its next decisions may leave out."""
-        self._in_tools: dict[str, Policy] = {}
+        self._in_tools: dict[str, PolicyVersion] = {}
         """Rollouts whose tools run, as the policy knows, each with the weights that its engine served then."""
         self._no_result: set[str] = set()
         """Rollouts that are over without a result."""

@@ -20,8 +20,8 @@ from agent_rl.messages import (
     Evaluation,
     GroupOpened,
     GroupsUnfinished,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Problem,
     Purpose,
     Retry,
@@ -55,7 +55,7 @@ class Opening:
         self._problems = problems
         self._problem_count = problem_count
         self._published: PolicyPublished | None = None
-        self.oldest = Policy(0, 0)
+        self.oldest = PolicyVersion(0, 0)
         """The newest policy under which a group of the stage was opened; at first that of the stage's start."""
         self.opened = 0
         self.uncounted = 0
@@ -71,7 +71,7 @@ class Opening:
         before, self._published = self._published, published
         if before is not None and (before.stage, before.policy.epoch) == (published.stage, published.policy.epoch):
             return False
-        self.oldest = Policy(published.policy.epoch, published.stage_version)
+        self.oldest = PolicyVersion(published.policy.epoch, published.stage_version)
         self._interim.clear()
         return True
 
@@ -137,7 +137,7 @@ class Opening:
             purpose=purpose,
             problem=self._problems(index, number, purpose),
             samples=samples,
-            policy=Policy(self.oldest.epoch, self.oldest.version if served is None else served),
+            policy=PolicyVersion(self.oldest.epoch, self.oldest.version if served is None else served),
             evaluation=Evaluation(index, at_step) if spec.kind == "evaluate" else None,
             stage_groups=self._problem_count(index) if spec.kind == "select" else None,
         )

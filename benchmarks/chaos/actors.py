@@ -33,7 +33,7 @@ from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
 from agent_rl.learning.tiny import CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
-from agent_rl.messages import Policy, RolloutRequest, TrainingGroup
+from agent_rl.messages import PolicyVersion, RolloutRequest, TrainingGroup
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,
     Position,
@@ -217,7 +217,7 @@ class ScriptedTurns:
         self._rows = rows
         self._running = self._generated = 0
         self._busy = 0.0
-        self.policy = Policy(0, 0)
+        self.policy = PolicyVersion(0, 0)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
@@ -261,7 +261,7 @@ class ScriptedTurns:
     def set_aside(self, rollout: str) -> None:
         """No rollout has anything here."""
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
+    async def load_weights(self, path: Path, policy: PolicyVersion) -> None:
         """Serve the policy from now on. Raises EngineError when the file is not that of the policy."""
         try:
             version = json.loads(await trio.Path(path).read_bytes())["version"]

@@ -18,7 +18,7 @@ import trio
 
 from actors.engines.base import Engine, EngineFigures, TurnRequest, TurnResult
 from actors.rollout_generator import RolloutGenerator
-from agent_rl.messages import Policy, Problem, RolloutRequest, TransferOffer
+from agent_rl.messages import PolicyVersion, Problem, RolloutRequest, TransferOffer
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import AnyCall
 from agent_rl.rollout.prompts import ChatFormat
@@ -151,7 +151,7 @@ class ShapedEngine:
         """The rollout's KV cache is wanted."""
         self._engine.set_aside(rollout)
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Load weights. With them a round begins."""
         self._ended.clear()
         await self._engine.load_weights(source, policy)
@@ -162,7 +162,7 @@ class ShapedEngine:
         return self._engine.ranks
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy that is served now."""
         return self._engine.policy
 

@@ -41,8 +41,8 @@ from agent_rl.messages import (
     GroupOpened,
     GroupsUnfinished,
     ObserveTurn,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     Trajectory,
     TurnObserved,
     UnfinishedGroups,
@@ -274,7 +274,7 @@ class Service:
         weights = (self._path.parent / "model" / "model.safetensors").as_uri()
         own = self.directory / f"round-{version}"
         async with running(KVScheduler, topology, SCHEDULER, own, self.stage, incarnation=incarnation) as scheduler:
-            self._policy.set(PolicyPublished(Policy(0, version), weights, 0, version))
+            self._policy.set(PolicyPublished(PolicyVersion(0, version), weights, 0, version))
             with trio.move_on_after(ROUND_SECONDS):
                 await current.over.wait()
                 while figures_of(scheduler).rollouts_in_flight:  # noqa: ASYNC110 - acknowledgements announce nothing

@@ -36,8 +36,8 @@ from agent_rl.messages import (
     Judgement,
     JudgementReply,
     JudgementWanted,
-    Policy,
     PolicyPublished,
+    PolicyVersion,
     StageRecorded,
     StepTrained,
     TagCounts,
@@ -281,7 +281,7 @@ class ServesAnyEngine(KVScheduler):
         look = members._look
 
         def any_will_do(engine: Any) -> None:
-            members._oldest = Policy(engine.load.policy.epoch, 0)
+            members._oldest = PolicyVersion(engine.load.policy.epoch, 0)
             look(engine)
 
         members._look = any_will_do  # type: ignore[method-assign]
@@ -580,7 +580,7 @@ class ForgetsTheWeights(Learner):
     async def _publish(self) -> None:
         await super()._publish()
         await self._model.publisher.settled()
-        self._model.store.path(Policy(self._epoch, self._position.version)).unlink(missing_ok=True)
+        self._model.store.path(PolicyVersion(self._epoch, self._position.version)).unlink(missing_ok=True)
 
 
 class DoesNotWait(Learner):

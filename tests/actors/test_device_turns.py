@@ -23,7 +23,7 @@ from actors.testing import running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DeviceTurn, Policy, RolloutRequest, Trajectory
+from agent_rl.messages import DeviceTurn, PolicyVersion, RolloutRequest, Trajectory
 from tests import builders
 from tests.actors.test_rollout_generator import simulate
 from tests.actors.topologies import micro
@@ -140,7 +140,7 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
             return ScriptedEngine(
-                model, initial_policy=Policy(0, 0), script=lambda *_: "<answer>4</answer>" * 9, made=made.append
+                model, initial_policy=PolicyVersion(0, 0), script=lambda *_: "<answer>4</answer>" * 9, made=made.append
             )
 
     async def until(condition: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_t
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=lambda *_: "", made=made.append)
+            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=lambda *_: "", made=made.append)
 
     async def main() -> None:
         async with stand_ins(topology, "rollout_generator") as stage:

@@ -18,7 +18,15 @@ from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.base import Observation
-from agent_rl.messages import EnvironmentMessage, ObserveTurn, Policy, Sampling, Trajectory, Transcript, TurnObserved
+from agent_rl.messages import (
+    EnvironmentMessage,
+    ObserveTurn,
+    PolicyVersion,
+    Sampling,
+    Trajectory,
+    Transcript,
+    TurnObserved,
+)
 from tests import builders
 from tests.actors.topologies import micro
 
@@ -109,7 +117,7 @@ def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Pat
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=lambda number, _: "abc"[number - 1])
+            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=lambda number, _: "abc"[number - 1])
 
     @asynccontextmanager
     async def executor(stage: Any, replica: int) -> Any:

@@ -25,7 +25,7 @@ from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import (
     Judgement,
-    Policy,
+    PolicyVersion,
     Sampling,
     ToolCall,
     ToolResult,
@@ -76,7 +76,7 @@ async def generator(
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=Policy(0, 0), script=script, longest=longest)
+            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest)
 
     (folder / "model").symlink_to(model)
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 8}) as stage:
@@ -471,7 +471,7 @@ def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tried_ag
 ) -> None:
     class Generator(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return Dead(model, initial_policy=Policy(0, 0), script=two_turns)
+            return Dead(model, initial_policy=PolicyVersion(0, 0), script=two_turns)
 
     async def main() -> None:
         topology = micro(tmp_path)

@@ -26,7 +26,7 @@ from agent_rl.messages import (
     ActorStatus,
     Judgement,
     JudgementReply,
-    Policy,
+    PolicyVersion,
     Sampling,
     ToolCall,
     ToolResult,
@@ -439,7 +439,7 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
             return ScriptedEngine(
-                model, initial_policy=Policy(0, 0), script=lambda number, _: turns[number - 1], longest=10_000
+                model, initial_policy=PolicyVersion(0, 0), script=lambda number, _: turns[number - 1], longest=10_000
             )
 
     responses: dict[str, str] = {}

@@ -24,7 +24,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.environments.load import Environments
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import Policy, TrainingGroup
+from agent_rl.messages import PolicyVersion, TrainingGroup
 from agent_rl.records.checkpoint_files import CheckpointError, Position
 from agent_rl.records.journal import Journal
 from benchmarks import bench_chaos, bench_swap
@@ -378,7 +378,7 @@ def test_figures_of_changes_tell_pauses_by_way() -> None:
 
 def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     trained = Trained(60.0, tmp_path)  # the folder is there: steps take no time
-    group = TrainingGroup("g0", 2, Policy(1, 0), (), np.zeros(0, dtype=np.float32))
+    group = TrainingGroup("g0", 2, PolicyVersion(1, 0), (), np.zeros(0, dtype=np.float32))
     trained.rl_step([group], load_topology(EXAMPLE).stages[2], 0)  # type: ignore[arg-type]
     trained.stage(tmp_path / "version-000001-stage-02", Position(2, 0, 1), {"watch": 3}).write()
     restored = Trained(60.0, tmp_path)
@@ -403,16 +403,16 @@ def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights
             )
             texts.append(engine.decode((await engine.generate(request)).tokens.tolist()))
         (tmp_path / "3").write_text(json.dumps({"version": 3}))
-        await engine.load_weights(tmp_path / "3", Policy(1, 3))
+        await engine.load_weights(tmp_path / "3", PolicyVersion(1, 3))
         with pytest.raises(EngineError, match="version 3 instead of 4"):
-            await engine.load_weights(tmp_path / "3", Policy(1, 4))
+            await engine.load_weights(tmp_path / "3", PolicyVersion(1, 4))
         return texts[0], texts[1]
 
     call, answer = trio.run(turns)
     assert call.startswith("<tool_call>")
     assert "print(12" in call
     assert answer.startswith("<answer>\\boxed{12")
-    assert engine.policy == Policy(1, 3)
+    assert engine.policy == PolicyVersion(1, 3)
 
 
 def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> None:

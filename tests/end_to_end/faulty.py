@@ -19,7 +19,7 @@ from actors.rollout_generator import RolloutGenerator, RolloutGeneratorSettings
 from actors.tool_executor import ToolExecutor, refused
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.files.disk import whole
-from agent_rl.messages import Judgement, Policy, ToolCall, ToolResult, TrainingGroup, Trajectory
+from agent_rl.messages import Judgement, PolicyVersion, ToolCall, ToolResult, TrainingGroup, Trajectory
 from tests.end_to_end.topologies import ANSWER
 from transport import Registry, decode, encode
 
@@ -52,7 +52,7 @@ class SolvesEven(HalfRight):
 class AnyWeights(ScriptedEngine):
     """Serves whatever is published."""
 
-    async def load_weights(self, path: Path, policy: Policy) -> None:
+    async def load_weights(self, path: Path, policy: PolicyVersion) -> None:
         await super().load_weights(Path("/weights"), policy)
 
 
@@ -121,7 +121,7 @@ class CallsTools(RolloutGenerator):
         code = "import time; time.sleep(0.2); print(2 + 2)"
         call = f'{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "{code}"}}}}'
         turns = (f"<tool_call>{call}</tool_call>", f"<answer>\\boxed{{{ANSWER}}}</answer>")
-        return AnyWeights(directory, initial_policy=Policy(0, 0), script=lambda number, _: turns[number - 1])
+        return AnyWeights(directory, initial_policy=PolicyVersion(0, 0), script=lambda number, _: turns[number - 1])
 
 
 class FaultyLearner(Learner):

@@ -168,8 +168,8 @@ def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> N
 
 
 def test_a_message_of_the_largest_size_and_one_byte_more() -> None:
-    frames = encode(messages.Policy(1, 2))
+    frames = encode(messages.PolicyVersion(1, 2))
     size = len(frames[0])
-    assert decode(frames, REGISTRY, Limits(message_bytes=size)) == messages.Policy(1, 2)
+    assert decode(frames, REGISTRY, Limits(message_bytes=size)) == messages.PolicyVersion(1, 2)
     with pytest.raises(DecodeError, match=f"{size} bytes, the limit is {size - 1}"):
         decode(frames, REGISTRY, Limits(message_bytes=size - 1))

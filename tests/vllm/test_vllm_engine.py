@@ -28,7 +28,7 @@ from actors.engines.testing import (
     update_under_way,
 )
 from actors.engines.vllm.engine import VllmEngine
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending
 
 SAMPLED = (
@@ -94,7 +94,7 @@ def test_weights_that_several_ranks_send_to_two_workers(tmp_path: Path, monkeypa
 
 
 def test_rollouts_in_flight_go_on_over_weights_that_are_sent(tmp_path: Path) -> None:
-    subject, sent = new_subject(tmp_path), Policy(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    subject, sent = new_subject(tmp_path), PolicyVersion(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
     reference = save_other_weights(subject, tmp_path / "sent", seed=31)
 
     async def main() -> None:

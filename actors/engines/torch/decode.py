@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from actors.engines.torch.model import CausalModel
-    from agent_rl.messages import Policy
+    from agent_rl.messages import PolicyVersion
 
 PREFILL_TOKENS = 2048
 """The most new tokens to prefill in a step (a single sequence may have more). Bounds the time of a step."""
@@ -53,7 +53,7 @@ class Decoder:
         max_rollouts: int,
         kv_tokens: int | None,
         kv_on_update: Literal["keep", "recompute"],
-        policy: Policy,
+        policy: PolicyVersion,
         host_kv_tokens: int = 0,
     ) -> None:
         self.model = model
@@ -146,7 +146,7 @@ class Decoder:
             self._offload(slot)
             self._drop(slot)
 
-    def replace_weights(self, weights: Mapping[str, Tensor], policy: Policy) -> None:
+    def replace_weights(self, weights: Mapping[str, Tensor], policy: PolicyVersion) -> None:
         """Use new weights from the next token on."""
         self.model.replace_weights(weights)
         self.policy = policy

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agent_rl.figures import Passes
-    from agent_rl.messages import Policy
+    from agent_rl.messages import PolicyVersion
 
 
 _Command: TypeAlias = Callable[[Decoder], None] | None
@@ -88,7 +88,7 @@ class TorchEngine:
         dtype: Literal["float32", "bfloat16"],
         kv_on_update: Literal["keep", "recompute"] = "keep",
         host_kv_tokens: int = 0,
-        initial_policy: Policy,
+        initial_policy: PolicyVersion,
     ) -> None:
         if max_rollouts < 1 or threads < 1 or (kv_tokens is not None and kv_tokens < 1):
             raise ValueError("max_rollouts, threads and kv_tokens must be at least 1")
@@ -115,7 +115,7 @@ class TorchEngine:
         self._submitted = 0
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy served now."""
         return self._policy
 
@@ -195,7 +195,7 @@ class TorchEngine:
         """1: weights are sent into this process."""
         return 1
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Load weights from a safetensors file or a transfer between two decode steps. Requests in flight continue.
 
         Raises EngineError when the file is incomplete, the weights do not fit the model in names, shapes or dtypes, or

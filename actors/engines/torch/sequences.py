@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.engines.base import TurnRequest
-    from agent_rl.messages import Policy
+    from agent_rl.messages import PolicyVersion
 
 _SEED_MASK = 2**64 - 1
 
@@ -103,7 +103,7 @@ class Sequences:
             self._stop = np.pad(self._stop, ((0, 0), (0, more)), constant_values=-1)
 
     def append(
-        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32], policy: Policy
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int64], logprobs: NDArray[np.float32], policy: PolicyVersion
     ) -> list[tuple[int, Literal["stop", "length"]]]:
         """Add a sampled token to each of ``slots``, whose known tokens are now cached. Returns the ended ones."""
         total = self.total[slots]

@@ -34,7 +34,7 @@ from actors.engines.vllm.weights import VllmWeights
 from actors.engines.weight_files import TensorSpecs, check_file, check_offer, model_specs
 from actors.processor_time import children_of, seconds_of
 from actors.weights.transfer import TransferError
-from agent_rl.messages import Policy, TransferOffer
+from agent_rl.messages import PolicyVersion, TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,7 +64,7 @@ class VllmEngine:
         threads: int,
         device: str,
         dtype: Literal["float32", "bfloat16"],
-        initial_policy: Policy,
+        initial_policy: PolicyVersion,
         block_size: int = 32,
         kv_on_update: Literal["keep", "recompute"] = "recompute",
         **engine_arguments: Any,
@@ -96,7 +96,7 @@ class VllmEngine:
         return True
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> PolicyVersion:
         """The policy that is served now."""
         return self._policy
 
@@ -166,7 +166,7 @@ class VllmEngine:
         """Number of vLLM's workers. All weights are sent to each. Known once ``run`` has started."""
         return self._workers
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Load weights from a safetensors file or a transfer between two steps. Requests in flight continue.
 
         Raises EngineError when the file is incomplete or the weights do not fit in names, shapes or dtypes, and
@@ -369,7 +369,7 @@ async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | 
     return last
 
 
-def _version(policy: Policy) -> str:
+def _version(policy: PolicyVersion) -> str:
     return f"{policy.epoch}.{policy.version}"
 
 

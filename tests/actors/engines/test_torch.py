@@ -29,7 +29,7 @@ from actors.engines.testing import (
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
 from actors.engines.torch.model import CausalModel
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks
 
 if TYPE_CHECKING:
@@ -239,7 +239,9 @@ def test_new_weights_make_host_memory_worthless_unless_keys_and_values_are_kept(
                 engine.set_aside("r")
                 await eventually(lambda: engine.figures.host_kv_tokens_used == 24, "the sequence is in host memory")
                 assert engine.figures.kv_tokens_used == 0
-                await engine.load_weights(subject.model_path.parent / "other" / "model.safetensors", Policy(1, 2))
+                await engine.load_weights(
+                    subject.model_path.parent / "other" / "model.safetensors", PolicyVersion(1, 2)
+                )
                 prefilled = engine.figures.prefilled_tokens
                 again = await engine.generate(turn("r", tokens, 5))
                 assert engine.figures.prefilled_tokens == prefilled + 25 - held
@@ -305,7 +307,7 @@ def test_weights_that_are_not_finite_stop_the_engine(tmp_path: Path) -> None:
         with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite")):
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.run)
-                await engine.load_weights(tmp_path / "nan.safetensors", Policy(2, 0))
+                await engine.load_weights(tmp_path / "nan.safetensors", PolicyVersion(2, 0))
                 with trio.CancelScope(shield=True):
                     await expect_failure(engine)
         assert len(failures) == 1
@@ -429,7 +431,7 @@ from actors.engines.torch.decode import Decoder
 from actors.engines.torch.model import CausalModel
 from actors.engines.torch.sequences import SequenceTurn
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from benchmarks.rollout_models import quickstart_model
 
 def held():
@@ -442,7 +444,7 @@ initialise_model(quickstart_model(), model, seed=0)
 random = np.random.default_rng(0)
 with torch.inference_mode():
     served = CausalModel(model, dtype="float32", device=torch.device("cpu"))
-    decoder = Decoder(served, max_rollouts=256, kv_tokens=None, kv_on_update="keep", policy=Policy(0, 0))
+    decoder = Decoder(served, max_rollouts=256, kv_tokens=None, kv_on_update="keep", policy=PolicyVersion(0, 0))
     running = number = 0
     for step in range(300):
         if step == 40:

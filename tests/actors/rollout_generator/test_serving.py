@@ -24,7 +24,7 @@ from actors.rollout_generator.serving import (
 from actors.weights.fetch import FetchedWeights
 from actors.weights.files import nothing, part_checksums, read_part, weights_name, whole_checksum
 from actors.weights.transfer import TransferError
-from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyPublished, PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost
 
 
@@ -35,11 +35,11 @@ class Engine:
 
     def __init__(self) -> None:
         self.lost = 0
-        self.policy = Policy(0, 0)
-        self.loaded: list[tuple[Policy, bytes]] = []
-        self.refuses: set[Policy] = set()
+        self.policy = PolicyVersion(0, 0)
+        self.loaded: list[tuple[PolicyVersion, bytes]] = []
+        self.refuses: set[PolicyVersion] = set()
 
-    async def load_weights(self, source: Path | TransferOffer, policy: Policy) -> None:
+    async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         await trio.lowlevel.checkpoint()
         if policy in self.refuses:
             raise EngineError(f"{source} does not fit the model")
@@ -70,7 +70,7 @@ class Desk:
             link={"transfer": self.offer}.__getitem__,
             wait=lambda message, thing: f"{message.__name__}: {thing}",
         )
-        self.kept = Policy(0, 0)
+        self.kept = PolicyVersion(0, 0)
         self.offers: list[TransferWanted] = []
         monkeypatch.setattr(
             ServedPolicy,
@@ -100,14 +100,14 @@ class Desk:
         port = 1 if wanted.policy == self.kept else 0
         return TransferOffer("gloo", "127.0.0.1", port, f"key {len(self.offers)}", 1, wanted.ranks, 1, (), (), ())
 
-    def keep(self, version: int) -> Policy:
+    def keep(self, version: int) -> PolicyVersion:
         """As publish, of weights that are sent."""
-        self.kept = Policy(1, version)
+        self.kept = PolicyVersion(1, version)
         self.served.published(PolicyPublished(self.kept, f"gloo:{weights_name(self.kept)}", 0, 0))
         return self.kept
 
-    def publish(self, version: int, *, link: bool) -> Policy:
-        policy = Policy(1, version)
+    def publish(self, version: int, *, link: bool) -> PolicyVersion:
+        policy = PolicyVersion(1, version)
         path = self.folder / "learner" / weights_name(policy)
         path.write_bytes(b"weights of %d" % version)
         size, checksum = (path.stat().st_size, whole_checksum(part_checksums(path))) if link else (0, 0)
@@ -156,7 +156,7 @@ def test_weights_that_could_not_be_fetched_are_asked_for_again(
 
 def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
-    desk.engine.refuses = {Policy(1, 1)}
+    desk.engine.refuses = {PolicyVersion(1, 1)}
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -30,7 +30,7 @@ from actors.twin.run import TwinRun, run_twin
 from actors.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
-from agent_rl.messages import Policy
+from agent_rl.messages import PolicyVersion
 from agent_rl.simulation.costs import Cost, Costs, shipped_costs
 from agent_rl.simulation.engine import ModelledEngine
 from agent_rl.simulation.gantt import Bins, html
@@ -79,7 +79,7 @@ def test_the_modelled_model_can_be_asked_all_that_the_learner_asks_of_a_real_one
 @settings(max_examples=50)
 def test_a_turn_stands_for_its_tokens_under_the_policies_that_wrote_them(counts, flag, plain):
     counts[-1] = max(1, counts[-1] if plain is False else min(counts[-1], 50))
-    runs = [(Policy(0, number), min(count, 50) if plain else count) for number, count in enumerate(counts)]
+    runs = [(PolicyVersion(0, number), min(count, 50) if plain else count) for number, count in enumerate(counts)]
     turn = written(runs, flag, plain=plain)
     assert array_length(turn.tokens) == sum(count for _, count in runs)
     assert int(turn.tokens[-1]) == STOP
@@ -141,7 +141,7 @@ def test_tokens_after_new_weights_are_of_the_new_policy():
 
             async def update() -> None:
                 await trio.sleep(0.4)
-                await made.load_weights(Path(), Policy(0, 1))
+                await made.load_weights(Path(), PolicyVersion(0, 1))
 
             nursery.start_soon(update)
             began = trio.current_time()

@@ -18,7 +18,7 @@ from actors.weights import files
 from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_directory
 from actors.weights.files import part_checksums, read_part, weights_name, whole_checksum
 from agent_rl.files.leftovers import sweep
-from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
 
 PART = 1000
 SIZE = 10 * PART + 123
@@ -44,7 +44,7 @@ class Learner:
         self.before: Callable[[int], Awaitable[None]] = self._shuffle
 
     def publish(self, version: int, size: int = SIZE) -> PolicyPublished:
-        policy = Policy(1, version)
+        policy = PolicyVersion(1, version)
         path = self.folder / weights_name(policy)
         path.write_bytes(random.Random(version).randbytes(size))
         return PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum_of(path))
@@ -64,7 +64,7 @@ class Learner:
             await trio.lowlevel.checkpoint()
 
     def content(self, version: int) -> bytes:
-        return (self.folder / weights_name(Policy(1, version))).read_bytes()
+        return (self.folder / weights_name(PolicyVersion(1, version))).read_bytes()
 
 
 @pytest.fixture
@@ -204,9 +204,9 @@ def test_what_another_run_left_is_never_served(learner: Learner, host: Path) -> 
         trio.run(FetchedWeights(host, learner.ask).fetch, published)
     assert trio.run(FetchedWeights(host, learner.ask).fetch, published).read_bytes() == learner.content(3)
 
-    (learner.folder / weights_name(Policy(1, 3))).write_bytes(b"y" * SIZE)
+    (learner.folder / weights_name(PolicyVersion(1, 3))).write_bytes(b"y" * SIZE)
     again = PolicyPublished(
-        published.policy, published.uri, 0, 0, SIZE, checksum_of(learner.folder / weights_name(Policy(1, 3)))
+        published.policy, published.uri, 0, 0, SIZE, checksum_of(learner.folder / weights_name(PolicyVersion(1, 3)))
     )
     assert trio.run(FetchedWeights(host, learner.ask).fetch, again).read_bytes() == b"y" * SIZE
 

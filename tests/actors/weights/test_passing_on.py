@@ -18,7 +18,7 @@ from actors.weights import files
 from actors.weights.chain import LEARNER, Chain, Chains
 from actors.weights.fetch import FetchedWeights
 from actors.weights.files import PublishedWeights
-from agent_rl.messages import Policy, PolicyPublished, WeightsPart, WeightsWanted
+from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
 from transport import PeerLost
 
 PART = 100
@@ -26,7 +26,7 @@ SIZE = 128 * PART
 RATE = 10 * PART
 """Bytes per second: one host has everything after 12.8 s."""
 SILENT_SECONDS = 5.0
-POLICY = Policy(1, 7)
+POLICY = PolicyVersion(1, 7)
 
 
 @pytest.fixture(autouse=True)
@@ -215,9 +215,9 @@ def test_a_chain_has_no_circle_whatever_fails() -> None:
 
 def test_chains_of_older_policies_are_forgotten() -> None:
     chains = Chains()
-    assert chains.source(Policy(1, 1), "a") == LEARNER
-    assert chains.source(Policy(1, 1), "b") == "a"
+    assert chains.source(PolicyVersion(1, 1), "a") == LEARNER
+    assert chains.source(PolicyVersion(1, 1), "b") == "a"
     for version in (2, 3):
-        assert chains.source(Policy(1, version), "b") == LEARNER
-        assert chains.source(Policy(1, version), "a") == "b"
-    assert chains.source(Policy(1, 2), "c") == "a"
+        assert chains.source(PolicyVersion(1, version), "b") == LEARNER
+        assert chains.source(PolicyVersion(1, version), "a") == "b"
+    assert chains.source(PolicyVersion(1, 2), "c") == "a"

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from actors.weights.files import PublishedWeights
 from actors.weights.publish import Publisher, ServedPolicies
 from agent_rl.figures import PublishFigures
-from agent_rl.messages import Policy, PolicyPublished
+from agent_rl.messages import PolicyPublished, PolicyVersion
 
 WRITING = 10.0
 
@@ -70,7 +70,7 @@ def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp
     async def main() -> None:
         async with publishing(tmp_path / "weights") as bench:
             for version in range(6):  # steps of a length that never ends together with a write
-                bench.publisher.offer(Policy(1, version), {}, 0, 0)
+                bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
                 assert trio.current_time() - bench.start == 3.75 * version  # it waited for nothing
                 await trio.sleep(3.75)
             await bench.publisher.settled()
@@ -83,7 +83,7 @@ def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp
 def test_a_new_place_in_the_recipe_is_told_with_the_weights_there_are(tmp_path: Path) -> None:
     async def main() -> None:
         async with publishing(tmp_path / "weights") as bench:
-            policy = Policy(1, 0)
+            policy = PolicyVersion(1, 0)
             assert not bench.publisher.knows(policy)
             bench.publisher.offer(policy, {}, 0, 0)
             assert bench.publisher.knows(policy)
@@ -101,19 +101,19 @@ def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tm
     async def main() -> None:
         async with publishing(tmp_path / "weights") as bench:
             for engine in "ab":
-                bench.publisher.served(engine, Policy(1, 0))
-            bench.publisher.offer(Policy(1, 1), {}, 0, 0)
+                bench.publisher.served(engine, PolicyVersion(1, 0))
+            bench.publisher.offer(PolicyVersion(1, 1), {}, 0, 0)
             await trio.sleep(12.0)
-            bench.publisher.served("a", Policy(1, 1))
-            bench.publisher.offer(Policy(1, 2), {}, 0, 0)
+            bench.publisher.served("a", PolicyVersion(1, 1))
+            bench.publisher.offer(PolicyVersion(1, 2), {}, 0, 0)
             assert bench.publisher.take_figures().update_seconds is None
             await trio.sleep(3.0)
-            bench.publisher.served("b", Policy(1, 1))
+            bench.publisher.served("b", PolicyVersion(1, 1))
             figures = bench.publisher.take_figures()
             assert (figures.update_version, figures.update_seconds) == (1.0, 15.0)
             await trio.sleep(17.0)
             for engine in "ab":
-                bench.publisher.served(engine, Policy(2, 0))  # newer in the order of policies
+                bench.publisher.served(engine, PolicyVersion(2, 0))  # newer in the order of policies
             figures = bench.publisher.take_figures()
             assert (figures.update_version, figures.update_seconds) == (2.0, 20.0)
             assert bench.publisher.take_figures() == PublishFigures()
@@ -128,22 +128,22 @@ def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path)
     async def main() -> None:
         async with publishing(tmp_path) as bench:
             for version in (1, 2):
-                bench.publisher.offer(Policy(1, version), {}, 0, 0)
+                bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
                 await bench.publisher.settled()
-                bench.publisher.served("rollout_generator.0", Policy(1, version))
-                bench.publisher.served("rollout_generator.1", Policy(1, 1))
+                bench.publisher.served("rollout_generator.0", PolicyVersion(1, version))
+                bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))
             bench.publisher.take_figures()
             bench.publisher.gone("rollout_generator.1")
             assert bench.publisher.take_figures().update_version == 2
-            bench.publisher.offer(Policy(1, 2), None, 1, 0)
+            bench.publisher.offer(PolicyVersion(1, 2), None, 1, 0)
             await bench.publisher.settled()
             assert files() == ["policy-0001-00000002.safetensors"]
             bench.publisher.gone("rollout_generator.0")
-            bench.publisher.served("rollout_generator.1", Policy(1, 1))  # it is back, and has to catch up
-            bench.publisher.offer(Policy(1, 3), {}, 0, 0)
+            bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))  # it is back, and has to catch up
+            bench.publisher.offer(PolicyVersion(1, 3), {}, 0, 0)
             await bench.publisher.settled()
             assert bench.publisher.take_figures().update_version is None
-            bench.publisher.served("rollout_generator.1", Policy(1, 3))
+            bench.publisher.served("rollout_generator.1", PolicyVersion(1, 3))
             assert bench.publisher.take_figures().update_version == 3
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -155,24 +155,24 @@ def test_the_folder_of_weights_may_be_a_link_to_one_that_hosts_share(tmp_path: P
     folder.parent.mkdir()
     folder.symlink_to(shared)
     weights = PublishedWeights(folder, Bench.write)
-    uri, _, _ = weights.keep(Policy(1, 1), {})
+    uri, _, _ = weights.keep(PolicyVersion(1, 1), {})
     assert uri == (shared / "policy-0001-00000001.safetensors").as_uri()
     weights.remove()
     assert list(shared.iterdir()) == []
-    weights.keep(Policy(1, 2), {})
+    weights.keep(PolicyVersion(1, 2), {})
     assert folder.is_symlink()
 
 
 def test_the_oldest_policy_follows_engines_that_report_leave_and_come_back() -> None:
     rng = random.Random(7)
-    served, expected = ServedPolicies(), dict[str, Policy]()
+    served, expected = ServedPolicies(), dict[str, PolicyVersion]()
     for _ in range(2_000):
         engine, before = f"rollout_generator.{rng.randrange(6)}", min(expected.values(), default=None)
         if rng.random() < 0.2:
             expected.pop(engine, None)
             changed = served.gone(engine)
         else:
-            expected[engine] = Policy(rng.randrange(2), rng.randrange(5))
+            expected[engine] = PolicyVersion(rng.randrange(2), rng.randrange(5))
             changed = served.served(engine, expected[engine])
         assert served.oldest == min(expected.values(), default=None)
         assert changed == (served.oldest != before)
@@ -183,9 +183,9 @@ def test_a_report_that_changes_nothing_looks_at_one_engine(monkeypatch: Any) -> 
     compared = 0
 
     def counting(name: str) -> Any:
-        original = getattr(Policy, name)
+        original = getattr(PolicyVersion, name)
 
-        def compare(self: Policy, other: object) -> Any:
+        def compare(self: PolicyVersion, other: object) -> Any:
             nonlocal compared
             compared += 1
             return original(self, other)
@@ -193,7 +193,7 @@ def test_a_report_that_changes_nothing_looks_at_one_engine(monkeypatch: Any) -> 
         return compare
 
     for name in ("__eq__", "__lt__", "__le__", "__gt__", "__ge__"):
-        monkeypatch.setattr(Policy, name, counting(name))
+        monkeypatch.setattr(PolicyVersion, name, counting(name))
 
     def reports(engines: int) -> Iterator[int]:
         nonlocal compared
@@ -202,9 +202,9 @@ def test_a_report_that_changes_nothing_looks_at_one_engine(monkeypatch: Any) -> 
             for again in range(2):
                 compared = 0
                 for number in range(engines):
-                    served.served(f"rollout_generator.{number}", Policy(1, version))
+                    served.served(f"rollout_generator.{number}", PolicyVersion(1, version))
                 yield compared / engines
-                assert served.oldest == Policy(1, version), again
+                assert served.oldest == PolicyVersion(1, version), again
 
     for few, many in zip(reports(50), reports(400), strict=True):
         assert many <= few + 1

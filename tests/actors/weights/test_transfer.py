@@ -32,7 +32,7 @@ from actors.weights.resharding import ALIGNED
 from actors.weights.transfer import TransferError, decline, is_transfer, receive, send, unavailable
 from agent_rl.learning.exporting import Shares
 from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.messages import Policy, PolicyPublished, TransferOffer, TransferWanted
+from agent_rl.messages import PolicyPublished, PolicyVersion, TransferOffer, TransferWanted
 from tests.actors.topologies import micro
 from tests.sending import FILE, Senders, sending
 
@@ -202,7 +202,7 @@ def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> 
         async with trio.open_nursery() as nursery:
             context: Any = SimpleNamespace(nursery=nursery, in_thread=in_thread, now=trio.current_time)
             kept = KeptWeights(context, "gloo", "127.0.0.1", "cpu", log)
-            older, newer = Policy(1, 1), Policy(2, 0)
+            older, newer = PolicyVersion(1, 1), PolicyVersion(2, 0)
             assert kept.offer(TransferWanted(older, 1)).port == 0
             for policy in (older, newer):
                 announced = PolicyPublished(policy, *kept.keep(policy, Shares.whole(WEIGHTS))[:1], 0, 0)
@@ -221,19 +221,19 @@ def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> 
 
 
 def test_files_are_no_transfers() -> None:
-    assert not is_transfer(PolicyPublished(Policy(1, 1), "file:///gloo/policy.safetensors", 0, 0))
+    assert not is_transfer(PolicyPublished(PolicyVersion(1, 1), "file:///gloo/policy.safetensors", 0, 0))
     assert not unavailable("gloo")
 
 
 def test_without_a_port_to_listen_at_nothing_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = KeptWeights(SimpleNamespace(), "gloo", "127.0.0.1", "cpu", structlog.get_logger())  # type: ignore[arg-type]
-    kept.keep(Policy(1, 1), Shares.whole(WEIGHTS))
+    kept.keep(PolicyVersion(1, 1), Shares.whole(WEIGHTS))
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(socket, "create_server", full)
-    assert kept.offer(TransferWanted(Policy(1, 1), 1)).port == 0
+    assert kept.offer(TransferWanted(PolicyVersion(1, 1), 1)).port == 0
 
 
 def test_a_group_by_nccl_has_a_deadline_and_its_failure_is_no_end_of_the_process(
@@ -336,7 +336,7 @@ def test_what_ranks_send_is_what_they_write_to_a_file(
 ) -> None:
     monkeypatch.setattr(transfer, "SECONDS", 120.0)
     save_tiny_model(tmp_path, "qwen2", seed=3)
-    with sending(tmp_path, Policy(1, 1), senders, workers=workers) as offer:
+    with sending(tmp_path, PolicyVersion(1, 1), senders, workers=workers) as offer:
         received = [threads.submit(receive, offer, worker, "cpu") for worker in range(workers)]
         found = [each.result() for each in received]
     expected = load_file(tmp_path / FILE)

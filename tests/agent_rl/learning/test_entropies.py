@@ -14,11 +14,11 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.entropies import Passed, entropies
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.messages import GroupOpened, Policy, Problem, Trajectory
+from agent_rl.messages import GroupOpened, PolicyVersion, Problem, Trajectory
 from agent_rl.testing import repacked
 from tests.agent_rl.records.report_runs import trajectory
 
-GROUP = GroupOpened("g", 0, 0, "train", Problem("p", "What is 1?", "1"), 2, Policy(1, 1))
+GROUP = GroupOpened("g", 0, 0, "train", Problem("p", "What is 1?", "1"), 2, PolicyVersion(1, 1))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.mismatch import OlderWeights
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
-from agent_rl.messages import Policy, TrainingGroup
+from agent_rl.messages import PolicyVersion, TrainingGroup
 from tests import builders
 
 TEMPERATURE = 0.7
@@ -44,13 +44,13 @@ def sampled(model: Path, weights: Path | None, version: int, *, off: float = 0.0
 
     async def main() -> list[Any]:
         engine = TorchEngine(
-            model, max_rollouts=8, kv_tokens=None, threads=1, dtype="float32", initial_policy=Policy(1, 0)
+            model, max_rollouts=8, kv_tokens=None, threads=1, dtype="float32", initial_policy=PolicyVersion(1, 0)
         )
         made: list[Any] = [None] * 8
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             if weights is not None:
-                await engine.load_weights(weights, Policy(1, version))
+                await engine.load_weights(weights, PolicyVersion(1, version))
 
             async def one(index: int) -> None:
                 prompt = list(range(20, 26 + index))

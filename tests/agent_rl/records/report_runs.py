@@ -19,7 +19,7 @@ from agent_rl.messages import (
     Evaluation,
     GroupOpened,
     Judgement,
-    Policy,
+    PolicyVersion,
     Problem,
     ToolCallRecord,
     Trajectory,
@@ -188,7 +188,7 @@ class SyntheticRun:
         name = f"s{stage}-g{number:06d}"
         asked = number if problem is None else problem
         question = Problem(f"p{asked}", f"What is {asked}?", str(asked))
-        group = GroupOpened(name, stage, number, purpose, question, samples, Policy(1, self.version))
+        group = GroupOpened(name, stage, number, purpose, question, samples, PolicyVersion(1, self.version))
         self.journal.open_group(name, stage, number, purpose, encode_stored(group))
         return group
 

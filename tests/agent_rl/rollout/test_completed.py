@@ -16,7 +16,7 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import (
     CompletedTurn,
     EnvironmentMessage,
-    Policy,
+    PolicyVersion,
     Sampling,
     Tokens,
     ToolCallRecord,
@@ -69,7 +69,7 @@ def episode(**sampling: Any) -> Episode:
 def play(into: Episode, each: dict[str, Any]) -> None:
     """One turn, with its answer."""
     calls = into.wrote(**each["turn"])
-    policy = Policy(*each["policy"])
+    policy = PolicyVersion(*each["policy"])
     if calls:
         answers = (each["answers"] * 2)[: len(calls)]
         records = [

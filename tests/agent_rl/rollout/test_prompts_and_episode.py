@@ -12,7 +12,7 @@ import pytest
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import Policy, Problem, Sampling, TagCounts
+from agent_rl.messages import PolicyVersion, Problem, Sampling, TagCounts
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
@@ -186,7 +186,7 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     episode = Episode(builders.request(), chat)
     (call,) = episode.wrote(**turn(chat, CALL, version=3))
     assert call == ParsedCall("python_code_with_standard_io", {"code": "print(2+2)", "input": ""})
-    episode.responded(["4"], [builders.call()], Policy(1, 4))
+    episode.responded(["4"], [builders.call()], PolicyVersion(1, 4))
     assert episode.wrote(**turn(chat, ANSWER, version=5)) == ()
     assert episode.ended == "finished"
     made = episode.trajectory(generator="g", seconds=1.0)
@@ -207,7 +207,7 @@ def test_a_trajectory_counts_the_tags_of_its_whole_response(chatml: tuple[Any, C
     _, chat = chatml
     episode = Episode(builders.request(sampling=Sampling(1.0, 1000, 3)), chat)
     episode.wrote(**turn(chat, f"{CALL}\n{CALL}"))
-    episode.responded(["4", "no Error"], [builders.call(), builders.call()], Policy(1, 4))
+    episode.responded(["4", "no Error"], [builders.call(), builders.call()], PolicyVersion(1, 4))
     episode.wrote(**turn(chat, f"{ANSWER} <answer>"))
     tags = episode.trajectory(generator="g", seconds=1.0).tags
     assert tags == TagCounts(2, 1, answers_opened=2, answers_closed=1, answers=1, turns=1)
@@ -229,7 +229,7 @@ def test_a_tool_response_that_overflows_the_budget_ends_the_rollout_and_is_not_a
     episode = Episode(builders.request(sampling=Sampling(1.0, 40, 3)), chat)
     episode.wrote(**turn(chat, CALL))
     before = len(episode.tokens)
-    episode.responded(["x" * 200], [builders.call()], Policy(1, 0))
+    episode.responded(["x" * 200], [builders.call()], PolicyVersion(1, 0))
     assert episode.ended == "truncated"
     assert len(episode.tokens) == before
     assert len(episode.trajectory(generator="g", seconds=1.0).transcript.calls) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from agent_rl import testing
 from agent_rl.environments.base import Demonstration
-from agent_rl.messages import Policy, Sampling
+from agent_rl.messages import PolicyVersion, Sampling
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
@@ -91,7 +91,7 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
         calls = episode.wrote(**turn(written(tokenizer, chat, messages)))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list(codes)
         results = [f'{{"a": {code!r}}}\n' for code in codes]
-        episode.responded(results, [testing.call() for _ in codes], Policy(1, 0))
+        episode.responded(results, [testing.call() for _ in codes], PolicyVersion(1, 0))
         messages += answered(*results, ids=ids)
         assert episode.tokens == whole(tokenizer, messages)
     messages.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
@@ -133,7 +133,7 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
     before = episode.tokens
     first = [*chat._encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
     episode.wrote(**turn(first))
-    episode.responded(["1"], [testing.call()], Policy(1, 0))
+    episode.responded(["1"], [testing.call()], PolicyVersion(1, 0))
     assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
     end = chat.decode(episode.tokens[len(before) + len(first) :])
     assert end == "\n<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -153,7 +153,7 @@ def test_errors_of_malformed_calls_are_results_too() -> None:
     episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     (call,) = episode.wrote(**turn([*chat._encode("<tool_call>{</tool_call>"), chat.end_of_turn]))
     assert isinstance(call, MalformedCall)
-    episode.responded([call.error], [testing.call("malformed")], Policy(1, 0))
+    episode.responded([call.error], [testing.call("malformed")], PolicyVersion(1, 0))
     assert tokenizer.decode(episode.tokens).count("<tool_response>\nError: ") == 1
 
 
@@ -205,7 +205,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
         errors = [call.error for call in calls if isinstance(call, MalformedCall)]
         assert len(errors) == (limit == 2)
         assert all("may make 2 tool calls, and this turn made 4" in error for error in errors)
-        episode.responded(["x"] * len(calls), [testing.call() for _ in calls], Policy(1, 0))
+        episode.responded(["x"] * len(calls), [testing.call() for _ in calls], PolicyVersion(1, 0))
         assert chat.decode(episode.tokens).count("<tool_response>\nx") == len(calls)
 
 

@@ -14,14 +14,14 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
 from agent_rl.environments.observing import observation
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import EnvironmentMessage, Policy, Sampling, TurnObserved
+from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnObserved
 from agent_rl.rollout.conversation import Conversation
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
 from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS, turn
 
-POLICY = Policy(1, 4)
+POLICY = PolicyVersion(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)
 START = [{"role": "user", "content": "What is 2 + 2?"}]
 STRICT = (

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.messages import CompletedTurn, Policy, TurnsCompleted
+from agent_rl.messages import CompletedTurn, PolicyVersion, TurnsCompleted
 from agent_rl.rollout.completed import chain_fault, turn_check
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
 from agent_rl.scheduling.scheduler import GroupScheduler, Place
@@ -28,7 +28,7 @@ def turn(before: int, number: int, token: int) -> CompletedTurn:
         logprobs=np.zeros(1, dtype=np.float32),
         policies=np.array([[1, 0, 1]], dtype=np.int32),
         answer=np.zeros(0, dtype=np.int32),
-        policy=Policy(1, 0),
+        policy=PolicyVersion(1, 0),
         calls=(),
         replies=(),
         state=b"",
@@ -106,7 +106,7 @@ def placed(made: GroupScheduler) -> list[Place]:
 def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
     kept = KeptTurns(1 << 20)
     kept.add(of(*history(1, 2)))
-    for older in (Policy(2, 0), Policy(1, 7), Policy(1, 0)):
+    for older in (PolicyVersion(2, 0), PolicyVersion(1, 7), PolicyVersion(1, 0)):
         kept.forget_newer(older)
     assert len(kept.of(ROLLOUT)) == 2
     made = scheduler(kept=kept)
