@@ -63,7 +63,7 @@ def trajectory(seed: int, tokens: int) -> Trajectory:
     body = Tokens(
         prompt_tokens=numbers.integers(0, 1 << 31, max(8, tokens // 8), np.int32),
         tokens=numbers.integers(0, 1 << 31, tokens, np.int32),
-        loss_mask=np.ones(tokens, np.uint8),
+        loss_mask=numbers.integers(0, 256, tokens, np.uint8),  # does not shrink, so that sizes are exact
         logprobs=-numbers.random(tokens, np.float32),
         policies=numbers.integers(0, 1 << 30, (tokens, 2), np.int32),
     )
