@@ -134,6 +134,8 @@ class ActorProcess:
         self._successor: ActorChild | None = None
         """A process that gets ready to take the place of ``child``."""
         self.stopping = False
+        self._asked: ActorChild | None = None
+        """The process that was asked to stop."""
         self.ended = trio.Event()
         self.failure = ""
         """The last failure that the actor reported in its status."""
@@ -355,10 +357,11 @@ class ActorProcess:
             self._reports.say(f"{self.name} runs again, {seconds:.1f} s after it ended")
 
     def terminate(self) -> None:
-        """Ask the process to stop, and do not restart it."""
+        """Ask the process to stop, once, and do not restart it. A second SIGTERM would end it before it has drained."""
         self.stopping = True
         self._reports.process(self, "stopping")
-        if self.child is not None:
+        if self.child is not None and self.child is not self._asked:
+            self._asked = self.child
             self.child.terminate()
 
     def kill(self, reason: str = "") -> None:

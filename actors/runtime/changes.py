@@ -277,7 +277,8 @@ class Changes:
         now = self.topology.scaled({role: wanted.number}).wanted(role)
         starts = {f"{role}.{number}": host for number, host in now.items() if number not in former}
         stops = {f"{role}.{number}": former[number] for number in reversed(former) if number not in now}
-        away = {host for host in self.topology.hosts_in_use if host not in self._hosts and not self._others.hears(host)}
+        others = [host for host in self.topology.hosts_in_use if host not in self._hosts]
+        away = {host for host in others if host in self._left or not self._others.hears(host)}
         self._set_number(role, wanted.number)
         refused, done = await self._replicas_of_here(starts, stops)
         there = {host for host in (*starts.values(), *stops.values()) if host not in self._hosts} - away

@@ -32,14 +32,3 @@ def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(topolog
     hosts.link_event(PeerBack("supervisor.c", 30.0))
     assert told == [["y.0", "y.1"], ["x.0", "y.0", "y.1"], ["x.0"]]
     assert hosts.line() == WORD + b'["x.0"]\n'
-
-
-def test_a_lost_host_that_is_no_longer_of_the_run_is_forgotten(topology: Topology) -> None:
-    told: list[bytes] = []
-    hosts = LostHosts(topology, ["a"], told.append)
-    hosts.link_event(PeerGone("supervisor.c", 8.0))
-    hosts.follow(topology)
-    assert len(told) == 1
-    entry = topology.actors["y"].model_copy(update={"host": "b"})
-    hosts.follow(topology.model_copy(update={"actors": {**topology.actors, "y": entry}}))
-    assert [read(line.removeprefix(WORD)) for line in told] == [["y.0", "y.1"], []]

@@ -170,7 +170,7 @@ def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_the_supe
                     path,
                     path,
                     [host],
-                    SimpleNamespace(actors={"x.0": process} if host == "b" else {}),  # type: ignore[arg-type]
+                    SimpleNamespace(actors={"x.0": process} if host == "b" else {}, follow=lambda _: None),  # type: ignore[arg-type]
                     supervision,  # type: ignore[arg-type]
                     again="",
                     agreed={},

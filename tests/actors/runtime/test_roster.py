@@ -50,8 +50,8 @@ class StandIn:
     def expect(self, name: str, incarnation: int) -> None:
         self.known[name] = incarnation
 
-    def announce(self, link: str, targets: list[str], *, growing: bool) -> StandIn:
-        assert (link, growing) == ("incarnations", True)
+    def announce(self, link: str, targets: list[str]) -> StandIn:
+        assert link == "incarnations"
         self.targets = targets
         return self
 
