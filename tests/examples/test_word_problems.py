@@ -296,7 +296,7 @@ OTHERWISE = {
     "book": (denominator_doubled, lambda gold: f"1{gold}"),
     "shopping": (lambda gold: rf"\{gold}", lambda gold: gold.replace("$", "€")),
     "blend": (lambda gold: f"{gold[1:]} dollars", lambda gold: f"{gold[1:]} cents"),
-    "film": (lambda gold: gold.lower(), other_half_of_the_day),
+    "film": (lambda gold: rf"\text{{{gold}}}", other_half_of_the_day),
     "journey": (lambda gold: rf"\text{{{gold}}}", lambda gold: gold.replace("hours", "days")),
     "rope": (lambda gold: gold.replace("metres", r"\text{ m}"), lambda gold: gold.replace("metres", "cm")),
     "speed": (lambda gold: gold.replace("km/h", r"\text{ km/h}"), lambda gold: gold.replace("km/h", "m/s")),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from actors.sandbox.owner import sessions
-from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.client import ExecutionLimits, Sandbox, SessionTable
 from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
 
@@ -367,7 +366,7 @@ def test_results_are_kept_within_bounds_those_of_the_session_idle_longest_forgot
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "RESULT_CHARACTERS", 100)
-    table = sessions.SessionTable(4)
+    table = SessionTable(4)
     for name in "abc":
         table.keep(table.get(name), 1, ToolOutput("success", "x" * 30, "", "y" * 10))
     assert [list(table.get(name).results) for name in "bca"] == [[1], [1], []]
