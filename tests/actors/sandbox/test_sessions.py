@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from actors.sandbox.owner import client
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox, SessionTable
 from agent_rl.environments.base import ToolOutput
 from tests.actors.sandbox.running import eventually, living, named, pids, require, run_with
@@ -365,7 +366,7 @@ def test_an_interpreter_that_dies_in_every_attempt_makes_the_cell_unavailable_no
 def test_results_are_kept_within_bounds_those_of_the_session_idle_longest_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "RESULT_CHARACTERS", 100)
+    monkeypatch.setattr(client, "RESULT_CHARACTERS", 100)
     table = SessionTable(4)
     for name in "abc":
         table.keep(table.get(name), 1, ToolOutput("success", "x" * 30, "", "y" * 10))
