@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,6 @@ from transport.errors import CallTimeout, CreditWait, UnknownPeer
 from transport.limits import Limits
 from transport.link import CallRouter, PushSender, Unsettled
 from transport.outbound import Outbound, PendingCall
-from transport.plans import Buffer
 
 T = TypeVar("T", bound=Hashable)
 
@@ -34,7 +33,7 @@ class WaitingLine(Generic[T]):
         """The number of each item, which says how old it is, and its place."""
         self._heaps: dict[str | None, list[tuple[int, T]]] = {}
         """The items of each place by number. Entries of items that left, or changed their place, stay for a while."""
-        self._newest = self._oldest = 0
+        self._newest = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -42,13 +41,10 @@ class WaitingLine(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._items)
 
-    def add(self, item: T, place: str | None, *, first: bool = False) -> None:
-        """Append an item; ``first``: put it before all others."""
-        if first:
-            self._oldest -= 1
-        else:
-            self._newest += 1
-        self._put(item, self._oldest if first else self._newest, place)
+    def add(self, item: T, place: str | None) -> None:
+        """Append an item."""
+        self._newest += 1
+        self._put(item, self._newest, place)
 
     def move(self, item: T, place: str | None) -> None:
         """From now on an item waits at another place. It keeps its age."""
@@ -121,35 +117,14 @@ class PushLink:
     def __init__(self, name: str, targets: Mapping[str, Outbound], window: int, limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        self.targets: dict[str, Outbound] = {}
+        self.targets = dict(sorted(targets.items()))
         self._window = window
-        self._senders: dict[str, PushSender] = {}
-        self._removed: set[str] = set()
+        self._senders = {peer: PushSender(window, limits.stalled_heartbeats) for peer in self.targets}
         self._waiting: WaitingLine[_WaitingSend] = WaitingLine()
         self._drained: trio.Event | None = None
         self._sends = 0
-        for peer, outbound in targets.items():
-            self.add(peer, outbound)
-
-    def add(self, peer: str, outbound: Outbound) -> None:
-        """A further target."""
-        self._removed.discard(peer)
-        sender = PushSender(self._window, self._limits.stalled_heartbeats)
-        self.targets = dict(sorted({**self.targets, peer: outbound}.items()))
-        self._senders = {name: self._senders.get(name, sender) for name in self.targets}
-        outbound.pushes[self.name] = (sender, self)
-        self.moved(peer)
-
-    def remove(self, peer: str) -> None:
-        """Take a target away: other targets get what it has not acknowledged, unless that was sent to it alone."""
-        sender = self._senders[peer]
-        others = [_WaitingSend(message, None) for message in sender.unsettled if not message.bound]
-        self.withdraw(peer)
-        self._removed.add(peer)
-        del self._senders[peer], self.targets.pop(peer).pushes[self.name]
-        for waiting in reversed(others):
-            self._waiting.add(waiting, None, first=True)
-        self.moved()
+        for peer, outbound in self.targets.items():
+            outbound.pushes[name] = (self._senders[peer], self)
 
     async def send(
         self,
@@ -162,15 +137,12 @@ class PushLink:
 
         Silent and leaving targets are used only when all are. Returns before the message has arrived: ``on_ack`` is
         called once the receiver has acknowledged it, unless the message is withdrawn. Do not change the message's
-        arrays before. A new process of the target gets the message again. A message to a target that was removed is
-        withdrawn at once. Raises EncodeError, and UnknownPeer when ``to`` is not a target of this link.
+        arrays before. A new process of the target gets the message again. Raises EncodeError, and UnknownPeer when
+        ``to`` is not a target of this link.
         """
-        if to in self._removed:
-            await trio.lowlevel.checkpoint()
-            return
         if to is not None and to not in self._senders:
             raise UnknownPeer(f"{to} is no target of link {self.name}")
-        unsettled = Unsettled(encode(message, self._limits), on_ack, to is not None)
+        unsettled = Unsettled(encode(message, self._limits), on_ack)
         self._sends += 1
         if not self._waiting and self._sends % _SENDS_BETWEEN_CHECKPOINTS:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -280,28 +252,15 @@ class CallLink:
         self.name = name
         self._limits = limits
         self.replies = replies
-        self.router = CallRouter((), outstanding)
-        self.targets: dict[str, Outbound] = {}
+        self.router = CallRouter(tuple(targets), outstanding)
+        self.targets = targets
         self._timeout = timeout
         self._waiting: WaitingLine[PendingCall] = WaitingLine()
         """A call waits at the replica that its key is pinned to, or at any."""
         self._waiting_by_key: dict[str, dict[PendingCall, None]] = {}
         self._reachable = trio.lowlevel.ParkingLot()
-        for peer, outbound in targets.items():
-            self.add(peer, outbound)
-
-    def add(self, peer: str, outbound: Outbound) -> None:
-        """A further replica."""
-        self.targets[peer] = outbound
-        self.router.add(peer)
-        outbound.call_links.append(self)
-        self.available()
-
-    def remove(self, peer: str) -> None:
-        """Take away a replica that is not available, so that no call is left there."""
-        self.targets.pop(peer).call_links.remove(self)
-        self.router.remove(peer)
-        self._unpinned(peer)
+        for outbound in targets.values():
+            outbound.call_links.append(self)
 
     async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
         """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
@@ -423,32 +382,13 @@ class AnnounceLink:
     def __init__(self, name: str, targets: Mapping[str, Outbound], limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        self.targets: dict[str, Outbound] = {}
-        self._values: dict[str, Sequence[Buffer]] = {}
-        for peer, outbound in targets.items():
-            self.add(peer, outbound)
-
-    def add(self, peer: str, outbound: Outbound) -> None:
-        """A further target, which gets the newest values."""
-        self.targets[peer] = outbound
-        for kind, frames in self._values.items():
-            outbound.announce(self.name, kind, frames)
-
-    def remove(self, peer: str) -> None:
-        """Take a target away."""
-        self.targets.pop(peer).announcements.forget(self.name)
+        self.targets = targets
 
     def set(self, message: Any, *, to: str | None = None) -> None:
-        """Set the newest value of this message's type, for every target or for one. Raises EncodeError.
-
-        A target that is added later gets the newest value that was for every target. Nothing is sent ``to`` a peer that
-        is no target any more.
-        """
+        """Set the newest value of this message's type, for every target or for one. Raises EncodeError."""
         kind = type(message).__name__
         frames = encode(message, self._limits)
-        if to is None:
-            self._values[kind] = frames
-        for outbound in self.targets.values() if to is None else (self.targets[to],) if to in self.targets else ():
+        for outbound in self.targets.values() if to is None else (self.targets[to],):
             outbound.announce(self.name, kind, frames)
 
     async def acknowledged(self, *, by: Collection[str] | None = None) -> None:

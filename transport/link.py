@@ -45,8 +45,6 @@ class Unsettled:
 
     frames: Sequence[Buffer]
     on_ack: Callable[[], None] | None
-    bound: bool = False
-    """Whether it was sent to this receiver alone, rather than to any target."""
 
 
 class PushSender:
@@ -260,15 +258,6 @@ class CallRouter:
             self._pins[key] = target
         return target
 
-    def add(self, target: str) -> None:
-        """A further replica."""
-        self._outstanding = dict(sorted({**self._outstanding, target: 0}.items()))
-
-    def remove(self, target: str) -> None:
-        """A replica without calls leaves the choice, and its keys are unpinned."""
-        del self._outstanding[target]
-        self.lost(target)
-
     def end(self, target: str) -> None:
         """A call is answered, failed, timed out or cancelled."""
         self._outstanding[target] -= 1
@@ -323,10 +312,6 @@ class AnnounceSender:
         value = self._values.get((link, kind))
         if value is not None:
             value.acknowledged = max(value.acknowledged, min(version, value.version))
-
-    def forget(self, link: str) -> None:
-        """The peer is no target of this link any more."""
-        self._values = {key: value for key, value in self._values.items() if key[0] != link}
 
     def repeat(self) -> None:
         """A heartbeat is due: transmit values without acknowledgement again."""

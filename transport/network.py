@@ -44,9 +44,6 @@ class Port(Protocol):
     def renew(self, peer: str) -> None:
         """Connect again to a peer that cannot be heard. Frames on their way to the peer are lost."""
 
-    def disconnect(self, peer: str) -> None:
-        """Close the connection to a peer. Nothing comes back over it from now on."""
-
     def knows(self, peer: str) -> bool:
         """Whether the network has a node of this name. Processes of other names are strangers."""
 
@@ -191,10 +188,6 @@ class MemoryPort:
 
     def renew(self, peer: str) -> None:
         """A connection in memory does not end."""
-
-    def disconnect(self, peer: str) -> None:
-        """Send nothing more to it."""
-        self._peers.discard(peer)
 
     def knows(self, peer: str) -> bool:
         """Whoever is attached is known."""

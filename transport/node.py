@@ -66,12 +66,8 @@ class Node:
         limits: Limits | None = None,
         on_event: Callable[[LinkEvent], None] = log_event,
         only_expected: bool = False,
-        guests: str = "",
     ) -> None:
-        """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called.
-
-        ``guests``: take processes whose names begin so, which the network need not know.
-        """
+        """``only_expected``: ignore processes that claim the name of a node for which `expect` was not called."""
         self._limits = limits = limits or Limits()
         self.name = name
         self.incarnation = incarnation
@@ -80,7 +76,6 @@ class Node:
         self._receives: Mapping[DeliveryKind, Registry] = dict.fromkeys(("push", "call", "announce"), registry)
         self._decode = partial(decode, limits=limits)
         self._only_expected = only_expected
-        self._guests = guests
         self._listeners = [on_event]
         self.faults = Faults(self._report)
         """Of other processes, also those that the port finds."""
@@ -122,10 +117,9 @@ class Node:
         self._links[link] = made = CallLink(link, peers, outstanding, timeout, replies, self._limits)
         return made
 
-    def announce(self, link: str, targets: Sequence[str], *, growing: bool = False) -> AnnounceLink:
-        """An announce link. ``growing``: it may have no target yet."""
-        peers = self._peers(link, targets) if targets or not growing else {}
-        self._links[link] = made = AnnounceLink(link, peers, self._limits)
+    def announce(self, link: str, targets: Sequence[str]) -> AnnounceLink:
+        """An announce link."""
+        self._links[link] = made = AnnounceLink(link, self._peers(link, targets), self._limits)
         return made
 
     def _peers(self, link: str, targets: Sequence[str]) -> dict[str, Outbound]:
@@ -138,29 +132,6 @@ class Node:
     def targets(self, link: str) -> Collection[str]:
         """The names of a link's targets."""
         return self._links[link].targets.keys()
-
-    def set_targets(self, targets: Mapping[str, Sequence[str]]) -> None:
-        """Give links other targets, each by its name. Connections that no link needs any more are closed.
-
-        A new target gets the newest announcements. Calls without an answer from a removed target fail with PeerLost.
-        Pushes that it has not acknowledged go to other targets, except those that were sent to it alone: they are
-        withdrawn. A peer that was removed may be a target again once a new process has its name.
-        """
-        for link, wanted in targets.items():
-            made = self._links[link]
-            for peer in sorted(set(wanted) - made.targets.keys()):
-                made.add(peer, self._connect(peer))
-        removed = [
-            (link, peer) for link, wanted in targets.items() for peer in self._links[link].targets.keys() - set(wanted)
-        ]
-        peers = dict.fromkeys(peer for _, peer in removed)
-        for peer in peers:
-            self._outbound[peer].unavailable()  # before the first link lets go of it, so that no link calls it again
-        for link, peer in sorted(removed):
-            self._links[link].remove(peer)
-        for peer in peers:
-            if not any(peer in link.targets for link in self._links.values()):
-                self._disconnect(peer)
 
     def _connect(self, peer: str) -> Outbound:
         outbound = self._outbound.get(peer)
@@ -175,13 +146,6 @@ class Node:
                 self._liveness.expect(peer, trio.current_time())
                 outbound.send_heartbeat(self.incarnation)
         return outbound
-
-    def _disconnect(self, peer: str) -> None:
-        """Close the connection to a peer. What comes back of it afterwards is lost."""
-        self._sending.pop(self._outbound.pop(peer), None)
-        self._port.disconnect(peer)
-        if peer not in self._inbound_by_name:
-            self._liveness.forget(peer)
 
     # What is known of peers
 
@@ -434,8 +398,7 @@ class Node:
     def _admit(self, identity: bytes) -> Inbound | None:
         """The state of a process that is heard for the first time. None for strangers and for processes to refuse."""
         who = read_identity(identity)
-        guest = who is not None and bool(self._guests) and who[0].startswith(self._guests)
-        if who is None or not (guest or self._port.knows(who[0])):
+        if who is None or not self._port.knows(who[0]):
             self.faults.malformed(STRANGER, f"{identity[:40]!r} is not a node of this network")
             return None
         peer, incarnation = who

@@ -259,17 +259,6 @@ class ZmqPort:
             channel.socket.setsockopt(zmq.LINGER, self._linger)
             channel.socket.connect(self._addresses[peer])
 
-    def disconnect(self, peer: str) -> None:
-        """Close the connection to a peer."""
-        channel = self._peers.pop(peer)
-        if peer in self._handshakes:
-            handshakes, reader = self._handshakes.pop(peer)
-            reader.stop()
-            handshakes.close()
-        if channel is not None:
-            channel.stop()
-            channel.socket.close()
-
     def knows(self, peer: str) -> bool:
         """Whether there is an address for it."""
         return peer in self._addresses

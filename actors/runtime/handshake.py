@@ -16,7 +16,7 @@ import importlib.metadata
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import trio
@@ -86,7 +86,9 @@ class Handshake:
         self._hosts = tuple(hosts)
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
-        self._know(topology)
+        self._topology = topology
+        self._others = {supervisor_node(host): host for host in topology.hosts_in_use if host not in self._hosts}
+        self._addresses = addresses(topology, runtime_directory(topology))
         self._reports = reports
         self._wall = wall
         self._release = release()
@@ -95,33 +97,8 @@ class Handshake:
         self._told: dict[str, Incarnations] = {}
         self._mistakes: dict[tuple[str, Kind], str] = {}
         self._nursery: trio.Nursery | None = None
-        self._node: Node | None = None
-        self._greeted: dict[str, trio.CancelScope] = {}
-        """The tasks that greet a supervisor."""
-        self._links: dict[str, CallLink] = {}
         self._looked_at: dict[str, trio.CancelScope] = {}
         """The silent supervisors whose addresses are looked at."""
-
-    def _know(self, topology: Topology) -> None:
-        self._topology = topology
-        self._others = {supervisor_node(host): host for host in topology.hosts_in_use if host not in self._hosts}
-        self._addresses = addresses(topology, runtime_directory(topology))
-
-    def _greet_all(self, nursery: trio.Nursery, node: Node) -> None:
-        """Greet all peers of this host that are not greeted yet."""
-        for peer in self._greeted.keys() - self._others.keys():
-            self._greeted.pop(peer).cancel()
-            node.set_targets({_link(peer): []})
-            self._look_no_more(peer)
-            self._admitted.discard(peer)
-            self._told.pop(peer, None)
-            for of, kind in list(self._mistakes):
-                if of == peer:
-                    self._right(peer, kind)
-        for peer in self._others if self._is_main else [self._main]:
-            if peer not in self._greeted:
-                scope = self._greeted[peer] = trio.CancelScope()
-                nursery.start_soon(self._greet, node, peer, scope)
 
     @property
     def final_words(self) -> list[str]:
@@ -152,20 +129,12 @@ class Handshake:
         if node.name != self._main and self._is_main:  # another host of the main host's process
             return
         async with trio.open_nursery() as nursery:
-            self._nursery, self._node = nursery, node
-            self._greet_all(nursery, node)
-            await trio.sleep_forever()  # hosts may join
+            self._nursery = nursery
+            for peer in self._others if self._is_main else [self._main]:
+                link = node.call(_link(peer), [peer], outstanding=1, timeout=ANSWER_SECONDS, reply=HostHello)
+                nursery.start_soon(self._greet, link, peer)
 
-    async def _greet(self, node: Node, peer: str, scope: trio.CancelScope) -> None:
-        link = self._links.get(peer)
-        if link is None:
-            link = node.call(_link(peer), [peer], outstanding=1, timeout=ANSWER_SECONDS, reply=HostHello)
-            self._links[peer] = link
-        node.set_targets({_link(peer): [peer]})
-        with scope:
-            await self._greet_over(link, peer)
-
-    async def _greet_over(self, link: CallLink, peer: str) -> None:
+    async def _greet(self, link: CallLink, peer: str) -> None:
         from transport import CallFailed, CallTimeout, PeerLost
 
         while True:
@@ -196,8 +165,6 @@ class Handshake:
         elif peer in self._others:
             self._right(peer, "start")
             self._compare(peer, theirs)
-        elif self._is_main:
-            return replace(self.hello(), refusal="this host is not one of the run any more; join the run again")
         return self.hello()
 
     def _compare(self, peer: str, theirs: HostHello) -> None:

@@ -13,11 +13,10 @@ from tests.transport.contract.announce import AnnounceContract
 from tests.transport.contract.call import CallContract
 from tests.transport.contract.liveness import LivenessContract
 from tests.transport.contract.push import PushContract
-from tests.transport.contract.targets import TargetsContract
 from transport import Limits, MemoryNetwork, ZmqNetwork
 
 
-class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract, TargetsContract):
+class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):
     """The whole contract: derive from it, and define how to make the network and how to run a test."""
 
 
