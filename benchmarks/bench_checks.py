@@ -74,14 +74,11 @@ def is_sentence(text: str) -> bool:
 def left_out(row: Mapping[str, Any]) -> str:
     """Why a judged pair is not about the content of a box; nothing if it is.
 
-    Its source extracts the answer, and one side is a sentence; a decimal is to be rounded; or the data itself marks
-    what the source expects as mathematically wrong.
+    Its source extracts the answer, and one side is a sentence; or a decimal is to be rounded.
     """
     if row.get("kind") == "extract" and (is_sentence(row["pred"]) or is_sentence(row["gold"])):
         return "sentence"
-    if row.get("id") in ROUNDED:
-        return "rounding"
-    return "suspect" if row.get("suspect") else ""
+    return "rounding" if row.get("id") in ROUNDED else ""
 
 
 def unread_golds(data: Path) -> tuple[int, list[str]]:

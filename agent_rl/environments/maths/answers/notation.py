@@ -64,6 +64,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\{\s*\\rm(?![a-zA-Z])([^{}]*)\}", r"\\text{\1}"),
         (r"^\\boxed\s*\{((?:(?!\\boxed).)*?)\}?$", r"\1"),
         (r"\\boxed\s*(?=\{)", ""),
+        (r"\s([-+*=_])\1{2,}\s", ", "),
         (
             r"\\(?:left|right|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits|rm|bf|it|therefore)(?![a-zA-Z])\.?",
             "",

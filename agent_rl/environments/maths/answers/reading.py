@@ -79,6 +79,8 @@ _SEPARATORS = frozenset({",", "and", "or"})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
 _OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
+_TIME = re.compile(r"(?i)[0-9]\s*[ap]\.?\s*m\b")
+"""A time of day, which is compared as a text and is no ratio."""
 _MATRIX = re.compile(r"[pbB]?(?:small)?matrix|array")
 _TRANSPOSED = re.compile(r"\^\s*\{?\s*(?:\\top|\\(?:mathsf|text)\s*\{T\}|T)\s*\}?")
 
@@ -267,6 +269,8 @@ class _Reader:
 
     def ratio(self, parts: Sequence[Sequence[Token]]) -> Answer:
         """``3:4`` is a quotient, ``3:4:5`` a tuple of quotients; a quantity before a colon names what follows."""
+        if _TIME.search(self.text):
+            return _in_words(self.text)
         name = self.name(parts[0])
         if len(parts) == 2 and name and re.search(r"[a-z]{3}", name) and may_be_left_out(name):
             return Named(name, self.answer(parts[1]))
