@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agent_rl.config.links import wait_for
 from agent_rl.figures import ActorFigures
-from agent_rl.records.incarnations import is_first
+from agent_rl.records.run_directory import is_first
 
 if TYPE_CHECKING:
     import random

@@ -44,8 +44,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import ActorStatus, Problem, RolloutRequest, Sampling, ToolCall, ToolResult
-from agent_rl.records.incarnations import read_epoch
-from agent_rl.records.run_directory import socket_directory
+from agent_rl.records.run_directory import read_epoch, socket_directory
 from agent_rl.rollout.episode import RolloutTally
 from agent_rl.rollout.parsing import ParsedCall
 from benchmarks.command import Failure

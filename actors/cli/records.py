@@ -54,7 +54,7 @@ def leave_report(directory: Path) -> str:
 
 def decode_stored(payload: bytes) -> Any:
     """A message as the journal stores it. Raises ValueError."""
-    from actors.roc_filter.stored import decode_stored as decode
+    from actors.roc_filter.replay import decode_stored as decode
     from agent_rl.records.journal import JournalError
 
     try:
@@ -75,7 +75,7 @@ def audit(
     if not directory.is_dir():
         raise Mistake(f"there is no run directory {directory}")
     from agent_rl.records.audit import audit as audit_groups
-    from agent_rl.records.deep_audit import deep_audit
+    from agent_rl.records.audit import deep_audit
     from agent_rl.records.journal import JournalError
 
     try:

@@ -19,7 +19,7 @@ from actors.learner.signs import LastWords, SignGiver
 from actors.weights.files import model_directory, named_directory
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.topology import Topology
-from agent_rl.rollout.chat_templates import load_tokenizer
+from agent_rl.rollout.prompts import load_tokenizer
 
 if TYPE_CHECKING:
     from actors.weights.settings import LearnerSettings

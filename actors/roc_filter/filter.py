@@ -19,14 +19,19 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import trio
+from pydantic import PositiveFloat, PositiveInt
 
-from actors.base import Actor, Announce, Call, Push
-from actors.roc_filter.compaction import Compaction
-from actors.roc_filter.judging import Judging
-from actors.roc_filter.replay import LEARNER_AT, entered_before, kept_problems, restore, sampled_row
-from actors.roc_filter.sending import ToLearner
-from actors.roc_filter.settings import RoCFilterSettings
-from actors.roc_filter.stored import encode_stored
+from actors.base import Actor, Announce, Call, Push, Settings
+from actors.roc_filter.judging import Compaction, Judging
+from actors.roc_filter.replay import (
+    LEARNER_AT,
+    ToLearner,
+    encode_stored,
+    entered_before,
+    kept_problems,
+    restore,
+    sampled_row,
+)
 from agent_rl.config.plugins import ContractError, needs_start
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
@@ -71,6 +76,20 @@ from agent_rl.records.history import check_history, refuse_learner
 from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.run_records import RunRecords
 from transport import CallRefused
+
+
+class RoCFilterSettings(Settings):
+    """When to commit, and how long to wait for judgements."""
+
+    commit_seconds: PositiveFloat = 0.02
+    """The longest time that a message waits for the commit that acknowledges it."""
+    check_timeout_seconds: PositiveFloat = 300.0
+    """From asking an executor to its judgement, queueing included. After that, the filter asks again."""
+    check_attempts: PositiveInt = 3
+    """How often an executor may fail at judging one rollout before the rollout counts as lost."""
+    training_window: PositiveInt = 4096
+    """The most groups and steps sent to the learner that the learner has not taken."""
+
 
 WATCH_SECONDS = 1.0
 """How often the filter looks whether its journal is still there. Every commit looks too."""

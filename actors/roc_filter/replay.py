@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import trio
 
-from actors.roc_filter.stored import decode_stored
 from agent_rl.config.selection import Solved
 from agent_rl.config.topology import EvaluateStage, Topology
 from agent_rl.groups.book import DecidedGroup, GroupBook
-from agent_rl.groups.evaluation import StageEvaluation
 from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction, SampledProblem, Selected
 from agent_rl.groups.outages import OutageError
-from agent_rl.groups.selection import Selection
+from agent_rl.groups.selection import Selection, StageEvaluation
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
+    GroupOpened,
     PolicyVersion,
     StageEntered,
     StepReady,
@@ -29,6 +32,34 @@ from agent_rl.messages import (
 from agent_rl.records.journal import GroupRow, Journal, JournalError
 from agent_rl.records.rows import SampledRow
 from agent_rl.scheduling.ids import group_id
+from transport import DecodeError, Registry, decode, encode
+
+STORED = Registry(GroupOpened, Trajectory)
+HEAD = struct.Struct(">I")
+"""The number of bytes of the head."""
+
+
+def encode_stored(message: GroupOpened | Trajectory) -> bytes:
+    """The message as stored. A trajectory's judgement is left out: its row has it."""
+    body = b""
+    if isinstance(message, Trajectory):
+        message, body = replace(message, judgement=None, body=b""), message.body
+    (head,) = encode(message)  # one frame: there is no array
+    return b"".join([HEAD.pack(len(head)), head, body])
+
+
+def decode_stored(payload: bytes) -> Any:
+    """The message again, a trajectory with its packed body. Raises JournalError for one of another version."""
+    try:
+        (size,) = HEAD.unpack_from(payload)
+        message = decode([payload[HEAD.size : HEAD.size + size]], STORED)
+    except (DecodeError, struct.error) as error:
+        raise JournalError(
+            f"the journal holds a message of another version of agent_rl ({error}): go on with that version, or start "
+            "again in another run.directory"
+        ) from error
+    return replace(message, body=payload[HEAD.size + size :]) if isinstance(message, Trajectory) else message
+
 
 LEARNER_AT = "learner_at"
 """The fact that names the version that the learner trains next, as it said last."""
@@ -188,3 +219,29 @@ def _evaluated(journal: Journal, row: GroupRow) -> list[RolloutFigures]:
     """What an evaluation counts of a group: what was judged, or else one attempt that was lost."""
     found = _figures(journal, row)
     return [rollout for rollout in found if not rollout.lost] or list(found[:1])
+
+
+class ToLearner:
+    """A queue of groups, steps and results of evaluations. A group is read from the journal when its turn comes."""
+
+    def __init__(self, link: Any, journal: Journal, commit: Callable[[], None]) -> None:
+        self._link, self._journal, self._commit = link, journal, commit
+        self._queue, self._items = trio.open_memory_channel[str | StepReady | EvaluationReady](math.inf)
+
+    def send(self, item: str | StepReady | EvaluationReady) -> None:
+        """Send a group, by its id, or another message."""
+        self._queue.send_nowait(item)
+
+    def send_again(self, stage: int, version: int) -> None:
+        """Send what the stage decided from ``version`` on: the learner or the filter is a new process."""
+        for item in decided_from(self._journal, stage, version):
+            self.send(item)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async for item in self._items:
+            if self._journal.dirty:
+                self._commit()
+            message = training_group(self._journal, item) if isinstance(item, str) else item
+            if message is not None:
+                await self._link.send(message)

@@ -26,10 +26,8 @@ from actors.processor_time import seconds_of_children
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
-from actors.rollout_generator.serving import ServedPolicy
-from actors.rollout_generator.settings import RolloutGeneratorSettings
-from actors.rollout_generator.sleeping import EngineTurns, shares_device
-from actors.rollout_generator.starting import long_prompts, make_engine, require_append_only
+from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_device
+from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.user_loop import UserLoop
 from actors.user_threads import Pause, interruptible
@@ -58,9 +56,8 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.observe.metrics import Rate
-from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
-from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.template import made_format
 from agent_rl.topology_checks.contracts import declaration
 from agent_rl.topology_checks.declared import format_faults

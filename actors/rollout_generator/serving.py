@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import trio
 
 from actors.base import ActorContext, ask, passing_link
-from actors.engines.base import Engine, EngineError, EngineRefusedError
+from actors.engines.base import Engine, EngineError, EngineRefusedError, SleepingEngine
 from actors.weights import transfer
 from actors.weights.fetch import AHEAD, LINK, SOURCE_SECONDS, FetchedWeights, FetchError, host_directory
 from actors.weights.files import nothing
 from actors.weights.transfer import TransferError, is_transfer
 from agent_rl.config.addresses import run_digest
+from agent_rl.config.placement import partners
+from agent_rl.config.standard import DEVICE
+from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Claim
-from agent_rl.messages import PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
-from transport import CallFailed, CallLink, CallTimeout, PeerLost
+from agent_rl.messages import DeviceTurn, PolicyPublished, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from transport import CallFailed, CallLink, CallTimeout, LinkEvent, PeerGone, PeerLeft, PeerLost, PeerReplaced
 
 PART_SECONDS = 60.0
 """How long one part of a fetched file may take. Then the generator asks for it again."""
@@ -145,3 +148,69 @@ class ServedPolicy:
         if self._fetched is not None and published.size:
             return await self._fetched.fetch(published)
         return Path(url2pathname(urlsplit(published.uri).path))
+
+
+def shares_device(context: ActorContext) -> bool:
+    """Whether the actor's engine is on a device of an actor that takes turns with it."""
+    return bool(partners(context.topology, context.name))
+
+
+def trainer(topology: Topology, generator: str) -> str:
+    """The learner that shares the generator's device in time; empty for none."""
+    others = partners(topology, generator)
+    return next((other for other in others if DEVICE in topology.actors[other.rpartition(".")[0]].links), "")
+
+
+def sleeper(turn: DeviceTurn, sender: str, *, shares: bool) -> str:
+    """For whom an engine sleeps after this turn was announced: the learner's name, or empty for an engine at work."""
+    return sender if turn.training and shares else ""
+
+
+def still_asleep(trains: str, event: LinkEvent) -> str:
+    """For whom it sleeps after this: a learner that is lost, replaced or has left trains no more."""
+    over = isinstance(event, PeerGone | PeerLeft | PeerReplaced) and event.peer == trains
+    return "" if over else trains
+
+
+class EngineTurns:
+    """Has an engine sleep and wake, one after the other, as the newest turn says."""
+
+    def __init__(self, context: ActorContext, engine: Engine, log: Any) -> None:
+        self._context = context
+        self._engine = cast("SleepingEngine", engine)  # if it shares its device: `make_engine` refuses others
+        self._log = log
+        self._shares = shares_device(context)
+        self._lock = trio.Lock()
+        self._asleep = False
+        self._trains = ""
+
+    async def begin(self) -> None:
+        """Sleep until the learner says that it does not train. Raises EngineError."""
+        self._trains = trainer(self._context.topology, self._context.name)
+        await self._settle()
+
+    async def follow(self, turn: DeviceTurn, sender: str) -> None:
+        """Return when the engine is asleep, or awake. Raises EngineError."""
+        self._trains = sleeper(turn, sender, shares=self._shares)
+        await self._settle()
+
+    def peer_changed(self, event: LinkEvent) -> None:
+        """Wake when the learner is lost."""
+        trains = still_asleep(self._trains, event)
+        if trains != self._trains:
+            self._trains = trains
+            self._log.warning("the engine wakes, since the learner that trained on its device is lost")
+            self._context.nursery.start_soon(self._settle)
+
+    async def _settle(self) -> None:
+        async with self._lock:
+            while self._asleep != bool(self._trains):
+                began, sleeps = self._context.now(), bool(self._trains)
+                await (self._engine.sleep() if sleeps else self._engine.wake())
+                self._asleep = sleeps
+                self._log.info("engine asleep" if sleeps else "engine awake", seconds=self._context.now() - began)
+
+    @property
+    def waiting_for(self) -> str:
+        """The reason why the engine sleeps; empty when the engine is awake."""
+        return self._context.wait(DeviceTurn, "the end of its step on their device") if self._trains else ""

@@ -45,9 +45,8 @@ from agent_rl.groups.outages import OutageError
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.logs import open_log
-from agent_rl.records.incarnations import run_clock
 from agent_rl.records.journal import JournalError, open_journal
-from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.run_directory import RunRefused, run_clock
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.topology_checks.descriptors import raise_descriptor_limit
 from transport import (

@@ -33,9 +33,16 @@ from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
 from agent_rl.records.continuing import remember, write_resolved
 from agent_rl.records.history import check_history
-from agent_rl.records.incarnations import next_start, read_epoch, run_clock
 from agent_rl.records.journal import JournalError
-from agent_rl.records.run_directory import END, RunRefused, run_lock, socket_directory
+from agent_rl.records.run_directory import (
+    END,
+    RunRefused,
+    next_start,
+    read_epoch,
+    run_clock,
+    run_lock,
+    socket_directory,
+)
 from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.swaps import end_swaps, forget_swaps, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile

@@ -39,8 +39,7 @@ from agent_rl.messages import ActorStatus
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Missing, Movement, Notice, Overdue, ProcessSeen, Silence, final_words
-from agent_rl.records.incarnations import RESTARTS, run_clock
-from agent_rl.records.run_directory import record_end
+from agent_rl.records.run_directory import RESTARTS, record_end, run_clock
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import TimelineFile
 

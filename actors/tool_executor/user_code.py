@@ -18,8 +18,7 @@ from agent_rl.environments.base import (
     CheckUnavailableError,
     ToolOutput,
 )
-from agent_rl.environments.judging import fault_of, sound_judgement
-from agent_rl.environments.observing import observation
+from agent_rl.environments.judging import fault_of, observation, sound_judgement
 from agent_rl.environments.tools import as_output, bounded
 from agent_rl.messages import Judgement, JudgementReply, TurnObserved
 

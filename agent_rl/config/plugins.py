@@ -78,7 +78,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "selection": {
         "paper": "agent_rl.groups.resampling:select_paper",
-        "release": "agent_rl.groups.release:select_release",
+        "release": "agent_rl.groups.resampling:select_release",
         "none": "agent_rl.groups.resampling:select_uniform",
     },
     "tool": {

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isfinite
+from typing import Any
 
 from agent_rl.config.plugins import ContractError, defined_at, described
-from agent_rl.environments.base import BlockedError, Environment
-from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory, Transcript
+from agent_rl.environments.base import SNAPSHOT_BYTES, BlockedError, Environment, Observation
+from agent_rl.messages import (
+    EnvironmentMessage,
+    Judgement,
+    Problem,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+    TurnObserved,
+)
 
 LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
 """Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
@@ -77,3 +86,46 @@ def fault_of(environment: Environment, method: str, error: BaseException) -> str
         place = defined_at(getattr(type(environment), method))
         return f"{name} {error}" + (f" ({place})" if place else "")
     return f"{name} fails with {described(error)}"
+
+
+ROLES = ("system", "user", "assistant")
+SHOWN = 60
+"""Characters of a value in an error message."""
+
+
+def observation(answer: object, turn: int, state: bytes) -> TurnObserved:
+    """The answer to turn ``turn`` after the snapshot ``state``. Raises ContractError for an unusable answer."""
+    if answer is None:
+        return TurnObserved(state=state, done=True)
+    if not isinstance(answer, Observation):
+        raise ContractError(f"observe returned {answer!r:.{SHOWN}}; return an Observation, or None to end the rollout")
+    kept = state if answer.state is None else answer.state
+    if not isinstance(kept, bytes) or len(kept) > SNAPSHOT_BYTES:
+        what = f"{len(kept)} bytes" if isinstance(kept, bytes) else f"{kept!r:.{SHOWN}}"
+        raise ContractError(f"the state of an Observation is {what}; it must be bytes, at most {SNAPSHOT_BYTES}")
+    try:
+        given = [sound_message(message, number) for number, message in enumerate(answer.messages, 1)]
+    except TypeError:
+        given = []
+    if not given and not answer.done:
+        raise ContractError(
+            f"the messages of an Observation are {answer.messages!r:.{SHOWN}}; "
+            "give at least one, or done=True, or return None"
+        )
+    messages = tuple(EnvironmentMessage(turn, role, content) for role, content in given)
+    return TurnObserved(messages, kept, bool(answer.done))
+
+
+def sound_message(message: Any, number: int) -> tuple[str, str]:
+    """Role and content of a message, number ``number``. Raises ContractError when it is none."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if role not in ROLES or not isinstance(content, str):
+        wanted = f'{{"role": one of {", ".join(ROLES)}, "content": text}}'
+        raise ContractError(f"message {number} is {message!r:.{SHOWN}}; it must be {wanted}")
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise ContractError(
+            f"message {number} holds an unpaired surrogate, which no tokenizer takes; leave it out"
+        ) from None
+    return role, content

@@ -15,7 +15,7 @@ from agent_rl.files.reading_json import read_json
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.checkpoint_files import STATE_FILE
-from agent_rl.rollout.chat_templates import OURS
+from agent_rl.rollout.prompts import OURS
 
 EVALUATOR = "actors.evaluator:Evaluator"
 LEARNER = "learner"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
+import numpy as np
+
 from agent_rl.config.plugins import ContractError, called, defined_at, resolve
 from agent_rl.messages import TagCounts
 
@@ -176,3 +178,36 @@ def _made_up(rng: random.Random, sample: int, reward: float) -> Candidate:
         success=reward > 0,
         tokens=rng.randint(1, 4000),
     )
+
+
+MINIMUM = 2
+"""The least number of places of each class, as the code's own example sets it."""
+
+
+def release_penalty(tags: TagCounts) -> float:
+    """The error ratio plus the format penalty, in [0, 2]."""
+    errors = tags.error_responses / tags.tool_responses if tags.tool_responses else 0.5
+    paired = tags.answers_opened == tags.answers_closed == tags.answers > 0
+    return errors + (min((tags.answers - 1) / tags.turns, 1.0) if paired and tags.turns else 1.0)
+
+
+def select_release(group: Sequence[Candidate], rng: random.Random, *, keep: int) -> tuple[int, ...]:
+    """The positions that the public code keeps, without chance; none where it drops the group.
+
+    Rewards other than 0 and 1 may leave equal rewards alone, which have no advantage: the group is then dropped too.
+    """
+    del rng
+    rewards = np.array([rollout.reward for rollout in group], dtype=np.float32)
+    if len(group) < keep or np.allclose(rewards[0], rewards):
+        return ()
+    positives = [index for index, rollout in enumerate(group) if rollout.reward > 0]
+    negatives = [index for index, rollout in enumerate(group) if rollout.reward <= 0]
+    least = min(MINIMUM, keep // 2)
+    least_positive, least_negative = min(least, len(positives)), min(least, len(negatives))
+    places = round(len(positives) * keep / len(group))
+    if round(len(negatives) * keep / len(group)) <= least_negative:
+        places = keep - least_negative
+    places = max(places, least_positive)
+    cleanest = sorted(positives, key=lambda index: release_penalty(group[index].tags))
+    kept = tuple(sorted(cleanest[:places] + negatives[: keep - places]))
+    return kept if has_signal([group[index].reward for index in kept]) else ()

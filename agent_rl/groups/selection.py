@@ -13,12 +13,45 @@ all problems are counted. A recorded result does not change any more.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from agent_rl.config.selection import SelectStage, Solved
-from agent_rl.figures import SelectionFigures
-from agent_rl.groups.group import UndecidedGroup
-from agent_rl.groups.instructions import Outage, Sampled, SampledProblem, Selected
+from agent_rl.config.topology import EvaluateStage, RlStage
+from agent_rl.figures import EvaluationFigures, SelectionFigures
+from agent_rl.groups.book import UndecidedGroup
+from agent_rl.groups.instructions import Evaluated, EvaluationGroupDone, Outage, Sampled, SampledProblem, Selected
+from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
+from agent_rl.messages import Evaluation
+
+
+@dataclass(slots=True)
+class StageEvaluation:
+    """The evaluate stage that the learner is in."""
+
+    stage: EvaluateStage
+    _groups: int = 0
+    _rollouts: list[RolloutFigures] = field(default_factory=list)
+
+    def group_done(self, group: UndecidedGroup) -> EvaluationGroupDone:
+        """All samples of a group are judged or lost."""
+        self.restore(group.counted_figures())
+        return EvaluationGroupDone(group.opened.group)
+
+    def restore(self, rollouts: Iterable[RolloutFigures]) -> None:
+        """Count an evaluated group by what counts of it."""
+        self._groups += 1
+        self._rollouts.extend(rollouts)
+
+    def progress(self) -> tuple[int, int]:
+        """The number of judged rollouts, and of all rollouts."""
+        return sum(not rollout.lost for rollout in self._rollouts), self.stage.rollouts
+
+    def result(self, index: int) -> Evaluated | None:
+        """The result, once all groups are evaluated; ``index`` is that of the stage."""
+        if self._groups < self.stage.groups:
+            return None
+        return Evaluated(Evaluation(index), evaluation_figures(self._rollouts, self.stage))
 
 
 @dataclass(slots=True)
@@ -88,4 +121,34 @@ class Selection:
             f"stages.{index}: select stage {self.stage.name!r} keeps none of its {len(self.counted):,} problems "
             f"({found}), so the stages after it would have nothing to draw from; change stages.{index}.keep and run "
             "again (nothing is sampled anew), or start again in another run.directory with other problems"
+        )
+
+
+@dataclass(slots=True)
+class InterimEvaluations:
+    """The evaluations within one stage, each by its ``at_step``: the steps of the stage before it."""
+
+    stage: RlStage
+    opened: Counter[int] = field(default_factory=Counter)
+    """The number of groups that each has opened."""
+    _groups: dict[int, list[tuple[RolloutFigures, ...]]] = field(default_factory=dict)
+    """The judged groups of each evaluation that is not complete."""
+
+    def group_done(self, at_step: int, rollouts: Iterable[RolloutFigures]) -> EvaluationFigures | None:
+        """All rollouts of a group are judged; the figures of its evaluation when that was the last group.
+
+        The policy changes during the evaluation: the figures say which versions answered.
+        """
+        assert self.stage.evaluate is not None
+        groups = self._groups.setdefault(at_step, [])
+        groups.append(tuple(rollouts))
+        if len(groups) < self.stage.evaluate.problems:
+            return None
+        del self._groups[at_step]
+        every = [rollout for group in groups for rollout in group]
+        judged = [rollout for rollout in every if not rollout.lost]
+        return replace(
+            evaluation_figures(every, self.stage.interim(at_step)),
+            version_oldest=min((rollout.oldest for rollout in judged), default=None),
+            version_newest=max((rollout.newest for rollout in judged), default=None),
         )

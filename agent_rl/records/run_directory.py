@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -174,3 +175,50 @@ def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] 
     except FileNotFoundError:
         return None
     return summary if isinstance(summary, dict) else None
+
+
+RESTARTS = 1 << 20
+"""An upper bound of an actor's restarts in one start. With it, an incarnation fits an int64."""
+
+
+def next_start(directory: Path, hosts: Sequence[str], wall: Callable[[], float] = time.time) -> int:
+    """Number a new start of these hosts' supervisor, and store the number. The caller holds the run's lock.
+
+    Raises RunRefused when the number of the last start cannot be read.
+    """
+    files = [directory / f"starts.{host}" for host in hosts]
+    start = max(int(wall()), *(_last_start(file) + 1 for file in files))
+    for file in files:
+        with whole(file) as partial:
+            partial.write_text(f"{start}\n")
+    return start
+
+
+def _last_start(file: Path) -> int:
+    try:
+        start = int(file.read_text()[:20])
+        if start * RESTARTS < 1 << 63:
+            return start
+    except FileNotFoundError:
+        return 0
+    except (ValueError, IsADirectoryError):
+        pass
+    raise RunRefused(f"{file} does not hold the number of a start: stop the run on every host, then remove the file")
+
+
+def is_first(incarnation: int) -> bool:
+    """Whether this is the actor's first process in this start."""
+    return incarnation % RESTARTS == 0
+
+
+def read_epoch() -> float:
+    """The seconds since the epoch at which the monotonic clock was 0. All processes of a machine share that clock."""
+    return time.time() - time.monotonic()
+
+
+def run_clock(epoch: float) -> Callable[[], float]:
+    """A clock of seconds since the epoch.
+
+    All processes of a start use one ``epoch``, so setting the clock has no effect.
+    """
+    return lambda: time.monotonic() + epoch

@@ -35,7 +35,7 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
-from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
+from agent_rl.rollout.conversation import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
 

@@ -11,7 +11,7 @@ from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.files.file_systems import network_file_system
-from agent_rl.rollout.chat_templates import OURS, template_file
+from agent_rl.rollout.prompts import OURS, template_file
 
 
 def file_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:

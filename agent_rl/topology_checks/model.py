@@ -15,7 +15,7 @@ from agent_rl.config.topology import SftStage, Topology
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.models.model_files import ModelFiles, Unreadable, read_template, vocabulary_fault
-from agent_rl.rollout.chat_templates import OURS, template_file
+from agent_rl.rollout.prompts import OURS, template_file
 from agent_rl.topology_checks.placement import is_here
 
 PLACE = ("model", "path")

@@ -25,7 +25,7 @@ from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnRes
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
 from actors.rollout_generator import RolloutGenerator
-from actors.rollout_generator.settings import RolloutGeneratorSettings
+from actors.rollout_generator.starting import RolloutGeneratorSettings
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage

@@ -47,8 +47,7 @@ from agent_rl.messages import (
     TurnObserved,
     UnfinishedGroups,
 )
-from agent_rl.records.incarnations import RESTARTS, read_epoch
-from agent_rl.records.run_directory import socket_directory
+from agent_rl.records.run_directory import RESTARTS, read_epoch, socket_directory
 from agent_rl.simulation.trace import Shape
 from benchmarks.command import Failure
 from benchmarks.policies.generator import RECORD_SECONDS, Row, read_rows, record_of
@@ -82,7 +81,7 @@ settings = {{ template_tokens = 1 }}
 [actors.rollout_generator]
 class = "benchmarks.policies.generator:ShapedGenerator"
 replicas = {engines}
-[actors.rollout_generator.settings]
+[actors.rollout_generator.starting]
 engine = "{engine}"
 max_rollouts = {rows}
 kv_tokens = {kv_tokens}

@@ -14,11 +14,10 @@ from trio.testing import MockClock
 
 from actors.engines.base import EngineRefusedError
 from actors.engines.scripted import ScriptedEngine
-from actors.learner.turns import DeviceTurns, awake
+from actors.learner.learner import DeviceTurns, awake
 from actors.rollout_generator import RolloutGenerator
-from actors.rollout_generator.settings import RolloutGeneratorSettings
-from actors.rollout_generator.sleeping import sleeper, still_asleep
-from actors.rollout_generator.starting import make_engine
+from actors.rollout_generator.serving import sleeper, still_asleep
+from actors.rollout_generator.starting import RolloutGeneratorSettings, make_engine
 from actors.testing import running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE

@@ -41,7 +41,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.audit import audit
-from agent_rl.records.incarnations import RESTARTS
+from agent_rl.records.run_directory import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
 from agent_rl.scheduling.policies.base import Decision, EngineFacts, Place, Policy, WaitingTurn
 from benchmarks.simulated_run import in_virtual_time, simulated

@@ -19,8 +19,7 @@ from trio.testing import MockClock
 from actors.contract import LearnerContract
 from actors.contract.learner import BEGUN, RECIPE, STEPS, equal, read_weights
 from actors.learner import Learner
-from actors.learner.model import Busy
-from actors.learner.saving import Saving
+from actors.learner.model import Busy, Saving
 from actors.runtime.process import user_mistake
 from actors.testing import running, stand_ins
 from actors.weights.files import Checkpoints

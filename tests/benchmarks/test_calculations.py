@@ -19,7 +19,7 @@ import torch
 import trio
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.roc_filter.stored import encode_stored
+from actors.roc_filter.replay import encode_stored
 from actors.testing import running, stand_ins
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.load import load_topology
 from agent_rl.records.audit import audit

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from agent_rl.records.deep_audit import deep_audit
+from agent_rl.records.audit import deep_audit
 from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right, write_micro
 

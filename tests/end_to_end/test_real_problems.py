@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.cli.main import main
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
 from agent_rl.records.audit import audit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import SampledRow

@@ -18,7 +18,7 @@ from actors.contract import (
     GeneratorContract,
     SchedulerContract,
 )
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput
 from agent_rl.environments.maths import Maths

@@ -368,7 +368,7 @@ def test_a_later_start_is_newer_though_the_clock_is_set_back(stage, monkeypatch)
         await stage.await_news(1)
 
     for clock in (2e9, 1e9):
-        monkeypatch.setattr("agent_rl.records.incarnations.time.time", lambda clock=clock: clock)
+        monkeypatch.setattr("agent_rl.records.run_directory.time.time", lambda clock=clock: clock)
         assert supervise(stage, topology, during) == 0
         (stage.folder / "crashed").unlink()
     incarnations = [incarnation for _, _, _, incarnation, *_ in heard]

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from actors.cli.output import Mistake
 from actors.cli.simulate import calibrate, simulate
 from actors.engines.base import EngineError, TurnRequest
-from actors.learner.model import TrainedModel
-from actors.learner.saving import Saving
+from actors.learner.model import Saving, TrainedModel
 from actors.twin.clock import VirtualClock
 from actors.twin.engine import TwinEngine
 from actors.twin.measuring import Window, fitted

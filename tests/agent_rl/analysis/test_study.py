@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.analysis.study import AnalysisError, Drawn, draw, temperature_of
 from agent_rl.records.journal import JournalError
 from tests.agent_rl.records.journal_retention_contract import forget

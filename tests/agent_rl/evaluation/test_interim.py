@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent_rl.config.topology import Interim
 from agent_rl.groups.instructions import Dropped, Evaluated, EvaluationGroupDone
-from agent_rl.groups.interim import InterimEvaluations
+from agent_rl.groups.selection import InterimEvaluations
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Evaluation, GroupsUnfinished, InterimOpened, Retry, StageEntered, UnfinishedGroup
 from agent_rl.scheduling.ids import group_id

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.cli.evaluation import print_results
-from actors.roc_filter.stored import decode_stored, encode_stored
+from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.results import (

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.groups.release import release_penalty, select_release
-from agent_rl.groups.resampling import Candidate
+from agent_rl.groups.resampling import Candidate, release_penalty, select_release
 from agent_rl.messages import TagCounts
 from agent_rl.rollout.episode import tag_counts
 

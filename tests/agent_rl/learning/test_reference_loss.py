@@ -19,7 +19,7 @@ from agent_rl.config.plugins import ALIASES
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths.environment import format_penalty
 from agent_rl.figures import TrainingFigures
-from agent_rl.groups.group import SampleState
+from agent_rl.groups.book import SampleState
 from agent_rl.groups.resampling import named_selection
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.learning.policy_model import ModelOptions

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.cli.main import main
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans
 from agent_rl.groups import instructions as group_instructions
 from agent_rl.groups.measures import wilson_interval

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from actors.roc_filter.stored import decode_stored
+from actors.roc_filter.replay import decode_stored
 from agent_rl.observe.report import write_report
 from agent_rl.observe.words import visible
 from tests.agent_rl.observe.test_report import HOSTILE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from actors.roc_filter.stored import decode_stored, encode_stored
+from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures, step_figures

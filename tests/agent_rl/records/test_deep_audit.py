@@ -17,8 +17,8 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.figures import SelectionFigures
+from agent_rl.records.audit import deep_audit
 from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
-from agent_rl.records.deep_audit import deep_audit
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import ROWS, FactRow, SampledRow
 from tests.agent_rl.records.report_runs import SyntheticRun

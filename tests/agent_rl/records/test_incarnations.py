@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.incarnations import RESTARTS, is_first, next_start, read_epoch, run_clock
-from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.run_directory import RESTARTS, RunRefused, is_first, next_start, read_epoch, run_clock
 
 
 def test_later_starts_are_higher_though_the_clock_is_set_back(tmp_path: Path) -> None:

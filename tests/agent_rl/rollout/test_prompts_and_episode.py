@@ -15,11 +15,10 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import PolicyVersion, Problem, Sampling, TagCounts
 from agent_rl.models.model_files import ModelFiles
 from agent_rl.models.plain_tokenizer import PlainTokenizer
-from agent_rl.rollout.chat_templates import CHATML as CHATML_OF_OURS
-from agent_rl.rollout.chat_templates import load_tokenizer
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.parsing import ParsedCall
-from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
+from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from tests import builders
 
 CALL = (

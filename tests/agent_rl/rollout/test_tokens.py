@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.roc_filter.stored import decode_stored, encode_stored
+from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.messages import BodyError, Tokens
 from agent_rl.messages.tokens import HEADER, PART, RAW, RUNS
 from agent_rl.testing import opened, repacked, trajectory

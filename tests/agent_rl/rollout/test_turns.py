@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ContractError
 from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
-from agent_rl.environments.observing import observation
+from agent_rl.environments.judging import observation
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnObserved
 from agent_rl.rollout.conversation import Conversation
