@@ -80,7 +80,7 @@ SCRIPTED = (
     "run.checkpoint_every=2",
     "run.status_seconds=0.2",
     "actors.learner.class=benchmarks.chaos.actors:ScriptedLearner",
-    "actors.rollout_generator.starting.max_rollouts=8",
+    "actors.rollout_generator.settings.max_rollouts=8",
 )
 STEPS_PER_FAULT = 12
 """Steps of reinforcement learning that a tiny run has for each fault. Another run takes the faults that are left."""
@@ -153,7 +153,7 @@ def topology_overrides(options: Options) -> list[str]:
 
 def settings_in(folder: Path, *, scripted: bool) -> list[str]:
     """Settings of a recorded run in ``folder``."""
-    settings = [f"actors.rollout_generator.starting.record={folder / 'record'}"]
+    settings = [f"actors.rollout_generator.settings.record={folder / 'record'}"]
     if scripted:
         settings.append(f'model={{path="{write_model(folder / "model")}"}}')
         settings.append(f"actors.learner.settings.hurry={folder / 'hurry'}")

@@ -149,7 +149,7 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
         f"algorithm.keep={spec.samples}",
         "algorithm.resampling=none",
         "algorithm.updates_per_step=1",
-        f"actors.rollout_generator.starting.tool_response_chars={RESPONSE_CHARS}",
+        f"actors.rollout_generator.settings.tool_response_chars={RESPONSE_CHARS}",
         *EXECUTORS[spec.tools],
         *overrides,
     ]

@@ -35,8 +35,8 @@ INDEPENDENT = "Wilson's 95 % interval, which takes the rollouts of a group as in
 SLOW_TOOLS = (
     "actors.tool_executor.class=benchmarks.bench_overlap:SlowToolExecutor",
     "actors.tool_executor.settings={sleep_seconds = 0.3, children = 512}",
-    "actors.rollout_generator.starting.max_rollouts=512",
-    "actors.rollout_generator.starting.tool_calls_outstanding=512",
+    "actors.rollout_generator.settings.max_rollouts=512",
+    "actors.rollout_generator.settings.tool_calls_outstanding=512",
 )
 """Room for as many rollouts as two steps have, in both modes: a rollout that waits takes none of the engine's time."""
 SUFFIXES = {

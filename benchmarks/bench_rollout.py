@@ -168,7 +168,7 @@ async def compare_vllm(spec: InitialiseModel, folder: Path, options: Options, fi
     model = folder / "writer"
     thinking, calling = EPISODES["generator"]
     save_writer(model, spec, thinking=thinking, calling=calling)
-    chosen = f"actors.rollout_generator.starting.engine={ENGINE}"
+    chosen = f"actors.rollout_generator.settings.engine={ENGINE}"
     async with generator(model, folder, options.threads, chosen) as stage, bare_vllm(model) as bare:
         for number in range(options.rounds + 1):
             began = tree_seconds(os.getpid(), without=bare.pid)

@@ -172,8 +172,8 @@ def requests(count: int, round_number: int) -> list[RolloutRequest]:
 async def generator(model: Path, folder: Path, threads: int, *overrides: str) -> AsyncIterator[Stage]:
     """The production generator with the quickstart's settings, serving ``model``, among stand-ins."""
     settings = [f"run.directory={folder / 'run'}", f'model={{path="{model}"}}']
-    settings += [f"actors.rollout_generator.starting.max_rollouts={AT_ONCE}"]
-    settings += [f"actors.rollout_generator.starting.threads={threads}"]
+    settings += [f"actors.rollout_generator.settings.max_rollouts={AT_ONCE}"]
+    settings += [f"actors.rollout_generator.settings.threads={threads}"]
     topology = load_topology(EXAMPLE, [*settings, *overrides])
 
     def answer(message: Any) -> ToolResult | None:

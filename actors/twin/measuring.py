@@ -37,7 +37,7 @@ SIZE = (
     "algorithm.samples=16",
     "algorithm.keep=8",
     "actors.rollout_generator.replicas=16",
-    "actors.rollout_generator.starting.max_rollouts=64",
+    "actors.rollout_generator.settings.max_rollouts=64",
 )
 STEPS, LEAST = 2, 30
 """Steps of the measurement, and the messages of a type without which nothing is said about it."""

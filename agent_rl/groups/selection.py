@@ -15,14 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from agent_rl.config.selection import SelectStage, Solved
 from agent_rl.config.topology import EvaluateStage, RlStage
 from agent_rl.figures import EvaluationFigures, SelectionFigures
-from agent_rl.groups.book import UndecidedGroup
 from agent_rl.groups.instructions import Evaluated, EvaluationGroupDone, Outage, Sampled, SampledProblem, Selected
 from agent_rl.groups.statistics import RolloutFigures, evaluation_figures
 from agent_rl.messages import Evaluation
+
+if TYPE_CHECKING:
+    from agent_rl.groups.book import UndecidedGroup
 
 
 @dataclass(slots=True)

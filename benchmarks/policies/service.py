@@ -81,7 +81,7 @@ settings = {{ template_tokens = 1 }}
 [actors.rollout_generator]
 class = "benchmarks.policies.generator:ShapedGenerator"
 replicas = {engines}
-[actors.rollout_generator.starting]
+[actors.rollout_generator.settings]
 engine = "{engine}"
 max_rollouts = {rows}
 kv_tokens = {kv_tokens}

@@ -13,7 +13,7 @@ from agent_rl.records.audit import audit
 from tests.end_to_end.processes import finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_half_right
 
-ENGINE = "--set=actors.rollout_generator.starting.engine=tests.end_to_end.faulty:{}"
+ENGINE = "--set=actors.rollout_generator.settings.engine=tests.end_to_end.faulty:{}"
 SOUND = "--set=actors.rollout_generator.class=tests.end_to_end.faulty:CallsTools"
 ROOM = "--set=stages.0.max_response_tokens=200"
 """For a call: its text is longer than what the topology allows."""

@@ -93,7 +93,7 @@ def test_each_stopped_actor_is_named_and_nothing_is_lost_when_it_goes_on(tmp_pat
     (tmp_path / "talkative.py").write_text(ENGINE)
     out = tmp_path / "out"
     overrides = [
-        "actors.rollout_generator.starting.engine=talkative:Engine",
+        "actors.rollout_generator.settings.engine=talkative:Engine",
         "stages.2.max_response_tokens=120",
         "actors.tool_executor.silent_seconds=10",
     ]

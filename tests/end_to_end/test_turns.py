@@ -22,7 +22,7 @@ def test_they_take_turns_whoever_dies(tmp_path: Path, fault: str) -> None:
     notes = tmp_path / "notes"
     notes.touch()
     shared = ["actors.learner.share=time", "actors.rollout_generator.share=time"]
-    shared += [f'actors.rollout_generator.starting.engine="{turns}:NotedEngine"']
+    shared += [f'actors.rollout_generator.settings.engine="{turns}:NotedEngine"']
     arguments = [word for override in shared for word in ("--set", override)]
     code, out, err = finish(start(path, *arguments, **{NOTES: str(notes), FAULT: fault}))
     assert code == 0, out + err

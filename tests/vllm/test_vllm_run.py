@@ -28,7 +28,7 @@ from tests.end_to_end.topologies import write_micro
 
 ENGINE = (
     "--set",
-    "actors.rollout_generator.starting.engine=actors.engines.vllm:VllmEngine",
+    "actors.rollout_generator.settings.engine=actors.engines.vllm:VllmEngine",
     "--set",
     "model.initialise.head_dim=32",  # the least that vLLM's attention takes
 )
@@ -79,7 +79,7 @@ def test_a_killed_engine_process_is_replaced_and_its_rollouts_are_written_again(
 
 def test_memory_that_there_is_not_is_said_at_start(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
-    setting = "actors.rollout_generator.starting.kv_tokens=100000000000"
+    setting = "actors.rollout_generator.settings.kv_tokens=100000000000"
     code, out, err = finish(start(path, *ENGINE, "--set", setting))
     assert code == 2, out + err
     assert "rollout_generator.0: the engine cannot be started: vLLM: " in out + err

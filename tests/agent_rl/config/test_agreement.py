@@ -21,7 +21,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run.log_mib=3",
         "security.key_file=/elsewhere/cluster.key",
         "hosts.a.address=10.0.0.7",
-        "actors.rollout_generator.starting.max_rollouts=3",
+        "actors.rollout_generator.settings.max_rollouts=3",
         "actors.rollout_generator.restarts=9",
     ],
 )

@@ -272,9 +272,9 @@ def test_an_advantage_beyond_float32_is_refused(module) -> None:
             "Needs",
             r"Needs fails before the start with TypeError: .*plugged_\d+.py, line 40",
         ),
-        ("actors.rollout_generator.starting.chat_format", "Tag", "chat_format: plugged_.* has no class 'Tag'"),
+        ("actors.rollout_generator.settings.chat_format", "Tag", "chat_format: plugged_.* has no class 'Tag'"),
         (
-            "actors.rollout_generator.starting.chat_format",
+            "actors.rollout_generator.settings.chat_format",
             "Own",
             "chat_format is <class .*; it must be a class derived",
         ),
@@ -311,7 +311,7 @@ def test_a_loss_that_ends_the_process_that_tries_it_is_named(tmp_path: Path, mod
 
 def test_a_format_that_settings_name_is_everybodys(tmp_path: Path, module) -> None:
     name = module("from agent_rl.rollout.prompts import ChatFormat\nclass Mine(ChatFormat): pass\n")
-    topology, said = checked(tmp_path, f"actors.rollout_generator.starting.chat_format={name}:Mine")
+    topology, said = checked(tmp_path, f"actors.rollout_generator.settings.chat_format={name}:Mine")
     assert said == []
     assert declared_format(topology).__name__ == "Mine"
-    assert declared_format(checked(tmp_path, "actors.rollout_generator.starting.chat_format=tags")[0]) is ChatFormat
+    assert declared_format(checked(tmp_path, "actors.rollout_generator.settings.chat_format=tags")[0]) is ChatFormat

@@ -128,7 +128,7 @@ def test_every_mistake_is_one_message(tmp_path: Path, model: Path, capsys: pytes
     assert "empty.jsonl: the file holds no tasks" in refused(capsys, str(model), "--data", str(empty), *out)
     quickstart = ["--topology", "examples/quickstart.toml"]
     assert "its problems have no end; say how many" in refused(capsys, str(model), *quickstart)
-    wrong = ["--set", "actors.rollout_generator.starting.max_rolouts=3"]
+    wrong = ["--set", "actors.rollout_generator.settings.max_rolouts=3"]
     assert "max_rolouts" in refused(capsys, *sound, *wrong, *out)
     assert not (tmp_path / "out" / "journal.sqlite").exists()
     assert "holds something else" in refused(capsys, *sound, "--out", str(tmp_path))

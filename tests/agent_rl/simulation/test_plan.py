@@ -38,8 +38,8 @@ def planned(
 
 def test_engines_learner_and_rule_are_the_topologys() -> None:
     plan = planned(
-        "actors.rollout_generator.starting.engine_settings.tensor_parallel_size=4",
-        "actors.rollout_generator.starting.kv_tokens=500_000",
+        "actors.rollout_generator.settings.engine_settings.tensor_parallel_size=4",
+        "actors.rollout_generator.settings.kv_tokens=500_000",
         "algorithm.max_staleness=2",
     )
     trace = plan.trace
@@ -49,7 +49,7 @@ def test_engines_learner_and_rule_are_the_topologys() -> None:
     assert (plan.policy, plan.devices) == ("predictive", 3 * 4 + 20)
     assert trace.learner.kept == 0.5
     assert not trace.learner.kv_kept, "vLLM recomputes after an update unless told otherwise"
-    assert planned("actors.rollout_generator.starting.engine_settings.kv_on_update=keep").trace.learner.kv_kept
+    assert planned("actors.rollout_generator.settings.engine_settings.kv_on_update=keep").trace.learner.kv_kept
     assert planned("actors.kv_scheduler.settings.policy=margin").policy == "margin"
     assert planned(policy="static").spec.evicts_half
 
@@ -58,7 +58,7 @@ def test_engines_have_the_habits_of_their_kind() -> None:
     from actors.engines.torch.decode import PREFILL_SHARE, PREFILL_WAIT_STEPS
 
     assert TORCH == {"page": 1, "join_share": PREFILL_SHARE, "join_steps": PREFILL_WAIT_STEPS}
-    model = planned("actors.rollout_generator.starting.engine=torch").trace.engines[0].model
+    model = planned("actors.rollout_generator.settings.engine=torch").trace.engines[0].model
     assert {name: getattr(model, name) for name in TORCH} == TORCH
     assert planned().trace.engines[0].model.page == 16
 
@@ -153,7 +153,7 @@ def test_the_command_prints_writes_its_schedule_and_refuses_in_one_line(
         (["--stage", "sft"], "there is no rl stage sft"),
         (["--policy", "mine"], "'mine' cannot be simulated"),
         (["--traces", str(tmp_path / "none")], "there is no trace"),
-        (["--set", "actors.rollout_generator.starting.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
+        (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
     ):
         assert main(["simulate", str(PAPER), "--steps", "1", *overrides, *arguments]) == 2
         lines_said = capsys.readouterr().err.splitlines()

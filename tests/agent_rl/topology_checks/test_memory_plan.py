@@ -187,7 +187,7 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     overrides = [
         f'model={{path="{tmp_path}", dtype="bfloat16"}}',
         'actors.learner.settings={device="cuda", weights_in="shared_memory"}',
-        'actors.rollout_generator.starting={engine="vllm", device="cuda", engine_settings={tensor_parallel_size=2}}',
+        'actors.rollout_generator.settings={engine="vllm", device="cuda", engine_settings={tensor_parallel_size=2}}',
         "actors.rollout_generator.links.weights=learner",
     ]
     needs = plan(load_topology(Path("examples/quickstart.toml"), overrides))
@@ -212,7 +212,7 @@ def test_a_device_in_turns_holds_the_larger_of_both_and_not_their_sum(tmp_path: 
     overrides = [
         f'model={{path="{tmp_path}", dtype="bfloat16"}}',
         f'actors.learner.settings.device="{device}"',
-        f'actors.rollout_generator.starting={{device="{device}", kv_tokens=100000}}',
+        f'actors.rollout_generator.settings={{device="{device}", kv_tokens=100000}}',
     ]
     alone = plan(load_topology(Path("examples/quickstart.toml"), overrides))
     assert "a device in turns" not in {need.where for need in alone}

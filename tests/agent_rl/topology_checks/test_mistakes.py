@@ -171,7 +171,7 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "an unknown setting": (
         "max_rollouts = 8",
         "max_rolouts = 8",
-        ["actors.rollout_generator.starting.max_rolouts: is no known key", "did you mean 'max_rollouts'?"],
+        ["actors.rollout_generator.settings.max_rolouts: is no known key", "did you mean 'max_rollouts'?"],
     ),
     "a key given twice": (
         "keep = 2",

@@ -17,7 +17,7 @@ from agent_rl.topology_checks.model import device_faults
 from agent_rl.topology_checks.placement import placement_faults, placement_rows, ranges
 
 QUICKSTART = Path("examples/quickstart.toml")
-CUDA = ['actors.rollout_generator.starting.device="cuda"', 'actors.learner.settings.device="cuda"']
+CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']
 EIGHT = "hosts.local.gpus=8"
 NO_GPU = Machine("", [], None)
 
@@ -49,7 +49,7 @@ def test_every_process_has_gpus_of_its_own() -> None:
 
 
 def test_what_spreads_an_engine_multiplies_its_gpus() -> None:
-    spread = "actors.rollout_generator.starting.engine_settings={tensor_parallel_size=4}"
+    spread = "actors.rollout_generator.settings.engine_settings={tensor_parallel_size=4}"
     found = gpus(*CUDA, spread, "actors.rollout_generator.replicas=2")
     assert {len(found[f"rollout_generator.{number}"]) for number in (0, 1)} == {4}
     assert len(set(found["rollout_generator.0"] + found["rollout_generator.1"])) == 8
@@ -105,7 +105,7 @@ def test_a_role_that_shares_its_device_with_nobody_is_told() -> None:
 
 
 def test_vllm_does_not_sleep_on_gpus_of_amd() -> None:
-    vllm = 'actors.rollout_generator.starting={engine="vllm", device="cuda"}'
+    vllm = 'actors.rollout_generator.settings={engine="vllm", device="cuda"}'
     (fault,) = faults(vllm, CUDA[1], *TURNS, machine=Machine("hip", ["kfd"], None))
     assert "waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)" in fault
     assert faults(vllm, CUDA[1], *TURNS, machine=Machine("cuda", ["nvidia0"], None)) == []
