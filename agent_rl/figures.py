@@ -322,7 +322,7 @@ class FilterFigures:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Sums over forward passes of an engine. `agent-rl calibrate` fits the time of a pass to them."""
+    """Sums over forward passes of an engine. The time of a pass can be fitted to them."""
 
     count: int
     seconds: float

@@ -14,7 +14,7 @@ or, since only the scheduling policy is another::
 from __future__ import annotations
 
 from actors.kv_scheduler import KVScheduler
-from agent_rl.scheduling.policies.base import Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.worst_case import Reserved, WorstCase
 
 
@@ -43,6 +43,6 @@ class GroupAffinity(WorstCase):
 class GroupAffinityScheduler(KVScheduler):
     """Budget, groups and restarts are the scheduler's as before; the policy alone is another."""
 
-    def policy(self) -> Policy:
+    def policy(self) -> PlacementPolicy:
         """Which rollout is placed next, and on which engine."""
         return GroupAffinity()

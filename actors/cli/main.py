@@ -57,7 +57,6 @@ COMMANDS = {
         Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
-        Command("calibrate", "simulate:calibrate", "Fit the models that simulate uses to a run."),
         Command("analyze", "analysis:analyze", "Study the entropy of tokens in rollouts of a run."),
     ),
     "Models and data": (

@@ -31,10 +31,10 @@ from agent_rl.messages import (
     TurnsCompleted,
     UnfinishedGroups,
 )
-from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
-from agent_rl.scheduling.policies.base import Policy
-from agent_rl.scheduling.policies.trial import try_policy
+from agent_rl.scheduling.policies.base import PlacementPolicy
+from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.scheduling.scheduler import GroupScheduler
 from transport import LinkEvent, PeerBack, PeerDraining, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
@@ -47,7 +47,7 @@ class KVSchedulerSettings(Settings):
 
     policy: str = "predictive"
     """The scheduling policy, which places rollouts on engines: a short name, or ``module:Class``
-    (`agent_rl.scheduling.policies.base.Policy`)."""
+    (`agent_rl.scheduling.policies.base.PlacementPolicy`)."""
     policy_settings: dict[str, Any] = Field(default_factory=dict)
     """What the class of the policy is called with, by name."""
     characters_per_token: PositiveFloat = 1.0
@@ -115,17 +115,19 @@ class KVScheduler(Actor):
         """Try the policy on made-up engines and rollouts."""
         actor = cls.on_trial(topology, settings)
         try:
-            try_policy(called(f"{cls.__name__}.policy", actor.policy, "before the start"))
+            check_policy(called(f"{cls.__name__}.policy", actor.policy, "before the start"))
         except ContractError as error:
             if not needs_start(error, actor):
                 raise
         return []
 
-    def policy(self) -> Policy:
+    def policy(self) -> PlacementPolicy:
         """Make the policy, which chooses rollout and engine. Your own scheduler class may override this method."""
         settings: KVSchedulerSettings = self.context.settings
         code = resolve("scheduling_policy", settings.policy)
-        made: Policy = called(settings.policy, lambda: code(**settings.policy_settings), "before the start", code)
+        made: PlacementPolicy = called(
+            settings.policy, lambda: code(**settings.policy_settings), "before the start", code
+        )
         return made
 
     def _fault(self, name: str, description: str) -> None:
@@ -233,7 +235,7 @@ class KVScheduler(Actor):
                     self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
                 case Unwanted(groups, moved, held, freed, generator):
                     self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held, freed), to=generator)
-                case Place(_, destination):
+                case Assign(_, destination):
                     self._queue(destination).send_nowait(instruction)
                 case OpenGroup() | AskUnfinished():
                     self._queue("").send_nowait(instruction)
@@ -255,7 +257,7 @@ class KVScheduler(Actor):
                 case OpenGroup(opened):
                     recorded = partial(self._scheduler.group_recorded, opened.group)
                     await self.context.link("groups").send(opened, on_ack=self._later(recorded))
-                case Place(request, generator) if self._scheduler.current(instruction):
+                case Assign(request, generator) if self._scheduler.current(instruction):
                     done = partial(self._scheduler.acknowledged, instruction)
                     asked = self._scheduler.with_turns(request)
                     await self.context.link("requests").send(asked, to=generator, on_ack=self._later(done))

@@ -1,1 +1,1 @@
-"""The full twin: the production actors of a run in virtual time, with modelled engines, tools and learner."""
+"""The twin: the production actors of a run in virtual time, with modelled engines, tools and learner."""

@@ -21,9 +21,7 @@ from actors.twin.clock import Alarm, sleep
 from actors.twin.tokens import written
 from agent_rl.messages import PolicyVersion, TransferOffer
 from agent_rl.messages.rollouts import NEWS_STEPS
-from agent_rl.simulation.engine import ModelledEngine
-from agent_rl.simulation.gantt import Bins
-from agent_rl.simulation.rollout import Rollout
+from agent_rl.simulation.engine import ModelledEngine, Rollout
 from agent_rl.simulation.trace import LearnerModel, Shape
 
 TINY_S = 1e-9
@@ -51,21 +49,18 @@ class TwinEngine:
         shape: Callable[[str], tuple[int, int, Shape]],
         flag: Callable[[str, int], int],
         paid: Callable[[int], Awaitable[None]],
-        occupied: Bins,
         *,
         longest: int,
         plain: bool,
     ) -> None:
         """``shape``: group, sample and lengths of a rollout; ``flag``: what its turn of this number (from 0) is.
 
-        ``paid`` takes the time of a turn's tokens in the generator's process. ``occupied`` gets the use of the cache.
+        ``paid`` takes the time of a turn's tokens in the generator's process.
         """
         self.model = model
         self._learner = learner
         self._shape, self._flag, self._plain = shape, flag, plain
-        self._paid, self._occupied = paid, occupied
-        self._seen = 0.0, 0.0
-        """When the model was looked at last, and the share of the KV cache that was in use then."""
+        self._paid = paid
         self._longest = longest
         self._policy = PolicyVersion(0, 0)
         self._rollouts: dict[str, Rollout] = {}
@@ -102,10 +97,6 @@ class TwinEngine:
     def _advance(self) -> None:
         now = trio.current_time()
         self.model.advance(now)
-        before, share = self._seen
-        after = self.model.used / self.model.model.kv_total
-        self._occupied.add(before, now, (share + after) / 2)
-        self._seen = now, after
         if self.model.clock > now + TINY_S:
             return  # turns that end with the step under way end with it
         for rollout in self.model.ended():

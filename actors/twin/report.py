@@ -1,4 +1,4 @@
-"""What the full twin says beside the fast level: the busiest actor, what actors pay, warnings, and a Gantt chart."""
+"""What the twin says of its actors: the busiest one, what they pay, and warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from actors.twin.world import World
-from agent_rl.simulation.gantt import Box, Gantt, Lane, boxes_of
 from agent_rl.simulation.prediction import Prediction
 
 SATURATED = 0.9
@@ -27,8 +26,6 @@ def twin_lines(made: Prediction, world: World, warnings: Counter[str]) -> Iterat
         used, full = places.used_s / places.count / makespan, places.full_s / makespan
         text = f"{executor}, {used:.1%} of its {places.count} places, all of them taken for {full:.1%} of the makespan"
         yield f"{'fullest executor':18}{text}{'; calls wait for it: more places are due' if full > FULL else ''}"
-    if made.plan.trace.shared is not None:
-        yield f"{'warning':18}here every actor has a core of its own; only the fast level shares cores"
     for what, count in sorted(warnings.items()):
         yield f"{'warning':18}{what}: {count:,} times"
     yield ""
@@ -40,22 +37,3 @@ def twin_lines(made: Prediction, world: World, warnings: Counter[str]) -> Iterat
         shown.add(each.role)
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in each.handled.most_common(4))
         yield f"{name:22}{each.busy_s / makespan:9.2%}{each.busy_s:10,.2f}{each.handled.total():10,}  {kinds}"
-
-
-def chart(made: Prediction, world: World) -> Gantt:
-    """Lanes of the learner's steps, of the KV cache of each engine, and of the process of each actor."""
-    plan, seconds = made.plan, made.outcome.makespan_s
-    steps = [Box(began, ended, 0.55 + 0.45 * (step % 2), f"step {step}") for step, began, ended in world.trained]
-    lanes = [Lane("learner.0 trains", "step", steps)]
-    lanes += [Lane(name, "engine", boxes_of(bins, seconds)) for name, bins in sorted(world.occupied.items())]
-    ranked = sorted(world.processors.items(), key=lambda item: (item[1].role, -item[1].busy_s, item[0]))
-    roles: set[str] = set()
-    for name, each in ranked:
-        if each.role not in roles:
-            roles.add(each.role)
-            lanes.append(Lane(f"{name} handles", "process", boxes_of(each.bins, seconds)))
-    title = (
-        f"{plan.trace.name}: {plan.about}; policy {plan.policy}. Steps of the learner, share of each KV cache in use, "
-        "and of each role the busiest event loop"
-    )
-    return Gantt(title, seconds, lanes)

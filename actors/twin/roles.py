@@ -91,7 +91,6 @@ class TwinGenerator(Charged):
             world.shape,
             world.flag,
             partial(world.takes, name, self.context.role, TURN),
-            world.occupied[name],
             longest=2 * world.trace.limit,
             plain=world.plain,
         )

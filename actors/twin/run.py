@@ -62,7 +62,7 @@ WITHOUT = ("weights", "transfer")
 def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
     """The topology of the twin: the same actors and settings, one stage, and a modelled environment."""
     if missing := [role for role in ROLES if role not in topology.actors]:
-        raise TraceError(f"actors: the full twin needs the role {missing[0]}, which is not there")
+        raise TraceError(f"actors: the twin needs the role {missing[0]}, which is not there")
     stage = next(stage for stage in topology.stages if isinstance(stage, RlStage) and stage.name == plan.stage)
     shapes = [shape for group in plan.trace.groups for shape in group]
     stage = stage.model_copy(

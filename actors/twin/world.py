@@ -23,7 +23,6 @@ from agent_rl.messages import (
 )
 from agent_rl.simulation.costs import TURN, Costs
 from agent_rl.simulation.engine import ModelledEngine
-from agent_rl.simulation.gantt import Bins
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.plan import Plan
 from agent_rl.simulation.trace import Shape
@@ -42,8 +41,6 @@ class Processor:
     handled: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     """Those that the messages carried, by their type."""
-    bins: Bins = field(default_factory=Bins)
-    """When it was busy."""
 
     async def work(self, kind: str, tokens: int, seconds: float) -> None:
         """Wait until a message is handled that costs so many seconds, up to `AHEAD_S`."""
@@ -51,9 +48,7 @@ class Processor:
         self.handled[kind] += 1
         self.tokens[kind] += tokens
         self.busy_s += seconds
-        began = max(self.free_at, now)
-        self.free_at = began + seconds
-        self.bins.add(began, self.free_at)
+        self.free_at = max(self.free_at, now) + seconds
         if self.free_at > now + AHEAD_S:
             await sleep_until(self.free_at)
 
@@ -114,8 +109,6 @@ class World:
         """Of each tool executor."""
         self.trained: list[tuple[int, float, float]] = []
         """Each step, and when its training began and ended."""
-        self.occupied = {name: Bins() for name in self.engines}
-        """The share of each engine's KV cache that running rollouts hold."""
         self.done = trio.Event()
         self.turns = 0
         self._signal, self._seed = signal, seed

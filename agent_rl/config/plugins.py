@@ -65,15 +65,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "rollout": {},
     "scheduling_policy": {
-        "cache_aware": "agent_rl.scheduling.policies.cache_aware:CacheAware",
-        "cost_aware": "agent_rl.scheduling.policies.cost_aware:CostAware",
-        "least_requests": "agent_rl.scheduling.policies.least_requests:LeastRequests",
-        "margin": "agent_rl.scheduling.policies.margin:Margin",
         "predictive": "agent_rl.scheduling.policies.predictive:Predictive",
-        "program_aware": "agent_rl.scheduling.policies.program_aware:ProgramAware",
-        "round_robin": "agent_rl.scheduling.policies.round_robin:RoundRobin",
-        "static": "agent_rl.scheduling.policies.static:Static",
-        "sticky_least_loaded": "agent_rl.scheduling.policies.sticky_least_loaded:StickyLeastLoaded",
         "worst_case": "agent_rl.scheduling.policies.worst_case:WorstCase",
     },
     "selection": {

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from agent_rl.scheduling.instructions import Place, Unwanted
+from agent_rl.scheduling.instructions import Assign, Unwanted
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class InFlight:
     """The rollouts in flight, each with the instruction that placed it."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Assign] = {}
         self._stage = 0
         self._stages: dict[str, int] = {}
         """The stages of the groups in flight."""
@@ -56,11 +56,11 @@ class InFlight:
     def __contains__(self, rollout: str) -> bool:
         return rollout in self._places
 
-    def get(self, rollout: str) -> Place | None:
+    def get(self, rollout: str) -> Assign | None:
         """Where the rollout is; None when it is not in flight."""
         return self._places.get(rollout)
 
-    def add(self, place: Place, *, moved: bool) -> None:
+    def add(self, place: Assign, *, moved: bool) -> None:
         """A generator gets the rollout. ``moved``: another generator may still have it."""
         request = place.request
         self._places[request.rollout] = place
@@ -70,7 +70,7 @@ class InFlight:
             self._moved[request.rollout] = request.move
             self._changed = True
 
-    def remove(self, rollout: str) -> Place | None:
+    def remove(self, rollout: str) -> Assign | None:
         """The generator has the rollout no more. Returns where it was; None when it was not in flight."""
         place = self._places.pop(rollout, None)
         if place is None:
@@ -116,7 +116,7 @@ class InFlight:
         del self._asks(self._places[rollout]).freed[rollout]
         return True
 
-    def bound_for(self, engine: str) -> list[Place]:
+    def bound_for(self, engine: str) -> list[Assign]:
         """Where the held rollouts are that go to this engine."""
         return [self._places[rollout] for rollout, destination in self._held.items() if destination == engine]
 
@@ -166,7 +166,7 @@ class InFlight:
         self._changed_for.clear()
         return told
 
-    def _asks(self, place: Place) -> _Asked:
+    def _asks(self, place: Assign) -> _Asked:
         """What the rollout's generator is asked, which is about to change."""
         self._changed_for[place.generator] = None
         return self._asked.setdefault(place.generator, _Asked())

@@ -23,7 +23,7 @@ class OpenGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Assign:
     """Instruction: send the request to this engine's generator. Call `rollout_done` when it is acknowledged.
 
     Do not send it once it is not `current` any more.
@@ -55,4 +55,4 @@ class Unwanted:
     generator: str | None = None
 
 
-Instruction: TypeAlias = AskUnfinished | OpenGroup | Place | Withdraw | Unwanted
+Instruction: TypeAlias = AskUnfinished | OpenGroup | Assign | Withdraw | Unwanted

@@ -2,10 +2,10 @@
 
 ::
 
-    wait --(policy: Place)--> placed --(TurnsCompleted.then = waits)--> tools run --(writes)--> the policy is asked --+
+    wait --(Placement)--> placed --(TurnsCompleted.then = waits)--> tools run --(writes)--> the policy is asked --+
       ^                          ^                                       `-(policy: Drop)-> its KV cache is freed     |
-      |                          +--------------------------------------------------(policy: Place on its engine)----+
-      +--(left: its generator has let go of it)<--held--------------------(policy: Place elsewhere, or no decision)--+
+      |                          +--------------------------------------------------(Placement on its engine)---------+
+      +--(left: its generator has let go of it)<--held--------------------(Placement elsewhere, or no decision)-------+
 
 A generator goes on with the next turn as soon as the tools have answered, while the policy decides about that turn. If
 the policy places it elsewhere, or not yet, the generator is asked to let go of the rollout: at once if the turn has
@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from agent_rl.messages import PolicyVersion, Problem, RolloutRequest, TurnsCompleted
 from agent_rl.scheduling.in_flight import InFlight
-from agent_rl.scheduling.instructions import Instruction, Place
+from agent_rl.scheduling.instructions import Assign, Instruction
 from agent_rl.scheduling.kept_turns import KeptTurns, tokens_of
 from agent_rl.scheduling.members import Members
 from agent_rl.scheduling.pending import Pending, Waiting
@@ -70,17 +70,17 @@ class Moves:
 
     def _carry_out(self, decision: base.Decision) -> list[Instruction]:
         rollout = decision.rollout
-        if isinstance(decision, base.Place) and rollout in self.pending:
+        if isinstance(decision, base.Placement) and rollout in self.pending:
             return [self.place(rollout, decision.engine, decision.need)]
         place = self.in_flight.get(rollout)
-        if isinstance(decision, base.Place):
+        if isinstance(decision, base.Placement):
             self._undecided.discard(rollout)
         if place is None:
             return []
         match decision:
-            case base.Place() if place.generator == decision.engine:
+            case base.Placement() if place.generator == decision.engine:
                 self.in_flight.keep(rollout)
-            case base.Place():
+            case base.Placement():
                 self.in_flight.hold(rollout, decision.engine)
             case base.Hold():
                 self.ask(place)
@@ -95,22 +95,22 @@ class Moves:
         self.pending.add(Waiting(request, last))
         self._policy.turn_waits(self._turn(request), self._now())
 
-    def place(self, rollout: str, generator: str, need: float = 0.0) -> Place:
-        """Place a rollout that waits."""
+    def place(self, rollout: str, generator: str, need: float = 0.0) -> Assign:
+        """Assign a rollout that waits."""
         item = self.pending.take(rollout)
-        place = Place(item.request, generator)
+        place = Assign(item.request, generator)
         self._members.take(generator, rollout, need or self.limit(item.request))
         self.in_flight.add(place, moved=item.last not in {"", generator})
         return place
 
     # Rollouts in flight
 
-    def ask(self, place: Place, *, cached: bool = True) -> None:
+    def ask(self, place: Assign, *, cached: bool = True) -> None:
         """Let a rollout wait for the policy's decision about its next turn, while it runs where it is."""
         self._undecided.add(place.request.rollout)
         self._policy.turn_waits(self._turn(place.request, place.generator if cached else ""), self._now())
 
-    def goes_on(self, place: Place, completed: TurnsCompleted) -> list[Instruction]:
+    def goes_on(self, place: Assign, completed: TurnsCompleted) -> list[Instruction]:
         """The rollout's generator says how it goes on. The policy hears of each turn, and of the tools after it."""
         rollout = place.request.rollout
         if completed.then == "left":
@@ -125,20 +125,20 @@ class Moves:
                 self._tools_answered(place)
         return []
 
-    def _tools_run(self, place: Place) -> None:
+    def _tools_run(self, place: Assign) -> None:
         rollout = place.request.rollout
         if rollout not in self._in_tools:
             self._in_tools[rollout] = self._members.weights(place.generator)
             self._policy.turn_ended(rollout, self.context(place.request), self._now())
 
-    def _tools_answered(self, place: Place) -> None:
+    def _tools_answered(self, place: Assign) -> None:
         self._tools_run(place)  # unless it is known, since the two messages may come as one
         weights = self._in_tools.pop(place.request.rollout)
         freed = self.in_flight.answered(place.request.rollout)
         there = not freed or self._members.offloads(place.generator)
         self.ask(place, cached=there and self._members.keeps(place.generator, weights))
 
-    def _left(self, place: Place) -> list[Instruction]:
+    def _left(self, place: Assign) -> list[Instruction]:
         """The generator has let go of the rollout, which waits for the policy's decision."""
         rollout = place.request.rollout
         destination = self.in_flight.destination(rollout)
@@ -149,7 +149,7 @@ class Moves:
             self._policy.turn_waits(self._turn(self.pending.get(rollout).request), self._now())
         return []
 
-    def ended(self, place: Place, *, wanted: bool) -> None:
+    def ended(self, place: Assign, *, wanted: bool) -> None:
         """The journal has the rollout's trajectory. The policy learns the length of one that is ``wanted``."""
         rollout = place.request.rollout
         if wanted and rollout not in self._no_result and self.in_flight.destination(rollout) != "":
@@ -158,7 +158,7 @@ class Moves:
             self._policy.rollout_dropped(rollout, self._now())
         self.leave(place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Assign) -> None:
         """The generator has the rollout no more."""
         self.in_flight.remove(place.request.rollout)
         self._members.free(place.generator, place.request.rollout)

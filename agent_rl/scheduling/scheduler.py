@@ -38,7 +38,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.scheduling.ids import rollout_id
-from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Withdraw
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.members import Members
 from agent_rl.scheduling.moves import Moves
@@ -60,7 +60,7 @@ class GroupScheduler:
         problems: Problems,
         prompt_tokens: Callable[[Problem], int],
         problem_count: Callable[[int], int] = lambda _: 0,
-        policy: base.Policy | None = None,
+        policy: base.PlacementPolicy | None = None,
         fault: Callable[[str, str], None] | None = None,
         now: Callable[[], float] = lambda: 0.0,
         kept: KeptTurns | None = None,
@@ -207,7 +207,7 @@ class GroupScheduler:
         turns = self._kept.of(request.rollout)
         return replace(request, turns=turns) if turns else request
 
-    def acknowledged(self, place: Place) -> list[Instruction]:
+    def acknowledged(self, place: Assign) -> list[Instruction]:
         """The request is acknowledged: the journal holds the trajectory, or the generator has let go of the rollout."""
         return self.rollout_done(place.request.rollout) if self.current(place) else []
 
@@ -219,7 +219,7 @@ class GroupScheduler:
         self._kept.forget(rollout)
         return self._decide()
 
-    def current(self, place: Place) -> bool:
+    def current(self, place: Assign) -> bool:
         """Whether the rollout is still where this instruction places it."""
         return self._in_flight.get(place.request.rollout) is place
 

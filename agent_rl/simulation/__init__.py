@@ -1,1 +1,1 @@
-"""The fast simulator of scheduling policies: engines, tools and learner as models. No links, no actors, no clock."""
+"""Models of devices, engines, tools and lengths of rollouts, for `agent-rl simulate` and the scheduling lab."""

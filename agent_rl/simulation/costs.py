@@ -1,4 +1,4 @@
-"""What handling a message costs an actor's process: a table that `agent-rl calibrate --messages` measures.
+"""What handling a message costs an actor's process: a table that `agent-rl bench scheduling --messages` measures.
 
 The event loop of a process handles one message at a time. A message's seconds hold all that follows from it in the
 process: decoding, the decision, journalling, encoding what is sent, and acknowledgements. They hold neither the work of

@@ -95,7 +95,7 @@ class Outcome:
         return self
 
     def measured(self, now: float, engines: Sequence[ModelledEngine], faults: Counter[str]) -> Outcome:
-        """Take the totals of the engines at the end of the run. In the full twin, rollouts may still be under way."""
+        """Take the totals of the engines at the end of the run. In the twin, rollouts may still be under way."""
         self.makespan_s = now
         self.faults = faults
         self.written_tokens = sum(engine.written for engine in engines)
@@ -129,11 +129,7 @@ class Outcome:
 
     @property
     def group_run_p50_s(self) -> float:
-        """Seconds from the first start of a group's rollouts to the group's end, in the median.
-
-        The fast level opens groups as soon as the staleness budget permits, and the scheduler when engines have room.
-        So times from the opening differ between the levels of a simulation, and these do not.
-        """
+        """Seconds from the first start of a group's rollouts to the group's end, in the median."""
         return percentile(self.group_run_seconds, 0.5)
 
     @property

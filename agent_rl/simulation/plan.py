@@ -1,7 +1,7 @@
-"""What a topology and a profile make of a run: the trace that the simulator runs, and the policy.
+"""What a topology and a profile make of a run: the trace that the twin runs, and the policy.
 
 The rollout generators of the topology are the engines, its learner's ranks the learner. Problems, tools and texts are
-not looked at: lengths of rollouts come from the profile, or from traces.
+not looked at: lengths of rollouts come from the profile.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.algorithm import Algorithm
+from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import InitialiseModel, RlStage, Topology
-from agent_rl.scheduling.policies.registry import POLICIES, Spec
 from agent_rl.simulation.profile import Device, ModelSizes, Profile, ProfileError
 from agent_rl.simulation.trace import (
     EngineLife,
     EngineModel,
     LearnerModel,
     Shape,
-    SharedCores,
     Trace,
     TraceError,
     check,
-    read,
 )
 from agent_rl.simulation.workload import draw_groups
 
@@ -37,41 +35,28 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Settings in place of the topology's; None: the topology's."""
-
-    engines: int | None = None
-    ranks: int | None = None
-    """Devices of the learner."""
-    max_staleness: int | None = None
-    max_rollouts: int | None = None
-    """Of each engine."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What is simulated, and in words what it is."""
 
     trace: Trace
     policy: str
-    spec: Spec
     policy_settings: dict[str, Any]
     stage: str
-    choice: Choice
-    """The settings in force."""
+    ranks: int
+    """Devices of the learner."""
     width: int
     """Devices of an engine."""
 
     @property
     def devices(self) -> int:
         """Devices of engines and learner together."""
-        return len(self.trace.engines) * self.width + (self.choice.ranks or 1)
+        return len(self.trace.engines) * self.width + self.ranks
 
     @property
     def about(self) -> str:
         """Engines and learner in words."""
         engines = len(self.trace.engines)
-        return f"{engines} engines of {self.width} devices each, and a learner of {self.choice.ranks}"
+        return f"{engines} engines of {self.width} devices each, and a learner of {self.ranks}"
 
 
 def plan_of(
@@ -83,31 +68,20 @@ def plan_of(
     seed: int,
     stage: str = "",
     policy: str = "",
-    traces: Path | None = None,
-    choice: Choice = Choice(),
 ) -> Plan:
     """The run of an rl stage of the topology: the first, or the one of this name.
 
-    ``choice`` replaces settings of the topology, ``policy`` its policy. ``where`` names the topology's file in errors.
+    ``policy`` replaces the topology's. ``where`` names the topology's file in errors.
     Raises TraceError or ProfileError, which name the file and the field.
     """
     index, rl, algorithm = _stage(topology, stage, where)
     settings = dict(topology.actors[GENERATOR].settings)
-    chosen = Choice(
-        engines=choice.engines or len(topology.homes(GENERATOR)),
-        ranks=choice.ranks or topology.actors[LEARNER].ranks,
-        max_staleness=algorithm.max_staleness if choice.max_staleness is None else choice.max_staleness,
-        max_rollouts=choice.max_rollouts or int(settings.get("max_rollouts", DEFAULT_ROLLOUTS)),
-    )
-    assert chosen.engines is not None
-    assert chosen.ranks is not None
-    assert chosen.max_staleness is not None
-    settings["max_rollouts"] = chosen.max_rollouts
+    ranks = topology.actors[LEARNER].ranks or 1
     width = int(settings.get("engine_settings", {}).get("tensor_parallel_size", 1))
     sizes = _model(topology, profile, where)
-    names = [f"{GENERATOR}.{number}" for number in range(chosen.engines)]
+    names = [f"{GENERATOR}.{number}" for number in range(len(topology.homes(GENERATOR)))]
     model = _engine_model(profile, sizes, topology, settings, width, where)
-    groups, limit = _groups(profile, traces, rl, algorithm, steps, seed, index)
+    groups, limit = _groups(profile, rl, algorithm, steps, seed, index)
     trace = Trace(
         name=topology.run.name,
         seed=seed,
@@ -115,16 +89,15 @@ def plan_of(
         samples=algorithm.samples,
         groups_per_step=algorithm.groups_per_step,
         steps=len(groups) // algorithm.groups_per_step,
-        max_staleness=chosen.max_staleness,
+        max_staleness=algorithm.max_staleness,
         limit=limit,
         engines=tuple(EngineLife(name, model) for name in names),
-        learner=_learner(profile, sizes, chosen.ranks, algorithm, settings),
+        learner=_learner(profile, sizes, ranks, algorithm, settings),
         groups=groups,
         opens_late=True,
-        shared=None if profile.cores is None else SharedCores(**profile.cores.model_dump()),
     )
     name, own = _policy(topology, policy, where)
-    return Plan(check(trace, f"{where} with {profile.about}"), name, POLICIES[name], own, rl.name, chosen, width)
+    return Plan(check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width)
 
 
 def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Algorithm]:
@@ -139,11 +112,10 @@ def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Alg
 def _policy(topology: Topology, asked: str, where: str) -> tuple[str, dict[str, Any]]:
     settings = topology.actors[SCHEDULER].settings
     name = asked or settings.get("policy", DEFAULT_POLICY)
-    if name not in POLICIES:
-        raise TraceError(
-            f"{where}, actors.{SCHEDULER}.settings.policy: {name!r} cannot be simulated; name one with --policy: "
-            f"{', '.join(POLICIES)}"
-        )
+    try:
+        resolve("scheduling_policy", name)
+    except PluginError as error:
+        raise TraceError(f"{where}, actors.{SCHEDULER}.settings.policy: {error}") from error
     return name, {} if asked else dict(settings.get("policy_settings", {}))
 
 
@@ -266,19 +238,16 @@ def _learner(
     engine = settings.get("engine", "torch")
     keeps = settings.get("engine_settings", {}).get("kv_on_update", "recompute" if engine in VLLM else "keep")
     kept = min(algorithm.keep, algorithm.samples) / algorithm.samples
-    return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep", of.gather_s)
+    return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep")
 
 
 def _groups(
-    profile: Profile, traces: Path | None, stage: RlStage, algorithm: Algorithm, steps: int, seed: int, index: int
+    profile: Profile, stage: RlStage, algorithm: Algorithm, steps: int, seed: int, index: int
 ) -> tuple[tuple[tuple[Shape, ...], ...], int]:
     """The groups, and the most tokens of a rollout."""
     wanted = steps * algorithm.groups_per_step
     of = profile.rollouts
     limit = (of.reserved_tokens or of.prompt_tokens[1]) + stage.max_response_tokens
-    if traces is not None:
-        groups, longest = _recorded(traces, algorithm.samples, wanted)
-        return groups, max(limit, longest)
     drawn = draw_groups(
         profile,
         seed=seed * 1000 + index,
@@ -288,24 +257,3 @@ def _groups(
         max_turns=stage.max_turns,
     )
     return drawn, max(limit, of.prompt_tokens[1] + stage.max_response_tokens)
-
-
-def _recorded(folder: Path, samples: int, wanted: int) -> tuple[tuple[tuple[Shape, ...], ...], int]:
-    """The groups of the traces in a folder, in the order of their names; repeated when they are too few."""
-    files = sorted(folder.glob("*.jsonl"))
-    if not files:
-        raise TraceError(f"{folder}: there is no trace (*.jsonl); agent-rl calibrate writes one from a run")
-    found: list[tuple[Shape, ...]] = []
-    limit = 0
-    for file in files:
-        trace = read(file)
-        if trace.samples != samples:
-            raise TraceError(f"{file}, samples: a group has {trace.samples} rollouts, and the topology's {samples}")
-        found += trace.groups
-        limit = max(limit, trace.limit)
-    return tuple((found * (wanted // len(found) + 1))[:wanted]), limit
-
-
-def with_learner(trace: Trace, **changes: Any) -> Trace:
-    """The same run with another learner."""
-    return replace(trace, learner=replace(trace.learner, **changes))

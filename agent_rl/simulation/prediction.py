@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent_rl.scheduling.policies.base import Decision, Place
 from agent_rl.simulation.engine import ModelledEngine
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.plan import Plan
 from agent_rl.simulation.profile import Profile
-from agent_rl.simulation.simulator import Simulator
 from agent_rl.simulation.trace import Trace
 
 PAPER_ROLLOUTS = 512 * 32
@@ -70,22 +67,6 @@ class Prediction:
         return f"rollout: {part} is the largest part of the engines' time"
 
 
-def predict(plan: Plan, record: Callable[[float, Decision], None] | None = None) -> Prediction:
-    """Simulate the plan. ``record`` gets each decision of the policy with its time."""
-    policy = plan.spec.make(**plan.policy_settings)
-    simulator = Simulator(plan.trace, policy, evicts_half=plan.spec.evicts_half, record=record)
-    return Prediction(plan, simulator.run(), tuple(simulator.engines))
-
-
-def schedule_line(now: float, decision: Decision) -> str:
-    """A decision and its time, in seconds, as a line of JSON."""
-    row: dict[str, object] = {"at": round(now, 6), "decision": type(decision).__name__.lower()}
-    row["rollout"] = decision.rollout
-    if isinstance(decision, Place):
-        row |= {"engine": decision.engine, "need": round(decision.need, 1)}
-    return json.dumps(row) + "\n"
-
-
 def lines(made: Prediction, profile: Profile) -> Iterator[str]:
     """The prediction as text."""
     plan, outcome, trace = made.plan, made.outcome, made.plan.trace
@@ -110,8 +91,6 @@ def lines(made: Prediction, profile: Profile) -> Iterator[str]:
         f"({idle[-1][1]})",
         "moves": f"{outcome.moves:,} of {outcome.placed:,} turns",
     }
-    if trace.shared is not None:
-        rows["cores"] = f"{trace.shared.cores:.2f}, shared by engines, learner and tools"
     if outcome.faults:
         rows["unsafe decisions"] = ", ".join(f"{name} {count}" for name, count in sorted(outcome.faults.items()))
     for name, value in rows.items():

@@ -1,7 +1,7 @@
 """Profiles: how fast devices, tools and learner are, and how long rollouts become. TOML files.
 
 A profile describes a device (``[device]``, from which the seconds of an engine follow for every model), or an engine
-that was measured (``[engine]``, as `agent-rl calibrate` writes it). ``measured`` says which. Those that come with
+that was measured (``[engine]``). ``measured`` says which. Those that come with
 agent_rl are in ``agent_rl/simulation/profiles/``; they are from public figures, with their sources.
 """
 
@@ -81,15 +81,13 @@ class Engine(Table):
 class Learner(Table):
     """Tokens a second of the whole learner, or operations a parameter and token; and seconds of an update.
 
-    ``publish_s`` pass until engines have new weights; they then pause ``pause_s``. ``gather_s`` pass from the end of a
-    step's last rollout until the learner can train the step; the fast level alone counts them.
+    ``publish_s`` pass until engines have new weights; they then pause ``pause_s``.
     """
 
     tokens_per_s: PositiveFloat | None = None
     operations_per_parameter: PositiveFloat = 8.0
     publish_s: NonNegativeFloat = 0.0
     pause_s: NonNegativeFloat = 0.0
-    gather_s: NonNegativeFloat = 0.0
 
 
 class Tools(Table):
@@ -129,19 +127,6 @@ class Rollouts(Table):
         return self
 
 
-class Cores(Table):
-    """Cores of a host that engines, learner and tools share, as `agent_rl.simulation.trace.SharedCores` has them.
-
-    ``cores`` are those that other actors leave.
-    """
-
-    cores: PositiveFloat
-    engine: PositiveFloat = 1.0
-    learner: PositiveFloat = 1.0
-    tools: PositiveFloat = 1.0
-    call_s: NonNegativeFloat = 0.0
-
-
 class Profile(Table):
     """A whole profile."""
 
@@ -153,10 +138,8 @@ class Profile(Table):
     learner: Learner
     tools: Tools
     rollouts: Rollouts
-    cores: Cores | None = None
-    """None: each engine and the learner has a device of its own."""
     messages: CostTable | None = None
-    """What actors pay for messages in the full twin; None: the table that comes with agent_rl."""
+    """What actors pay for messages in the twin; None: the table that comes with agent_rl."""
 
     @model_validator(mode="after")
     def _has_speeds(self) -> Profile:

@@ -1,20 +1,13 @@
 """What a simulation runs: groups of rollouts with their hidden lengths, engines with their speeds, and a learner.
 
-A trace is a file of JSON lines: the first holds everything but the groups (`Trace`), each further line is a group::
-
-    {"prompt": 310, "rollouts": [{"written": [512, 90], "tool_s": [0.3], "tool_tokens": [41]}, ...]}
-
-A trace with missing, negative, unsorted or impossible numbers is refused with the name of the file, the line and the
-field.
+A trace with missing, negative, unsorted or impossible numbers is refused with the name of the field.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class TraceError(ValueError):
@@ -88,8 +81,7 @@ class EngineLife:
 class LearnerModel:
     """A step trains the share ``kept`` of its groups' tokens, and is published ``publish_s`` seconds later.
 
-    The engines then pause ``pause_s`` to load the weights, and keep their KV cache or not. ``gather_s`` seconds pass
-    from the end of a step's last rollout until the step may be trained.
+    The engines then pause ``pause_s`` to load the weights, and keep their KV cache or not.
     """
 
     tokens_per_s: float
@@ -97,22 +89,6 @@ class LearnerModel:
     publish_s: float = 10.0
     pause_s: float = 2.0
     kv_kept: bool = True
-    gather_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCores:
-    """Cores of a host that engines, learner and tools share; their seconds are then those of a core of their own.
-
-    An engine asks for ``engine`` cores while it computes, the learner for ``learner``, tools for ``tools``. The calls
-    of a turn take ``call_s`` seconds of a core, one turn after the other; ``tool_s`` of the turn follows without one.
-    """
-
-    cores: float
-    engine: float = 1.0
-    learner: float = 1.0
-    tools: float = 1.0
-    call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +111,6 @@ class Trace:
     groups: tuple[tuple[Shape, ...], ...] = field(repr=False)
     opens_late: bool = False
     """Groups are opened one by one, while nothing waits to be placed, as in a real run; else as soon as may be."""
-    shared: SharedCores | None = None
-    """None: each engine and the learner has a device of its own."""
 
     def written(self) -> int:
         """All tokens that the rollouts write."""
@@ -155,8 +129,6 @@ def check(trace: Trace, where: str = "") -> Trace:
         raise TraceError(f"{where}: {len(trace.groups)} groups are there; {wanted}")
     _check_learner(trace.learner, f"{where}, learner")
     _check_engines(trace, where)
-    if trace.shared is not None:
-        _check_cores(trace.shared, f"{where}, shared")
     for number, group in enumerate(trace.groups):
         _check_group(trace, group, f"{where}, group {number}")
     return trace
@@ -169,16 +141,9 @@ def _positive(value: float, what: str) -> None:
 
 def _check_learner(learner: LearnerModel, where: str) -> None:
     _positive(learner.tokens_per_s, f"{where}, tokens_per_s")
-    for name in ("kept", "publish_s", "pause_s", "gather_s"):
+    for name in ("kept", "publish_s", "pause_s"):
         if not 0 <= getattr(learner, name) < math.inf:
             raise TraceError(f"{where}, {name}: {getattr(learner, name)} is negative or no number")
-
-
-def _check_cores(shared: SharedCores, where: str) -> None:
-    for name in ("cores", "engine", "learner", "tools"):
-        _positive(getattr(shared, name), f"{where}, {name}")
-    if not 0 <= shared.call_s < math.inf:
-        raise TraceError(f"{where}, call_s: {shared.call_s} is negative or no number")
 
 
 def _check_engines(trace: Trace, where: str) -> None:
@@ -215,64 +180,3 @@ def _check_group(trace: Trace, group: tuple[Shape, ...], where: str) -> None:
             raise TraceError(f"{place}: tool_s or tool_tokens is negative or no number")
         if shape.context > trace.limit:
             raise TraceError(f"{place}: {shape.context} tokens are more than the limit of {trace.limit}")
-
-
-def write(trace: Trace, path: Path) -> None:
-    """Write the trace as JSON lines."""
-    head = {name: value for name, value in asdict(trace).items() if name != "groups"}
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(head) + "\n")
-        for group in trace.groups:
-            rollouts = [{name: getattr(s, name) for name in ("written", "tool_s", "tool_tokens")} for s in group]
-            file.write(json.dumps({"prompt": group[0].prompt, "rollouts": rollouts}) + "\n")
-
-
-def read(path: Path) -> Trace:
-    """The trace of a file. Raises TraceError, which names file, line and field."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: it cannot be read ({error})") from error
-    if not lines:
-        raise TraceError(f"{path}: it is empty")
-    head = _parsed(lines[0], path, 1)
-    groups = tuple(_group(_parsed(line, path, number), path, number) for number, line in enumerate(lines[1:], 2))
-    try:
-        engines = tuple(EngineLife(**{**each, "model": EngineModel(**each["model"])}) for each in head.pop("engines"))
-        cores = head.pop("shared", None)
-        shared = None if cores is None else SharedCores(**cores)
-        learner = LearnerModel(**head.pop("learner"))
-        trace = Trace(**head, engines=engines, learner=learner, shared=shared, groups=groups)
-        return check(trace, str(path))
-    except KeyError as error:
-        raise TraceError(f"{path}, line 1: {error} is missing") from error
-    except TypeError as error:
-        raise TraceError(f"{path}, line 1: a field is missing, unknown or of another type ({error})") from error
-
-
-def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        parsed = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{path}, line {number}: no JSON ({error})") from error
-    if not isinstance(parsed, dict):
-        raise TraceError(f"{path}, line {number}: a JSON object is expected")
-    return parsed
-
-
-def _group(parsed: dict[str, Any], path: Path, number: int) -> tuple[Shape, ...]:
-    try:
-        prompt = parsed["prompt"]
-        group = tuple(
-            Shape(prompt, tuple(each["written"]), tuple(each["tool_s"]), tuple(each["tool_tokens"]))
-            for each in parsed["rollouts"]
-        )
-    except KeyError as error:
-        raise TraceError(f"{path}, line {number}: {error} is missing") from error
-    except TypeError as error:
-        raise TraceError(f"{path}, line {number}: {error}") from error
-    whole = [prompt, *(tokens for shape in group for tokens in (*shape.written, *shape.tool_tokens))]
-    seconds = [s for shape in group for s in shape.tool_s]
-    if not all(type(tokens) is int for tokens in whole) or not all(type(s) in {int, float} for s in seconds):
-        raise TraceError(f"{path}, line {number}: tokens are whole numbers, and tool_s are seconds")
-    return group

@@ -48,7 +48,7 @@ from agent_rl.messages import (
 )
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.instructions import AskUnfinished, OpenGroup, Place, Unwanted
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
 
 
 def broken(suite: type[RoleContract], actor: Any, promise: str, folder: Path, **attributes: Any) -> str:
@@ -223,12 +223,12 @@ class Asks(KVScheduler):
 
 class RequestsTwice(Asks):
     def changed(self, instruction: Any) -> list[Any]:
-        return [instruction] * (1 + isinstance(instruction, Place))
+        return [instruction] * (1 + isinstance(instruction, Assign))
 
 
 class ForgetsASample(Asks):
     def changed(self, instruction: Any) -> list[Any]:
-        return [] if isinstance(instruction, Place) and instruction.request.sample == 3 else [instruction]
+        return [] if isinstance(instruction, Assign) and instruction.request.sample == 3 else [instruction]
 
 
 class NeverCallsOff(Asks):

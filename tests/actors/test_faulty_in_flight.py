@@ -19,7 +19,7 @@ from actors.runtime.process import user_mistake
 from agent_rl.messages import StepReady
 from agent_rl.records.audit import audit
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.scheduling.policies.base import Place, Policy
+from agent_rl.scheduling.policies.base import Placement, PlacementPolicy
 from agent_rl.scheduling.policies.worst_case import WorstCase
 from agent_rl.testing import opened
 
@@ -82,7 +82,7 @@ class SendsElsewhereLater(WorstCase):
     def decide(self, now: float) -> Any:
         for place in super().decide(now):
             self.placed += 1
-            yield place if self.placed < 9 else Place(place.rollout, "rollout_generator.9")
+            yield place if self.placed < 9 else Placement(place.rollout, "rollout_generator.9")
 
 
 class ChokesOnTheNinth(WorstCase):
@@ -95,9 +95,9 @@ class ChokesOnTheNinth(WorstCase):
 
 
 class Scattering(KVScheduler):
-    made: type[Policy] = SendsElsewhereLater
+    made: type[PlacementPolicy] = SendsElsewhereLater
 
-    def policy(self) -> Policy:
+    def policy(self) -> PlacementPolicy:
         return self.made()
 
 

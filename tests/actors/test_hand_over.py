@@ -43,9 +43,9 @@ from agent_rl.messages import (
 from agent_rl.records.audit import audit
 from agent_rl.records.run_directory import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Place, Policy, WaitingTurn
-from benchmarks.simulated_run import in_virtual_time, simulated
+from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from tests import builders
+from tests.actors.simulated_run import in_virtual_time, simulated
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
 from tests.actors.topologies import micro
 
@@ -450,7 +450,7 @@ def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: P
     simulate(main)
 
 
-class Shuttle(Policy):
+class Shuttle(PlacementPolicy):
     """Each turn runs on the engine after that of the turn before."""
 
     def __init__(self) -> None:
@@ -483,13 +483,13 @@ class Shuttle(Policy):
         placed: list[Decision] = []
         for turn in self.waiting.values():
             last = self.engines.index(turn.kept_on) if turn.kept_on in self.engines else turn.sample
-            placed.append(Place(turn.rollout, self.engines[(last + 1) % len(self.engines)]))
+            placed.append(Placement(turn.rollout, self.engines[(last + 1) % len(self.engines)]))
         self.waiting.clear()
         return placed
 
 
 class Shuttling(KVScheduler):
-    def policy(self) -> Policy:
+    def policy(self) -> PlacementPolicy:
         return Shuttle()
 
 

@@ -32,7 +32,7 @@ from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
-from agent_rl.scheduling.policies.trial import try_policy
+from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
 from examples.calculator import calculator
 from examples.fenced_generator import FencedFormat, FencedGenerator
@@ -95,7 +95,7 @@ def test_the_filter_keeps_the_shortest_correct_rollouts(tmp_path: Path) -> None:
 
 def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
     policy = GroupAffinity()
-    try_policy(policy)
+    check_policy(policy)
     policy = GroupAffinity()
     for number, tokens in enumerate((900, 400)):
         policy.engine_reported(EngineFacts(f"rollout_generator.{number}", tokens, 0, 0, 0, 16), 0.0)

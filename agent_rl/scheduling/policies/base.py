@@ -2,7 +2,7 @@
 
 ::
 
-    turn_waits --(Place)--> on an engine --turn_ended--> tools run --turn_waits--> ... --> rollout_ended
+    turn_waits --(Placement)--> on an engine --turn_ended--> tools run --turn_waits--> ... --> rollout_ended
         ^                        |
         |--(Hold, or the engine is gone)
 
@@ -11,9 +11,9 @@ is in seconds, of any origin, and never falls. Every event costs the policy O(lo
 policy keeps its own heaps; `decide` costs the same for each decision it returns.
 
 Whoever uses a policy wraps it in `agent_rl.scheduling.policies.guard.Guarded`, which contains what is unsafe. The words
-of the field are covered so: to *start* a rollout is the `Place` of its first turn; to *move* it is a `Place` on another
-engine than `WaitingTurn.kept_on` (after a `Hold`, also within a turn); to *preempt* it is a `Hold`; to *resume* it is
-the `Place` that follows a `Hold`.
+of the field are covered so: to *start* a rollout is the `Placement` of its first turn; to *move* it is a `Placement` on
+another engine than `WaitingTurn.kept_on` (after a `Hold`, also within a turn); to *preempt* it is a `Hold`; to *resume*
+it is the `Placement` that follows a `Hold`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WaitingTurn(NamedTuple):
     trains: bool = True
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Run the rollout's waiting turn on this engine, which queues it when it has no room.
 
     ``need`` is the KV cache, in tokens, that the policy expects the rollout to need there. It is recorded beside what
@@ -99,10 +99,10 @@ class Drop(NamedTuple):
     rollout: str
 
 
-Decision: TypeAlias = Place | Hold | Drop
+Decision: TypeAlias = Placement | Hold | Drop
 
 
-class Policy:
+class PlacementPolicy:
     """The base of all policies. It ignores every event and decides nothing, so a policy writes only what it needs.
 
     Only ``turn_waits``, ``decide`` and an engine's arrival must be handled for rollouts to run.

@@ -26,7 +26,15 @@ from itertools import islice
 from typing import Concatenate, ParamSpec, TypeVar
 
 from agent_rl.config.plugins import ContractError, described
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Hold, Place, Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import (
+    Decision,
+    EngineFacts,
+    Hold,
+    Placement,
+    PlacementPolicy,
+    Setting,
+    WaitingTurn,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +62,9 @@ def _named(method: Callable[Concatenate[Guarded, P], R]) -> Callable[Concatenate
 
 
 class Guarded:
-    """A policy behind the checks above. It has the events of `Policy`; `decide` returns decisions that are all safe."""
+    """A policy behind the checks above. It has the events of a policy; `decide` returns safe decisions only."""
 
-    def __init__(self, policy: Policy, fault: Callable[[str, str], None] | None = None) -> None:
+    def __init__(self, policy: PlacementPolicy, fault: Callable[[str, str], None] | None = None) -> None:
         """``fault`` is called with name and description of each fault."""
         self.policy = policy
         self.faults: Counter[str] = Counter()
@@ -181,7 +189,7 @@ class Guarded:
         return decisions
 
     def _safe(self, decision: Decision, now: float) -> Decision | None:
-        if isinstance(decision, Place):
+        if isinstance(decision, Placement):
             turn = self._waiting.get(decision.rollout)
             if turn is None:
                 self._record("rollout_unknown", f"{decision.rollout} is placed, but no turn of it waits")
@@ -201,19 +209,19 @@ class Guarded:
             return None
         return decision
 
-    def _take(self, turn: WaitingTurn, place: Place) -> Place:
+    def _take(self, turn: WaitingTurn, place: Placement) -> Placement:
         del self._waiting[turn.rollout]
         self._placed[turn.rollout] = (place.engine, turn)
         self._load[place.engine] += 1
         self._starts += turn.turn == 0
         return place
 
-    def _elsewhere(self, turn: WaitingTurn, need: float, now: float) -> Place | None:
+    def _elsewhere(self, turn: WaitingTurn, need: float, now: float) -> Placement | None:
         """The turn on the engine with the fewest turns, as the policy is told; None when no engine is here."""
         engine = min(self._open(), key=lambda name: (self._load[name], name), default=None)
         if engine is None:
             return None
-        place = self._take(turn, Place(turn.rollout, engine, need))
+        place = self._take(turn, Placement(turn.rollout, engine, need))
         self.policy.turn_placed(turn.rollout, engine, now)
         return place
 

@@ -40,7 +40,15 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Place, Policy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import (
+    Decision,
+    Drop,
+    EngineFacts,
+    Placement,
+    PlacementPolicy,
+    Setting,
+    WaitingTurn,
+)
 from agent_rl.scheduling.policies.forecast import AHEAD, Forecast
 from agent_rl.scheduling.policies.lengths import Lengths
 from agent_rl.scheduling.policies.loads import Loads
@@ -52,7 +60,7 @@ FULL_ENGINE = 1e18
 """The load of an engine without room."""
 
 
-class Predictive(Policy):
+class Predictive(PlacementPolicy):
     """See above."""
 
     def __init__(
@@ -361,10 +369,10 @@ class Predictive(Policy):
         has_row = len(engine.residents) < engine.facts.max_rollouts
         return engine.facts.engine if late and fits_now and has_row else None
 
-    def _place(self, turn: WaitingTurn, engine: str, now: float) -> Place:
+    def _place(self, turn: WaitingTurn, engine: str, now: float) -> Placement:
         self._settle(turn.rollout, engine, now)
         self._known[turn.rollout].missing = turn.context - (turn.kept if turn.kept_on == engine else 0)
-        return Place(turn.rollout, engine, self.lengths.final(turn.rollout, turn.context, turn.limit))
+        return Placement(turn.rollout, engine, self.lengths.final(turn.rollout, turn.context, turn.limit))
 
     def _is_overfull(self, name: str, turn: WaitingTurn) -> bool:
         """Whether the turn, a resident there, must wait: the residents do not fit, and would evict each other."""

@@ -19,7 +19,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Reserved:
         return self.takes_turns and 0 < min(limit, self.facts.kv_total) <= self.room
 
 
-class WorstCase(Policy):
+class WorstCase(PlacementPolicy):
     """See above."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class WorstCase(Policy):
     def decide(self, now: float) -> list[Decision]:
         """Place what has a reservation, and then what waits, in order, as long as the first fits."""
         del now
-        decisions: list[Decision] = [Place(turn.rollout, self._home[turn.rollout]) for turn in self._at_home]
+        decisions: list[Decision] = [Placement(turn.rollout, self._home[turn.rollout]) for turn in self._at_home]
         self._at_home = []
         for order in self._next:
             while order:
@@ -132,7 +132,7 @@ class WorstCase(Policy):
                         return decisions
                     del self._waiting[turn.rollout]
                     self._reserve(turn, engine)
-                    decisions.append(Place(turn.rollout, engine.facts.engine, float(engine.reserved[turn.rollout])))
+                    decisions.append(Placement(turn.rollout, engine.facts.engine, float(engine.reserved[turn.rollout])))
                 order.popleft()
         return decisions
 

@@ -182,13 +182,13 @@ def short(logprobs): pass
 def ends(batch, settings): raise SystemExit(3)
 
 
-from agent_rl.scheduling.policies.base import Place
+from agent_rl.scheduling.policies.base import Placement
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
 class Own(WorstCase): pass
 
 class Nowhere(WorstCase):
-    def decide(self, now): return [Place(each.rollout, "nowhere") for each in super().decide(now)]
+    def decide(self, now): return [Placement(each.rollout, "nowhere") for each in super().decide(now)]
 
 class Needs:
     def __init__(self, more): pass

@@ -20,7 +20,7 @@ from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
 from agent_rl.records.continuing import made_with, started_otherwise
-from agent_rl.scheduling.instructions import OpenGroup, Place
+from agent_rl.scheduling.instructions import Assign, OpenGroup
 from agent_rl.scheduling.scheduler import GroupScheduler
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.topology_checks.topology import check_topology
@@ -167,7 +167,7 @@ def test_the_scheduler_samples_and_bounds_each_stage_by_its_own_values() -> None
                 case OpenGroup(group):
                     opened.append((stage, group.samples))
                     todo += made.group_recorded(group.group)
-                case Place(request):
+                case Assign(request):
                     placed.append((stage, request.sampling.temperature))
                     todo += made.rollout_done(request.rollout)
     assert opened == [(0, 4)] * 4 + [(1, 3)]

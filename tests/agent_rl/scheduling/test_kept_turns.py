@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent_rl.messages import CompletedTurn, PolicyVersion, TurnsCompleted
 from agent_rl.rollout.conversation import chain_fault, turn_check
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
-from agent_rl.scheduling.scheduler import GroupScheduler, Place
+from agent_rl.scheduling.scheduler import Assign, GroupScheduler
 from tests import builders
 from tests.agent_rl.scheduling.test_scheduling import World, scheduler
 
@@ -97,7 +97,7 @@ def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays() ->
     assert (kept.of(ROLLOUT), kept.left_out) == ((turns[0],), 1)
 
 
-def placed(made: GroupScheduler) -> list[Place]:
+def placed(made: GroupScheduler) -> list[Assign]:
     world = World(made)
     world.begin()
     return world.placed

@@ -14,7 +14,7 @@ from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed, Ready
 from agent_rl.groups.resampling import named_selection
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, PolicyPublished, RolloutRequest, StageEntered
-from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted, Withdraw
 from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 
@@ -55,7 +55,7 @@ class World:
         self.counted: Counter[str] = Counter()
         self.trained: Counter[str] = Counter()
         self.staleness: list[int] = []
-        self.placed: dict[str, Place] = {}
+        self.placed: dict[str, Assign] = {}
         self.unwanted = Unwanted(())
         self.book.enter(StageEntered(0, 0, 0, restored=False), next_version=0)
         self.do(self.scheduler.policy_published(builders.published()))
@@ -69,7 +69,7 @@ class World:
                     self.groups[opened.group] = opened
                     self.book.group_opened(opened)
                     self.do(self.scheduler.group_recorded(opened.group))
-                case Place(request, name) if self.scheduler.current(instruction):
+                case Assign(request, name) if self.scheduler.current(instruction):
                     generator = self.generators[name]
                     assert generator.connected, "placed on an engine that is gone"
                     assert generator.version >= self.groups[request.group].policy.version

@@ -8,10 +8,9 @@ from typing import Literal
 import pytest
 
 from agent_rl.messages import CompletedTurn, GroupsProgress, GroupsUnfinished, TurnsCompleted
-from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted, Withdraw
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted, Withdraw
 from agent_rl.scheduling.kept_turns import KeptTurns
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Policy, WaitingTurn
-from agent_rl.scheduling.policies.base import Place as PlaceTurn
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 from tests.agent_rl.scheduling.test_kept_turns import history
@@ -21,7 +20,7 @@ A, B = "gen.0", "gen.1"
 ROLLOUT = "s0-g000000/0/0"
 
 
-class Told(Policy):
+class Told(PlacementPolicy):
     """Places first turns on A. What becomes of later turns, the test says."""
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class Told(Policy):
         self.dropped.append(rollout)
 
     def decide(self, now: float) -> list[Decision]:
-        first = [PlaceTurn(rollout, A) for rollout, turn in self.waiting.items() if not turn.kept_on and not turn.turn]
+        first = [Placement(rollout, A) for rollout, turn in self.waiting.items() if not turn.kept_on and not turn.turn]
         decisions, self.next = [*first, *self.next], []
         for decision in decisions:
             self.waiting.pop(decision.rollout, None)
@@ -57,7 +56,7 @@ class Told(Policy):
 @dataclass
 class World:
     policy: Told = field(default_factory=Told)
-    placed: list[Place] = field(default_factory=list)
+    placed: list[Assign] = field(default_factory=list)
     told: list[Unwanted] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -80,7 +79,7 @@ class World:
                     self.do(self.scheduler.unfinished(GroupsUnfinished(0, 0, ())))
                 case OpenGroup(opened):
                     self.do(self.scheduler.group_recorded(opened.group))
-                case Place():
+                case Assign():
                     self.placed.append(instruction)
                 case Unwanted():
                     self.told.append(instruction)
@@ -99,14 +98,14 @@ class World:
         return replace(for_a[-1], generator=None) if for_a else Unwanted(())
 
     @property
-    def last(self) -> Place:
+    def last(self) -> Assign:
         return [place for place in self.placed if place.request.rollout == ROLLOUT][-1]
 
 
 def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> None:
     world = World()
     first = world.last
-    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
     assert world.unwanted.held == {ROLLOUT: 0}
     assert world.last is first, "it was placed before its generator had let go of it"
@@ -114,7 +113,7 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
     waiting = world.policy.waiting[ROLLOUT]
     assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 12), "the policy is asked with what it is now"
     assert world.scheduler.figures.rollouts_pending == 1
-    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.policy.next = [Placement(ROLLOUT, B)]
     world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert [turn.number for turn in world.scheduler.with_turns(world.last.request).turns] == [1, 2]
@@ -130,7 +129,7 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
 
 def test_only_its_generator_hears_of_a_rollout_that_it_shall_let_go_of() -> None:
     world = World()
-    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
     assert [(each.generator, each.held) for each in world.told] == [(A, {ROLLOUT: 0})]
     group, other = ROLLOUT.partition("/")[0], next(p.request for p in world.placed if p.request.rollout != ROLLOUT)
@@ -149,7 +148,7 @@ def test_only_its_generator_hears_of_a_rollout_that_it_shall_let_go_of() -> None
 def test_a_turn_that_stays_costs_no_message() -> None:
     world = World()
     before = len(world.told)
-    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.policy.next = [Placement(ROLLOUT, A)]
     world.completes(1)
     assert len(world.told) == before
     assert world.scheduler.figures.rollouts_moved == 0
@@ -163,7 +162,7 @@ def test_a_turn_that_the_policy_lets_wait_is_let_go_of_and_resumed_later() -> No
     assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 11, 11)
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
-    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.policy.next = [Placement(ROLLOUT, A)]
     world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert world.scheduler.figures.rollouts_pending == 0
@@ -177,7 +176,7 @@ def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_place
         world.do(world.scheduler.engine_load(builders.engine_load(A, used=100 + 100 * resumed)))
         assert world.unwanted.held == {ROLLOUT: 0}
         if resumed:
-            world.policy.next = [PlaceTurn(ROLLOUT, A)]
+            world.policy.next = [Placement(ROLLOUT, A)]
             world.do(world.scheduler.engine_load(builders.engine_load(A, used=300)))
             assert world.unwanted.held == {}
     world.completes(1, left=True)
@@ -188,7 +187,7 @@ def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_place
 def test_a_rollout_that_ends_before_it_is_let_go_of_is_done() -> None:
     for destination, heard in ((B, "ended"), ("", "dropped")):
         world = World()
-        world.policy.next = [PlaceTurn(ROLLOUT, destination)] if destination else []
+        world.policy.next = [Placement(ROLLOUT, destination)] if destination else []
         world.completes(1)
         world.do(world.scheduler.acknowledged(world.last))
         assert getattr(world.policy, heard) == [ROLLOUT]
@@ -199,13 +198,13 @@ def test_a_rollout_that_ends_before_it_is_let_go_of_is_done() -> None:
 
 def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
     world = World()
-    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
     world.do(world.scheduler.engine_gone(B))
     assert world.policy.waiting[ROLLOUT].kept_on == A
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
-    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.policy.next = [Placement(ROLLOUT, A)]
     world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert not world.faults
@@ -213,12 +212,12 @@ def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
 
 def test_a_rollout_whose_generator_is_lost_while_it_is_held_moves_as_any_other() -> None:
     world = World()
-    world.policy.next = [PlaceTurn(ROLLOUT, B)]
+    world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
     world.do(world.scheduler.engine_gone(A))
     assert world.withdrawn == [A]
     assert world.policy.waiting[ROLLOUT].turn == 1
-    world.policy.next = [PlaceTurn(ROLLOUT, B), PlaceTurn("s0-g000000/1/0", B)]
+    world.policy.next = [Placement(ROLLOUT, B), Placement("s0-g000000/1/0", B)]
     world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert world.unwanted.held == {}
@@ -239,7 +238,7 @@ def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
     world.policy.next = []
     world.completes(1)
     world.completes(2, left=True)
-    world.policy.next = [PlaceTurn(ROLLOUT, A)]
+    world.policy.next = [Placement(ROLLOUT, A)]
     world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
     placed = world.last
     world.completes(2, left=True)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agent_rl.config.plugins import ContractError
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Place, Policy, WaitingTurn
+from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.scheduling.policies.guard import AT_LEAST, PATIENCE, Guarded
 
 
-class Scripted(Policy):
+class Scripted(PlacementPolicy):
     """Returns what a test puts into ``next``, and remembers what it is told."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ def guarded(*engines: str) -> tuple[Guarded, Scripted]:
 def test_a_sound_decision_passes_unchanged() -> None:
     guard, policy = guarded("a", "b")
     guard.turn_waits(turn(), 0.0)
-    policy.next = [Place("r", "b", 50.0)]
-    assert guard.decide(0.0) == [Place("r", "b", 50.0)]
+    policy.next = [Placement("r", "b", 50.0)]
+    assert guard.decide(0.0) == [Placement("r", "b", 50.0)]
     policy.next = [Hold("r")]
     assert guard.decide(0.0) == [Hold("r")]
     guard.turn_ended("r", 60, 1.0)
@@ -66,8 +66,8 @@ def test_a_turn_on_an_engine_that_is_not_here_goes_to_the_least_loaded(leaves: s
         guard.engine_gone("c", 0.0)
     guard.turn_waits(turn("first"), 0.0)
     guard.turn_waits(turn("r"), 0.0)
-    policy.next = [Place("first", "a"), Place("r", "c" if leaves != "never here" else "nowhere")]
-    assert guard.decide(0.0) == [Place("first", "a"), Place("r", "b")]
+    policy.next = [Placement("first", "a"), Placement("r", "c" if leaves != "never here" else "nowhere")]
+    assert guard.decide(0.0) == [Placement("first", "a"), Placement("r", "b")]
     assert guard.faults == {"engine_unknown": 1}
     assert policy.placed == [("r", "b")]
 
@@ -76,21 +76,21 @@ def test_a_turn_on_an_engine_that_is_not_here_goes_to_the_least_loaded(leaves: s
 def test_a_need_that_is_no_number_becomes_the_limit(need: float) -> None:
     guard, policy = guarded("a")
     guard.turn_waits(turn(), 0.0)
-    policy.next = [Place("r", "a", need)]
-    assert guard.decide(0.0) == [Place("r", "a", 100.0)]
+    policy.next = [Placement("r", "a", need)]
+    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
     assert guard.faults == {"need_not_finite": 1}
 
 
 def test_decisions_about_rollouts_that_are_not_there_are_left_out() -> None:
     guard, policy = guarded("a")
     guard.turn_waits(turn(), 0.0)
-    policy.next = [Place("other", "a"), Hold("r"), Drop("r"), Place("r", "a"), Place("r", "a")]
-    assert guard.decide(0.0) == [Place("r", "a", 0.0)]
+    policy.next = [Placement("other", "a"), Hold("r"), Drop("r"), Placement("r", "a"), Placement("r", "a")]
+    assert guard.decide(0.0) == [Placement("r", "a", 0.0)]
     assert guard.faults == {"rollout_unknown": 4}
 
 
 def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
-    class Endless(Policy):
+    class Endless(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Decision]:
             while True:
                 yield Hold("r")
@@ -105,7 +105,7 @@ def test_a_policy_that_places_nothing_starves_nobody() -> None:
     guard, policy = guarded("a", "b")
     guard.turn_waits(turn("r"), 0.0)
     guard.turn_waits(turn("s"), 0.0)
-    assert guard.decide(0.0) == [Place("r", "a", 100.0)]
+    assert guard.decide(0.0) == [Placement("r", "a", 100.0)]
     assert guard.faults == {"rollout_starved": 1}
     assert policy.placed == [("r", "a")]
 
@@ -116,13 +116,13 @@ def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
     overtaken = 0
     while True:
         guard.turn_waits(turn(f"new {overtaken}"), 0.0)
-        policy.next = [Place(f"new {overtaken}", "a")]
+        policy.next = [Placement(f"new {overtaken}", "a")]
         decisions = guard.decide(0.0)
         if len(decisions) > 1:
             break
         overtaken += 1
         guard.rollout_ended(f"new {overtaken - 1}", 20, 0.0)
-    assert decisions[1] == Place("old", "b", 100.0)
+    assert decisions[1] == Placement("old", "b", 100.0)
     assert overtaken <= AT_LEAST + 2 * PATIENCE
     assert guard.faults == {"rollout_starved": 1}
 
@@ -132,7 +132,7 @@ def test_first_come_first_served_starves_nobody() -> None:
     for number in range(1000):
         guard.turn_waits(turn(f"{number}"), 0.0)
     for number in range(1000):
-        policy.next = [Place(f"{number}", "a")]
+        policy.next = [Placement(f"{number}", "a")]
         assert len(guard.decide(0.0)) == 1
     assert not guard.faults
 
@@ -147,14 +147,14 @@ def test_an_engine_that_reports_more_kv_than_it_has_is_cut_to_what_is_possible()
 def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
     guard, policy = guarded()
     guard.turn_waits(turn(), 0.0)
-    policy.next = [Place("r", "a")]
+    policy.next = [Placement("r", "a")]
     assert guard.decide(0.0) == []
     guard.engine_reported(EngineFacts("a", 1000, 0, 0, 0, 8), 1.0)
-    assert guard.decide(1.0) == [Place("r", "a", 100.0)]
+    assert guard.decide(1.0) == [Placement("r", "a", 100.0)]
 
 
 def test_an_exception_of_a_policy_names_it_and_the_place() -> None:
-    class Broken(Policy):
+    class Broken(PlacementPolicy):
         def decide(self, now: float) -> Iterable[Decision]:
             raise KeyError("lost")
 

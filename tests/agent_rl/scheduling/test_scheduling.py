@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
 from agent_rl.scheduling.ids import rollout_seed
-from agent_rl.scheduling.instructions import AskUnfinished, Instruction, OpenGroup, Place, Unwanted
+from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted
 from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 
@@ -32,7 +32,7 @@ class World:
     def __init__(self, made: GroupScheduler, *, opened: int = 0, auto_record: bool = True) -> None:
         self.scheduler = made
         self.opened: list[str] = []
-        self.placed: list[Place] = []
+        self.placed: list[Assign] = []
         self.unwanted: list[tuple[str, ...]] = []
         self.asked: list[int] = []
         self.auto_record = auto_record
@@ -45,7 +45,7 @@ class World:
                     self.opened.append(opened.group)
                     if self.auto_record:
                         self.do(self.scheduler.group_recorded(opened.group))
-                case Place():
+                case Assign():
                     self.placed.append(instruction)
                 case Unwanted(groups, _):
                     self.unwanted.append(groups)
@@ -58,7 +58,7 @@ class World:
             self.do(self.scheduler.engine_load(builders.engine_load(f"rollout_generator.{index}", **load)))
         self.do(self.scheduler.unfinished(GroupsUnfinished(stage, self.already_opened, ())))
 
-    def finish(self, place: Place) -> None:
+    def finish(self, place: Assign) -> None:
         self.placed.remove(place)
         self.do(self.scheduler.rollout_done(place.request.rollout))
 

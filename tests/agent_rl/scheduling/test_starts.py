@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.scheduling.policies.base import EngineFacts, Place, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, Setting, WaitingTurn
 from agent_rl.scheduling.policies.predictive import Predictive
 from agent_rl.scheduling.policies.starts import LATE, LEAST_S, Starts
 
@@ -82,12 +82,12 @@ def test_predictive_starts_whole_groups_and_a_late_sample_where_it_fits_at_prese
     for group in range(8):
         for sample in range(4):
             policy.turn_waits(turn(group, sample), 0.0)
-    started = [decision.rollout for decision in policy.decide(0.0) if isinstance(decision, Place)]
+    started = [decision.rollout for decision in policy.decide(0.0) if isinstance(decision, Placement)]
     groups = {rollout.partition("/")[0] for rollout in started}
     assert len(groups) > 1
     assert len(started) < 32
     missing = 4 * len(groups) - len(started)
     assert 0 < missing < 4, "only the last group may lack samples"
     assert not policy.decide(LATE * LEAST_S - 1.0)
-    later = [decision for decision in policy.decide(LATE * LEAST_S) if isinstance(decision, Place)]
+    later = [decision for decision in policy.decide(LATE * LEAST_S) if isinstance(decision, Placement)]
     assert len(later) == missing, "late samples fit at present, though not at their longest"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.scheduling.policies.base import EngineFacts, Place, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
@@ -118,7 +118,7 @@ def test_an_engine_that_was_closed_takes_turns_again_when_it_reports() -> None:
     policy.turn_waits(turn("r", 50), 0.0)
     assert policy.decide(0.0) == []
     policy.engine_reported(facts(0), 1.0)
-    assert policy.decide(1.0) == [Place("r", "e0", 50.0)]
+    assert policy.decide(1.0) == [Placement("r", "e0", 50.0)]
     assert not faults
 
 
@@ -128,7 +128,7 @@ def test_an_engine_full_of_what_others_placed_is_left_alone() -> None:
     policy.turn_waits(turn("r", 50), 0.0)
     assert policy.decide(0.0) == []
     policy.engine_reported(facts(0, used=10), 1.0)
-    assert policy.decide(1.0) == [Place("r", "e0", 50.0)]
+    assert policy.decide(1.0) == [Placement("r", "e0", 50.0)]
 
 
 def test_a_turn_that_is_found_running_is_not_placed_again() -> None:

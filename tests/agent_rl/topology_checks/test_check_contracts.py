@@ -205,10 +205,10 @@ REFUSED = [
     (
         "scheduler",
         """
-        from agent_rl.scheduling.policies.base import Place
+        from agent_rl.scheduling.policies.base import Placement
         from agent_rl.scheduling.policies.worst_case import WorstCase
         class Anywhere(WorstCase):
-            def decide(self, now): return [Place(each.rollout, "rollout_generator.77") for each in super().decide(now)]
+            def decide(self, now): return [Placement(each.rollout, "rollout_generator.77") for each in super().decide(now)]
         class Mine(Base):
             def policy(self): return Anywhere()
         """,

@@ -1,0 +1,276 @@
+"""The simulator keeps its own rules, on random small traces, under every policy; and no policy beats the bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.scheduling.policies.base import Decision, Hold, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.simulation.engine import ModelledEngine, Rollout
+from agent_rl.simulation.outcome import Outcome
+from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
+from benchmarks.scheduling.bound import lower_bound
+from benchmarks.scheduling.policies import POLICIES
+from benchmarks.scheduling.routers import LeastRequests
+from benchmarks.scheduling.simulator import Simulator
+
+MODEL = EngineModel(400, 6, 0.01, 1e-3, 1e-5, 1e-3, 1e-7, page=4)
+
+
+class Checked(ModelledEngine):
+    """Looks at the KV cache after everything that happens."""
+
+    def _evict(self) -> None:
+        super()._evict()
+        assert self.used + self.cached_tokens <= self.model.kv_total
+        assert self.cached_tokens == sum(self.cached.values())
+        assert self.model.kv_host >= self.host_tokens == sum(self.on_host.values())
+        written = sum(r.context + self.rows_since(r) for r in self.rows)
+        assert written == self.context
+
+
+@st.composite
+def shapes(draw: st.DrawFn, prompt: int) -> Shape:
+    written = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    tools = [(draw(st.floats(0, 2)), draw(st.integers(0, 10))) for _ in written[1:]]
+    return Shape(prompt, tuple(written), tuple(s for s, _ in tools), tuple(t for _, t in tools))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    samples, per_step, steps = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    prompts = draw(st.lists(st.integers(1, 40), min_size=per_step * steps, max_size=per_step * steps))
+    groups = tuple(tuple(draw(shapes(prompt)) for _ in range(samples)) for prompt in prompts)
+    other = EngineModel(300, 3, 0.02, 0.0, 2e-5, 5e-4, 0.0, page=1)
+    offloads = replace(MODEL, kv_host=draw(st.integers(0, 500)), restore_s=1e-5)
+    engines = [EngineLife("a", offloads), EngineLife("b", draw(st.sampled_from([MODEL, other])))]
+    for name, when in (("c", "lost"), ("d", "drains")):
+        if draw(st.booleans()):
+            joins = draw(st.floats(0, 1))
+            engines.append(EngineLife(name, MODEL, joins=joins, **{when: joins + draw(st.floats(0.1, 3))}))
+    learner = LearnerModel(draw(st.floats(50, 5000)), publish_s=draw(st.floats(0, 1)), kv_kept=draw(st.booleans()))
+    staleness = draw(st.integers(0, 2))
+    trace = Trace("random", 0, "", samples, per_step, steps, staleness, 250, tuple(engines), learner, groups)
+    return check(replace(trace, opens_late=draw(st.booleans())))
+
+
+def run(trace: Trace, name: str) -> Outcome:
+    spec = POLICIES[name]
+    simulator = Simulator(trace, spec.make(), evicts_half=spec.evicts_half)
+    simulator.engines = [Checked(e.name, e.model, evicts_half=spec.evicts_half) for e in simulator.engines]
+    return simulator.run()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=6, deadline=None)
+@given(trace=traces())
+def test_a_policy_finishes_within_the_rules_and_never_beats_the_bound(name: str, trace: Trace) -> None:
+    outcome = run(trace, name)  # raises when a token is lost or written twice
+    assert outcome.makespan_s >= lower_bound(trace) * (1 - 1e-9)
+    assert 0 <= outcome.hit_rate <= 1
+    assert max(outcome.staleness) <= trace.max_staleness
+    assert not outcome.faults
+    again = run(trace, name)
+    assert (again.makespan_s, again.preempted, again.placed) == (outcome.makespan_s, outcome.preempted, outcome.placed)
+
+
+def test_what_is_evicted_to_host_memory_is_copied_back_and_not_computed_again() -> None:
+    """Twelve rollouts of four turns that do not fit: the same tokens, of which hardly any is prefilled twice."""
+    group = tuple(Shape(10, (30, 20, 20, 20), (0.5, 0.2, 0.1), (5, 5, 5)) for _ in range(12))
+    learner = LearnerModel(5000)
+
+    def prefilled(model: EngineModel) -> tuple[float, int]:
+        trace = check(Trace("aside", 0, "", 12, 1, 1, 1, 250, (EngineLife("a", model),), learner, (group,)))
+        simulator = Simulator(trace, LeastRequests())
+        outcome = simulator.run()
+        return outcome.hit_rate, simulator.engines[0].prefilled
+
+    hits, again = prefilled(MODEL)
+    more_hits, once = prefilled(replace(MODEL, kv_host=2000, restore_s=1e-6))
+    assert once == 12 * 15 + 10 < again / 3
+    assert more_hits > hits
+
+
+def test_faults_of_engines_and_starved_rollouts_are_no_part_of_sound_policies() -> None:
+    group = tuple(Shape(10, (30, 20), (0.5,), (5,)) for _ in range(4))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL, lost=0.3), EngineLife("c", MODEL, joins=0.1, drains=0.4))
+    trace = check(Trace("leaving", 0, "", 4, 2, 2, 1, 250, engines, LearnerModel(1000.0), (group,) * 4))
+    for name in POLICIES:
+        outcome = run(trace, name)
+        assert not outcome.faults, name
+        assert outcome.written_tokens == 800 + outcome.lost_tokens
+
+
+def test_an_engine_gets_nothing_before_it_joins() -> None:
+    group = tuple(Shape(10, (60,)) for _ in range(4))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL, joins=1000.0))
+    trace = check(Trace("late", 0, "", 4, 1, 4, 1, 250, engines, LearnerModel(1000.0, publish_s=0.0), (group,) * 4))
+    placed = []
+    simulator = Simulator(trace, LeastRequests(), record=lambda now, decision: placed.append((now, decision)))
+    assert simulator.run().makespan_s < 1000
+    assert {decision.engine for _, decision in placed if isinstance(decision, Placement)} == {"a"}
+
+
+def alone(written: tuple[int, ...], **changes: float) -> Trace:
+    group = (Shape(10, written, (1.0,) * (len(written) - 1), (5,) * (len(written) - 1)),)
+    model = replace(MODEL, **changes)
+    learner = LearnerModel(1000.0, publish_s=0.0)
+    return check(Trace("alone", 0, "", 1, 1, 1, 1, 250, (EngineLife("a", model),), learner, (group,)))
+
+
+def test_the_time_of_a_group_is_told_from_its_opening_and_from_its_first_start() -> None:
+    outcome = Outcome(alone((3,)))
+    outcome.opened(0, 0, 1.0)
+    for now in (5.0, 6.0):
+        outcome.started(0, now)
+    outcome.group_ended(0, 9.0)
+    assert (outcome.group_p50_s, outcome.group_run_p50_s, outcome.group_run_p99_s) == (8.0, 4.0, 4.0)
+
+
+def test_a_rollout_alone_takes_what_the_formulas_say() -> None:
+    outcome = Simulator(alone((20, 10)), LeastRequests()).run()
+    decode = sum(0.01 + 1e-3 + 1e-5 * (10 + n) for n in range(20)) + sum(
+        0.01 + 1e-3 + 1e-5 * (35 + n) for n in range(10)
+    )
+    prefill = 10 * (1e-3 + 1e-7 * 10 / 2) + 5 * (1e-3 + 1e-7 * (30 + 35) / 2)
+    assert outcome.makespan_s == pytest.approx(decode + prefill + 1.0 + 45 * 0.5 / 1000)
+    assert outcome.hit_rate == 30 / 45
+
+
+def test_turns_join_together_once_they_are_enough_or_have_waited() -> None:
+    def joined_after(queued: int) -> int:
+        engine = ModelledEngine("a", replace(MODEL, max_rollouts=64, kv_total=9000, join_share=0.5, join_steps=8))
+        rollouts = [Rollout(f"r{n}", n, n, 0, Shape(10, (200,))) for n in range(4 + queued)]
+        for rollout in rollouts[:4]:
+            engine.put(rollout)
+        engine.settle()
+        assert len(engine.rows) == 4, "nothing runs, so nobody waits"
+        for rollout in rollouts[4:]:
+            engine.put(rollout)
+        engine.settle()
+        while len(engine.rows) == 4:
+            engine.advance(engine.next_event())
+            engine.settle()
+        return engine.steps
+
+    assert joined_after(1) == 8
+    assert joined_after(2) == 0
+
+
+def test_the_bound_is_reached_by_a_rollout_alone_without_prefill() -> None:
+    trace = alone((20, 10), prefill_s=0.0, prefill_context_s=0.0)
+    assert Simulator(trace, LeastRequests()).run().makespan_s == pytest.approx(lower_bound(trace))
+
+
+def test_the_bound_is_reached_by_steps_that_wait_for_each_other() -> None:
+    trace = alone((20, 10), prefill_s=0.0, prefill_context_s=0.0)
+    learner = LearnerModel(20.0, publish_s=3.0, pause_s=0.0)
+    trace = check(replace(trace, steps=4, max_staleness=0, learner=learner, groups=trace.groups * 4))
+    assert Simulator(trace, LeastRequests()).run().makespan_s == pytest.approx(lower_bound(trace))
+
+
+def test_a_full_cache_preempts_the_newest_and_computes_it_again() -> None:
+    group = tuple(Shape(10, (200,)) for _ in range(2))
+    learner = LearnerModel(1000.0)
+    engines = (EngineLife("a", replace(MODEL, kv_total=300)),)
+    trace = check(Trace("full", 0, "", 2, 1, 1, 1, 250, engines, learner, (group,)))
+    outcome = Simulator(trace, LeastRequests()).run()
+    assert outcome.preempted == 1
+    assert outcome.preempted_tokens == 10 + 137  # 2 * (10 + 137 + 3) fill the 300 tokens
+    assert outcome.written_tokens == 400
+
+
+class Restless(PlacementPolicy):
+    """Holds every turn once and lets it go on elsewhere, forwards and backwards."""
+
+    def __init__(self) -> None:
+        self.waiting: list[WaitingTurn] = []
+        self.held: set[str] = set()
+        self.number = 0
+        self.running: list[str] = []
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self.waiting.append(turn)
+
+    def turn_ended(self, rollout: str, context: int, now: float) -> None:
+        self.running.remove(rollout)
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        self.running.remove(rollout)
+        if self.running and self.running[0] not in self.held:
+            self.held.add(self.running[0])
+
+    def decide(self, now: float) -> list[Placement | Hold]:
+        decisions: list[Placement | Hold] = []
+        for name in [name for name in self.running if name in self.held and self.number < 1000]:
+            self.running.remove(name)
+            self.number += 1000
+            decisions.append(Hold(name))
+        for turn in self.waiting:
+            self.number += 1
+            self.running.append(turn.rollout)
+            decisions.append(Placement(turn.rollout, "ab"[self.number % 2]))
+        self.waiting = []
+        return decisions
+
+
+def test_a_turn_that_is_held_goes_on_elsewhere_with_its_tokens() -> None:
+    group = tuple(Shape(10, (20 * n, 5), (0.1,), (3,)) for n in range(1, 5))
+    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL))
+    trace = check(Trace("held", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
+    outcome = Simulator(trace, Restless()).run()
+    assert outcome.holds == 1
+    assert outcome.moves >= 1
+    assert outcome.written_tokens == 220
+    assert not outcome.faults
+
+
+class HoldsTheOthers(PlacementPolicy):
+    """Runs the first rollout on a and the others on b, and holds those when the first has ended."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.others: list[str] = []
+        self.ended: list[str] = []
+
+    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
+        self.waiting.append(turn.rollout)
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        self.ended.append(rollout)
+
+    def decide(self, now: float) -> list[Decision]:
+        places = [Placement(name, "a" if name == "0/0" else "b") for name in self.waiting]
+        self.others += [place.rollout for place in places if place.engine == "b"]
+        self.waiting = []
+        holds, self.others = (self.others, []) if self.ended == ["0/0"] else ([], self.others)
+        return [*places, *(Hold(name) for name in holds)]
+
+
+def test_a_hold_of_what_ends_with_the_step_under_way_changes_nothing() -> None:
+    """Engines are computed up to the end of a step, and in the last one two rollouts end and the tools of a third run."""
+    lengths = [(195,), (20,), (20,), (20, 5)]
+    group = tuple(Shape(10, written, (1.0,) * (len(written) - 1), (3,) * (len(written) - 1)) for written in lengths)
+    engines = tuple(EngineLife(name, EngineModel(400, 6, step, 0, 0, 0, 0)) for name, step in (("a", 0.1), ("b", 1.0)))
+    trace = check(Trace("ends", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
+    outcome = Simulator(trace, policy := HoldsTheOthers()).run()
+    assert sorted(policy.ended) == ["0/0", "0/1", "0/2", "0/3"]
+    assert (outcome.written_tokens, outcome.holds) == (trace.written(), 0)
+
+
+def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
+    engine = ModelledEngine("a", replace(MODEL, kv_total=100, page=1, watermark=0.0))
+    rollouts = [Rollout(f"{n}", n, n, 0, Shape(30, (5, 5), (1.0,), (0,))) for n in range(4)]
+    for rollout in rollouts[:2]:
+        engine.put(rollout)
+    engine.settle()
+    engine.advance(engine.next_event())
+    assert engine.ended() == rollouts[:2]
+    assert [engine.kept(r) for r in rollouts] == [35, 35, 0, 0]
+    engine.put(rollouts[2])
+    engine.settle()
+    engine.advance(engine.next_event())
+    assert [engine.kept(r) for r in rollouts] == [30, 35, 0, 0]
