@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from actors.cli.output import Mistake, complain
 from actors.cli.parameters import Overlays, Overrides, Positive, TopologyFile
-from actors.cluster.command import own_command
+from actors.cluster.places import own_command
 from agent_rl.config.examples import topology_file
 from agent_rl.files.disk import whole
 

@@ -1,8 +1,10 @@
-"""Which hosts of a topology are this machine, and which addresses other machines cannot use."""
+"""Addresses of this machine, and the words that start ``agent-rl`` on it."""
 
 from __future__ import annotations
 
 import socket
+import sys
+from pathlib import Path
 
 from agent_rl.config.addresses import is_loopback
 from agent_rl.config.source import Fault, Source
@@ -34,3 +36,9 @@ def address_faults(topology: Topology, source: Source) -> list[Fault]:
         for name, address in addresses.items()
         if is_loopback(address)
     ]
+
+
+def own_command() -> list[str]:
+    """The words that start ``agent-rl`` as this process was: the script beside this interpreter, or the module."""
+    script = Path(sys.executable).with_name("agent-rl")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "actors.cli"]

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from agent_rl.figures import ActorFigures
 
+T = TypeVar("T")
 DASH = "-"
 FEW = 8
 """The most replicas of a role that have lines of their own."""
@@ -98,14 +100,14 @@ class ActorRow(NamedTuple):
 def rows(replicas: Iterable[Replica]) -> list[ActorRow]:
     """The lines of the table, the roles in the order of their first replicas."""
     found: list[ActorRow] = []
-    for role, members in by_role(replicas).items():
+    for role, members in by_role(replicas, attrgetter("name")).items():
         found += [_row(each) for each in members] if len(members) <= FEW else [_role_row(role, members)]
     return found
 
 
 def unusual(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """Actors in another state than running, with the state; one entry for many replicas of a role in the same."""
-    for role, members in by_role(each for each in replicas if each.kind != "running").items():
+    for role, members in by_role((each for each in replicas if each.kind != "running"), attrgetter("name")).items():
         for kind, alike in _by_kind(members).items():
             if len(alike) <= FEW:
                 yield from ((each.name, _words(each)) for each in alike)
@@ -113,12 +115,21 @@ def unusual(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
                 yield f"{len(alike)} of {role}", f"{kind}: {_numbers(alike)}"
 
 
-def by_role(replicas: Iterable[Replica]) -> dict[str, list[Replica]]:
+def role_of(actor: str) -> str:
+    """The role of an actor, which is its name without its number."""
+    return actor.rpartition(".")[0]
+
+
+def by_role(replicas: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
     """The replicas of each role, the roles in the order of their first replicas."""
-    roles: dict[str, list[Replica]] = {}
+    return _grouped(replicas, lambda each: role_of(name(each)))
+
+
+def _grouped(replicas: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
     for each in replicas:
-        roles.setdefault(each.name.rpartition(".")[0], []).append(each)
-    return roles
+        groups.setdefault(key(each), []).append(each)
+    return groups
 
 
 def shown_figures(figures: ActorFigures) -> dict[str, float]:
@@ -146,11 +157,8 @@ def _shown_fields(part: Hashable) -> tuple[str, ...]:
 
 
 def _words(replica: Replica) -> str:
-    return replica.state + (f"{_mark(replica)}{replica.explanation}" if replica.explanation else "")
-
-
-def _mark(replica: Replica) -> str:
-    return ": " if replica.kind == "failed" else "; "
+    mark = ": " if replica.kind == "failed" else "; "
+    return replica.state + (f"{mark}{replica.explanation}" if replica.explanation else "")
 
 
 def _label(name: str) -> str:
@@ -188,10 +196,7 @@ def _role_row(role: str, members: Sequence[Replica]) -> ActorRow:
 
 
 def _by_kind(members: Iterable[Replica]) -> dict[str, list[Replica]]:
-    kinds: dict[str, list[Replica]] = {}
-    for each in members:
-        kinds.setdefault(each.kind, []).append(each)
-    return kinds
+    return _grouped(members, lambda each: each.kind)
 
 
 def _standing_out(kinds: Mapping[str, Sequence[Replica]], common: str) -> Iterator[str]:

@@ -14,12 +14,13 @@ actors, however many are silent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent_rl.config.links import awaited_roles
 from agent_rl.figures import numbers
 from agent_rl.messages import ActorStatus
+from agent_rl.observe.replicas import by_role, role_of
 
 SILENT_SECONDS = 5.0
 """An actor without a status for this long (ten intervals) is silent."""
@@ -73,6 +74,7 @@ class _Watched:
     """Seconds of silence after which the actor is overdue."""
     starting: str = ""
     """The phase, in words, while the actor starts or has sent nothing yet."""
+    waiting_for: str = ""
     unheard: float = 0.0
     first_seen: ProcessSeen | None = None
     seen: ProcessSeen | None = None
@@ -92,7 +94,6 @@ class Silence:
     def __init__(self, look: Callable[[str], ProcessSeen | None]) -> None:
         self._look = look
         self._watched: dict[str, _Watched] = {}
-        self._waiting_for: dict[str, str] = {}
         self._back: dict[str, float] = {}
         """Actors heard again since the last tick, with the seconds of their silence."""
         self._waits: dict[str, list[str]] = {}
@@ -107,19 +108,16 @@ class Silence:
     def forget(self, actor: str) -> None:
         """The actor has ended or was asked to end: stop watching it."""
         self._watched.pop(actor, None)
-        self._waiting_for.pop(actor, None)
         self._waits.clear()
 
     def heard(self, status: ActorStatus) -> None:
         """Take in a status. Actors of other hosts are watched from their first status on."""
         watched = self._watched.setdefault(status.actor, _Watched(math.inf))
-        self._waiting_for[status.actor] = status.waiting_for
         self._waits.clear()
         if watched.named:
             self._back[status.actor] = watched.unheard
-        self._watched[status.actor] = _Watched(
-            watched.patience, "while it starts" if status.state == "starting" else ""
-        )
+        starting = "while it starts" if status.state == "starting" else ""
+        self._watched[status.actor] = _Watched(watched.patience, starting, status.waiting_for)
 
     def tick(self, now: float) -> list[Notice | Overdue]:
         """Time has passed: report silent actors, those that are heard again, and those that are overdue."""
@@ -144,7 +142,7 @@ class Silence:
                 overdue.append(Overdue(actor, text))
         back, self._back = self._back, {}
         return [
-            *self._notices(back, lambda actor: self._describe_back(actor, back)),
+            *self._notices(back, lambda actor: f"{actor} is heard again, after {back[actor]:.0f} s"),
             *self._notices(named, self.describe),
             *overdue,
         ]
@@ -152,13 +150,13 @@ class Silence:
     def _notices(self, actors: Iterable[str], describe: Callable[[str], str]) -> list[Notice]:
         """A notice for each actor; one for all replicas of a role when they are many."""
         notices = []
-        for replicas in _by_role(actors).values():
+        for replicas in by_role(actors, str).values():
             if len(replicas) <= NAMED_EACH:
                 notices += [Notice(describe(actor), actor, (actor,)) for actor in replicas]
             else:
-                first = replicas[0]
-                also = f"; the same holds for {_listed(replicas[1:])}"
-                notices.append(Notice(describe(first) + also, first, tuple(replicas)))
+                first, *others = replicas
+                also = _listed(others)
+                notices.append(Notice(f"{describe(first)}; the same holds for {also}", first, tuple(replicas)))
         return notices
 
     @property
@@ -180,16 +178,12 @@ class Silence:
         """How long the actor has been silent, the state of its process, and which actors wait for it and for what."""
         return f"{actor} has been {self._words(actor, self._watched[actor])}"
 
-    @staticmethod
-    def _describe_back(actor: str, seconds: Mapping[str, float]) -> str:
-        return f"{actor} is heard again, after {seconds[actor]:.0f} s"
-
     def waits_for(self, actor: str) -> list[str]:
         """The actors that report waiting for this actor's role, then those that wait for these, nearest first.
 
         Which roles an actor waits for follows from the topology's links (`agent_rl.config.links.wait_for`).
         """
-        role = _role(actor)
+        role = role_of(actor)
         if role not in self._waits:
             self._waits[role] = self._waits_for_role(role)
         return self._waits[role]
@@ -197,18 +191,18 @@ class Silence:
     def _waits_for_role(self, role: str) -> list[str]:
         waiting: dict[str, dict[str, list[str]]] = {}
         """For each role that is waited for, the actors that do, by their own role."""
-        for actor, what in sorted(self._waiting_for.items()):
-            if what and self._watched[actor].unheard < SILENT_SECONDS:
-                for awaited in awaited_roles(what):
-                    waiting.setdefault(awaited, {}).setdefault(_role(actor), []).append(actor)
+        speak = (actor for actor, seen in self._watched.items() if seen.waiting_for and seen.unheard < SILENT_SECONDS)
+        for actor in sorted(speak):
+            for awaited in awaited_roles(self._watched[actor].waiting_for):
+                waiting.setdefault(awaited, {}).setdefault(role_of(actor), []).append(actor)
         found, roles = [], [role]
         for awaited in roles:
             for its_role, actors in waiting.get(awaited, {}).items():
                 if its_role == role:
                     continue
-                waits = [f"{actor} waits for {_whom(self._waiting_for[actor], role)}" for actor in actors[:NAMED_EACH]]
-                more = len(actors) - len(waits)
-                found += [*waits, *([f"{more} more of {its_role} wait for {awaited}"] if more else [])]
+                whom = {actor: _whom(self._watched[actor].waiting_for, role) for actor in actors[:NAMED_EACH]}
+                found += [f"{actor} waits for {it}" for actor, it in whom.items()]
+                found += _others(actors, f"wait for {awaited}")
                 if its_role not in roles:
                     roles.append(its_role)
         return list(dict.fromkeys(found))
@@ -230,17 +224,6 @@ class Silence:
         return "; ".join([silent, *(self.waits_for(actor) or ["no actor reports waiting for it"])])
 
 
-def _role(actor: str) -> str:
-    return actor.rpartition(".")[0]
-
-
-def _by_role(actors: Iterable[str]) -> dict[str, list[str]]:
-    roles: dict[str, list[str]] = {}
-    for actor in actors:
-        roles.setdefault(_role(actor), []).append(actor)
-    return roles
-
-
 def _whom(waiting_for: str, role: str) -> str:
     """The words of a wait, where ``role`` is called "it"."""
     names = ", ".join("it" if each == role else each for each in awaited_roles(waiting_for))
@@ -251,7 +234,13 @@ def _listed(actors: Sequence[str]) -> str:
     """Replicas of one role: all names, or the first and the number of the others."""
     if len(actors) <= NAMED_EACH:
         return ", ".join(actors)
-    return f"{actors[0]} and {len(actors) - 1} more of {_role(actors[0])}"
+    return f"{actors[0]} and {len(actors) - 1} more of {role_of(actors[0])}"
+
+
+def _others(actors: Sequence[str], words: str) -> list[str]:
+    """The replicas of one role beyond those that are named, as one item of a list."""
+    more = len(actors) - NAMED_EACH
+    return [f"{more} more of {role_of(actors[0])} {words}"] if more > 0 else []
 
 
 def _process_words(watched: _Watched) -> str:
@@ -265,12 +254,6 @@ def _process_words(watched: _Watched) -> str:
     return f", its process lives (state {last.state}) and used {used}"
 
 
-@dataclass(slots=True)
-class _Heard:
-    status: ActorStatus
-    at: float
-
-
 @dataclass
 class Movement:
     """Whether the run moves: a figure, a state or a wait changes, or an actor is busy.
@@ -279,7 +262,8 @@ class Movement:
     """
 
     patience: float
-    _seen: dict[str, _Heard] = field(default_factory=dict)
+    _seen: dict[str, tuple[ActorStatus, float]] = field(default_factory=dict)
+    """The newest status of each actor, and when it came."""
     _moved: float | None = None
     _ticked: float | None = None
     _named: bool = False
@@ -287,7 +271,7 @@ class Movement:
     def observe(self, status: ActorStatus, now: float) -> list[Notice]:
         """Take in a status."""
         before = self._seen.get(status.actor)
-        self._seen[status.actor] = _Heard(status, now)
+        self._seen[status.actor] = status, now
         just_moved = self._moved is not None and now - self._moved < COMPARED_AFTER_SECONDS and not self._named
         if before is not None and (just_moved or not _moves(before, status, now)):
             return []
@@ -319,23 +303,21 @@ class Movement:
         """How long nothing has moved, which actors are silent, and what each other actor waits for."""
         unheard = frozenset(silent)
         alike: dict[tuple[str, str], list[str]] = {}
-        for actor, seen in sorted(self._seen.items()):
-            words = "is silent" if actor in unheard else _says(seen.status)
-            alike.setdefault((_role(actor), words), []).append(actor)
+        for actor in sorted(self._seen):
+            words = "is silent" if actor in unheard else _says(self._seen[actor][0])
+            alike.setdefault((role_of(actor), words), []).append(actor)
         lines = []
-        for (role, words), actors in alike.items():
-            lines += [f"{actor} {words}" for actor in actors[:NAMED_EACH]]
-            lines += [f"{len(actors) - NAMED_EACH} more of {role} likewise"] if len(actors) > NAMED_EACH else []
-        return (
-            f"nothing has moved for {_minutes(now - (now if self._moved is None else self._moved))}: {'; '.join(lines)}"
-        )
+        for (_, words), actors in alike.items():
+            lines += [f"{actor} {words}" for actor in actors[:NAMED_EACH]] + _others(actors, "likewise")
+        stood = now - (now if self._moved is None else self._moved)
+        return f"nothing has moved for {_minutes(stood)}: {'; '.join(lines)}"
 
 
-def _moves(before: _Heard, status: ActorStatus, now: float) -> bool:
-    was = before.status
+def _moves(before: tuple[ActorStatus, float], status: ActorStatus, now: float) -> bool:
+    was, heard_at = before
     if (was.state, was.waiting_for) != (status.state, status.waiting_for):
         return True
-    if status.busy_seconds - was.busy_seconds > BUSY_SHARE * max(1e-9, now - before.at):
+    if status.busy_seconds - was.busy_seconds > BUSY_SHARE * max(1e-9, now - heard_at):
         return True
     if was.figures == status.figures:
         return False

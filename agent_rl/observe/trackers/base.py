@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 UNTRACKED = frozenset({"kind", "stage", "step", "steps", "version", "wall", "environments", "parts"})
 
+PLACES = {"step": "train", "evaluation": "evaluation", "selection": "selection"}
+"""The first part of a figure's name, by the kind of its row."""
+
 
 class Tracker(Protocol):
     """Sends a run's figures somewhere. A topology names its class: ``run.trackers = ["my_tracker:MyTracker"]``.
@@ -45,17 +48,9 @@ def tracked(row: Mapping[str, Any], stages: Sequence[str]) -> tuple[int, dict[st
     environment have its name: ``train/maths/success``.
     """
     match row:
-        case {"kind": "step", "version": int(step)}:
-            place = "train"
-        case {"kind": "evaluation", "version": int(step)}:
-            place = "evaluation"
-        case {"kind": "selection", "version": int(step)}:
-            place = "selection"
-        case {
-            "kind": "stage",
-            "stage": int(stage),
-            "steps": int(step),
-        }:  # a supervised stage, or the newest step of one
+        case {"kind": str(kind), "version": int(step)} if kind in PLACES:
+            place = PLACES[kind]
+        case {"kind": "stage", "stage": int(stage), "steps": int(step)}:  # a supervised stage, or its newest step
             place = f"supervised/{stages[stage]}"
         case _:
             return None

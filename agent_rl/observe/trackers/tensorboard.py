@@ -18,9 +18,7 @@ class TensorBoardTracker:
 
         del run, identity
         folder = directory / "tensorboard"
-        starts = len(
-            list(folder.glob("events.*"))
-        )  # the time in a file's name has whole seconds: two starts may share it
+        starts = len(list(folder.glob("events.*")))  # two starts may share the second that a file's name has
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{starts}")
 
     def record(self, step: int, figures: Mapping[str, float]) -> None:
