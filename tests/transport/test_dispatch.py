@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -12,7 +13,8 @@ from transport.inbound import Dispatcher
 from transport.limits import Limits
 
 
-def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered() -> None:
+@pytest.mark.real_time
+async def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered() -> None:
     """The node's sockets are read until its last task has ended, in no fixed order."""
     handled: list[Any] = []
     delivery: Any = SimpleNamespace(kind="call", withdrawn=False, taken=lambda: handled.append("taken"))
@@ -20,14 +22,11 @@ def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered(
     async def handle(message: object) -> None:
         handled.append(message)
 
-    async def main() -> None:
-        dispatcher = Dispatcher(lambda *_: None, Limits())
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dispatcher.run, handle, 2)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        dispatcher.put(delivery)
-        assert dispatcher.queued == 1
-
-    trio.run(main)
+    dispatcher = Dispatcher(lambda *_: None, Limits())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run, handle, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    dispatcher.put(delivery)
+    assert dispatcher.queued == 1
     assert handled == []
