@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import inspect
+from functools import partial
 
 import pytest
 import trio
@@ -16,15 +17,12 @@ settings.load_profile("agent_rl")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test: in virtual time, or in real time where it is marked ``real_time``."""
+    """Run an async test: in virtual time, or by the clock that its marker ``clock`` makes, or in ``real_time``."""
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    clock = None if pyfuncitem.get_closest_marker("real_time") else MockClock(autojump_threshold=0)
-
-    async def run() -> None:
-        await test(**given)
-
-    trio.run(run, clock=clock)
+    made = pyfuncitem.get_closest_marker("clock")
+    clock = made.kwargs["make"]() if made else MockClock(autojump_threshold=0)
+    trio.run(partial(test, **given), clock=None if pyfuncitem.get_closest_marker("real_time") else clock)
     return True

@@ -39,6 +39,9 @@ KNOWS_MORE = Registry(*REGISTRY, Unheard)
 class LivenessContract(ContractBase):
     """Silence, and frames that cannot be read."""
 
+    ways_to_cut = ((("a", "b"), ("b", "a")), (("a", "b"),), (("b", "a"),))
+    """Directions that are cut, in one run after another."""
+
     async def test_a_silent_peer_is_reported_once_and_when_it_is_back(self) -> None:
         """With what waits for it. Calls under way end as lost."""
         silenced = False
@@ -216,7 +219,7 @@ class LivenessContract(ContractBase):
                         assert recorder.numbers[:3] == [1, 2, 3]
                         assert sorted(recorder.numbers[3:]) == [2] * again + [3] * again, (ways, name)
 
-        for ways in ([("a", "b"), ("b", "a")], [("a", "b")], [("b", "a")]):
+        for ways in self.ways_to_cut:
             await cut_off(*ways)
 
     async def test_what_is_handled_while_its_sender_is_lost_is_told_again(self) -> None:
