@@ -21,7 +21,6 @@ from actors.testing import Stage, running, stand_ins
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
-    CheckpointSaved,
     Evaluation,
     EvaluationReady,
     GroupsProgress,
@@ -215,56 +214,6 @@ async def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_res
     assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
 
 
-async def test_nothing_is_acknowledged_before_the_journal_has_it(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-            await enter(stage)
-            committed: list[int] = []
-            commit = actor._journal.commit  # type: ignore[attr-defined]
-
-            def watched(**flush: bool) -> None:
-                committed.append(len(acknowledged))
-                commit(**flush)
-
-            acknowledged: list[str] = []
-            actor._journal.commit = watched  # type: ignore[attr-defined]
-            group = builders.opened(0, stage=RL)
-            link = stage["kv_scheduler"].push("groups", FILTER)
-            await link.send(group, on_ack=lambda: acknowledged.append(group.group))
-            await link.drained()
-            assert acknowledged == [group.group]
-            assert committed == [0]
-
-
-async def test_a_killed_filter_takes_up_where_the_journal_stands(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            await settle_group(stage, 0, ["4", "5", "4", "5"])
-            await settle_group(stage, 1, ["4", "5"])  # two of its four samples are missing
-            await stage["learner"].receive(TrainingGroup)
-            await trio.sleep(1)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            # Nobody tells it where the learner is: the journal does. The group is sent again, the learner knows it.
-            assert (await stage["learner"].receive(TrainingGroup)).group == "s2-g000000"
-            journal = stage["kv_scheduler"].call("journal", FILTER)
-            answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-            assert answer.opened == 2
-            assert [retry.sample for retry in answer.groups[0].missing] == [2, 3]
-            group = builders.opened(1, stage=RL)
-            for sample in (2, 3):
-                await (
-                    stage["rollout_generator"]
-                    .push("trajectories", FILTER)
-                    .send(builders.trajectory(group, sample, answer="4", version=5))
-                )
-            step = await stage["learner"].receive(StepReady)
-            assert set(step.groups) == {"s2-g000000", "s2-g000001"}
-    assert audit(tmp_path).balanced
-
-
 async def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:
     topology = micro(tmp_path)
     async with stand_ins(topology, "roc_filter") as stage:
@@ -278,54 +227,6 @@ async def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
             await trio.sleep(1)
             assert [each.group for each in stage["learner"].log[before:]] == ["s2-g000002"]
-
-
-async def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_new_epoch(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            await enter(stage)
-            steps = []
-            for version in (5, 6, 7):
-                for number in (0, 1):
-                    await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
-                steps.append(await stage["learner"].receive(StepReady))
-                await stage["learner"].call("steps", FILTER)(
-                    StepTrained(RL, version, steps[-1].groups, TrainingFigures())
-                )
-            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 6, 6))
-            before = len(stage["learner"].log)
-            assert (await enter(stage, version=6)).epoch == 2
-            await trio.sleep(1)
-            replayed = stage["learner"].log[before:]
-            names = [m.group if isinstance(m, TrainingGroup) else m.version for m in replayed]
-            assert names == [*steps[1].groups, 6, *steps[2].groups, 7]
-            again = StepTrained(RL, 6, steps[1].groups, TrainingFigures(loss=9.0))
-            await stage["learner"].call("steps", FILTER)(again)  # a replay is no second step
-    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert sum('"kind": "step"' in row for row in rows) == 3
-    assert audit(tmp_path).balanced
-
-
-async def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failures_are_retried(
-    tmp_path: Path,
-) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        verdicts = iter([("crashed", False), ("", True)])
-
-        def judge(wanted: Any) -> JudgementReply:
-            unavailable, equal = next(verdicts)
-            judgement = Judgement(float(equal), equal, note="symbolic")
-            return JudgementReply(wanted.rollout, None if unavailable else judgement, "", unavailable)
-
-        stage["tool_executor"].reply = judge
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            await enter(stage)
-            await settle_group(stage, 0, ["\\sqrt{16}", "5", "5", "5"])
-            group = await stage["learner"].receive(TrainingGroup)
-            assert sorted(group.rewards.tolist()) == [0.0, 1.0]
-            assert len(stage["tool_executor"].log) == 2
 
 
 async def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
@@ -443,24 +344,6 @@ async def test_figures_by_environment_are_there_from_the_first_step_after_a_rest
             await settle_group(stage, 1, ["4", "5", "4", "5"])
             step = await stage["learner"].receive(StepReady)
             assert {name: of.rollouts for name, of in step.figures.environments.items()} == {"arithmetic": 8}
-
-
-async def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            await enter(stage)
-            group = builders.opened(0, stage=RL, version=5)
-            await stage["kv_scheduler"].push("groups", FILTER).send(group)
-            await stage["kv_scheduler"].push("groups", FILTER).drained()
-            failed = builders.trajectory(group, 1, status="failed")
-            await stage["rollout_generator"].push("trajectories", FILTER).send(failed)
-            while True:
-                progress = await stage["kv_scheduler"].receive(GroupsProgress)
-                if progress.retries:
-                    break
-            (retry,) = progress.retries
-            assert (retry.group, retry.sample, retry.attempt) == (group.group, 1, 1)
 
 
 async def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:

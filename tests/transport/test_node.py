@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +22,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.frames import Heartbeat, PushFrame, pack
+from transport.inbound import Dispatcher
 from transport.network import MemoryPort
 
 
@@ -375,3 +378,21 @@ async def test_the_same_messages_take_the_same_virtual_time():
                 await link.send(Item(number))
             await link.drained()
             assert trio.current_time() - began == 2.0
+
+
+async def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered() -> None:
+    """The node's sockets are read until its last task has ended, in no fixed order."""
+    handled: list[Any] = []
+    delivery: Any = SimpleNamespace(kind="call", withdrawn=False, taken=lambda: handled.append("taken"))
+
+    async def handle(message: object) -> None:
+        handled.append(message)
+
+    dispatcher = Dispatcher(lambda *_: None, Limits())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run, handle, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    dispatcher.put(delivery)
+    assert dispatcher.queued == 1
+    assert handled == []

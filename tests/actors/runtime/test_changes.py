@@ -232,6 +232,7 @@ async def test_a_host_of_the_same_process_is_drained(folder):
 
 
 @pytest.mark.real_time
+@pytest.mark.slow
 async def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
     """The hosts have run directories of their own, as on two machines."""
     path = write_hosts(folder, 'host = "b"')
