@@ -229,7 +229,7 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) ->
     found = tmp_path / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
     twin = tmp_path / "twin"
     twin.mkdir()
-    trio.run(one_checkpoint, twin)
+    await one_checkpoint(twin)
     expected = twin / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
     assert same(load_file(found), load_file(expected))  # later steps have not changed the copies
 

@@ -280,13 +280,9 @@ async def test_a_role_gets_another_number_of_processes(folder, capsys):
         assert answer.done[0] == "second.2 runs"
         assert events(folder)[-1] == f"up second.2 {OTHER} 1"
     (folder / "events").unlink()
-
-    async def next_start():
-        async with running(path, 2):
-            assert sorted(events(folder)) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 1"]
-
     capsys.readouterr()
-    trio.run(next_start)
+    async with running(path, 2):
+        assert sorted(events(folder)) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 1"]
     output = " ".join(capsys.readouterr().out.split())
     assert "second was scaled in the last start, and now has as many processes as the file says: 1; it had 3" in output
 
