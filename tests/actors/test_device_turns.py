@@ -10,7 +10,6 @@ import pytest
 import structlog
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from actors.engines.base import EngineRefusedError
 from actors.engines.scripted import ScriptedEngine
@@ -91,10 +90,11 @@ class Turns:
     ("seconds", "expected"),
     [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])],
 )
-def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
+async def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
     tmp_path: Path, seconds: float, expected: list[str]
 ) -> None:
-    async def main() -> None:
+
+    with capture_logs() as logs:
         topology = sharing(tmp_path)
         async with stand_ins(topology, "none") as stage:
             turns = Turns(stage, topology, seconds)
@@ -109,25 +109,19 @@ def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
                 turns.happened.append("trained")
             await trio.sleep(1.0)
             assert turns.happened == expected
-
-    with capture_logs() as logs:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
     late = [log["generators"] for log in logs if log["log_level"] == "warning" and "generators" in log]
     assert late == ([] if "asleep" in expected else [[GENERATOR]])
 
 
-def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = sharing(tmp_path)
-        async with stand_ins(topology, "none") as stage:
-            turns = Turns(stage, topology, 0.0)
-            with pytest.raises(ZeroDivisionError):
-                async with turns.turns.taken():
-                    raise ZeroDivisionError
-            await trio.sleep(1.0)
-            assert turns.happened[-2:] == ["asleep", "awake"]
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+async def test_a_turn_that_fails_is_given_back(tmp_path: Path) -> None:
+    topology = sharing(tmp_path)
+    async with stand_ins(topology, "none") as stage:
+        turns = Turns(stage, topology, 0.0)
+        with pytest.raises(ZeroDivisionError):
+            async with turns.turns.taken():
+                raise ZeroDivisionError
+        await trio.sleep(1.0)
+        assert turns.happened[-2:] == ["asleep", "awake"]
 
 
 def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tmp_path: Path) -> None:

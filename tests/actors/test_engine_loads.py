@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.contract import GeneratorContract
 from actors.engines.base import EngineFigures
@@ -21,7 +20,7 @@ from tests.transport.contract.base import Cut, FaultyNetwork
 from transport import CallFailed, Limits, LinkEvent, MemoryNetwork, PeerBack, PeerGone
 
 
-def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"kv_tokens_used": 0, "preempted": 0, "cached_tokens": 0}
     monkeypatch.setattr(
         ScriptedEngine, "figures", property(lambda _: EngineFigures(kv_tokens_total=6400, max_rollouts=8, **now))
@@ -29,26 +28,22 @@ def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: py
     bench = GeneratorContract()
     bench.actor = RolloutGenerator  # type: ignore[misc]
     seen: list[list[EngineLoad]] = []
+    async with bench.bench(tmp_path) as made:
 
-    async def main() -> None:
-        async with bench.bench(tmp_path) as made:
+        async def look() -> None:
+            await bench.settled(10)
+            seen.append([each for each in made.stage["kv_scheduler"].log if isinstance(each, EngineLoad)])
 
-            async def look() -> None:
-                await bench.settled(10)
-                seen.append([each for each in made.stage["kv_scheduler"].log if isinstance(each, EngineLoad)])
-
-            await made.ask()
-            await made.trajectory()
-            await look()
-            await look()
-            now["kv_tokens_used"] = 99
-            await look()
-            now["kv_tokens_used"], now["cached_tokens"] = 100, 7
-            await look()
-            now["preempted"] = 1
-            await look()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+        await made.ask()
+        await made.trajectory()
+        await look()
+        await look()
+        now["kv_tokens_used"] = 99
+        await look()
+        now["kv_tokens_used"], now["cached_tokens"] = 100, 7
+        await look()
+        now["preempted"] = 1
+        await look()
     assert len(seen[0]) >= 1
     assert len(seen[1]) == len(seen[0]), "a load was sent again though nothing had changed"
     assert len(seen[2]) == len(seen[0]), "less than a 64th of the cache is no news"
@@ -57,7 +52,7 @@ def test_a_load_is_announced_when_it_has_changed(tmp_path: Path, monkeypatch: py
     assert all(before.news != after.news for before, after in pairwise(seen[4]))
 
 
-def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
+async def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scheduler and learner drop the engine of a lost generator, which has nothing new to announce."""
@@ -65,44 +60,36 @@ def test_whoever_had_lost_an_idle_generator_hears_its_load_again(
     monkeypatch.setattr("actors.testing.MemoryNetwork", lambda: FaultyNetwork(MemoryNetwork(), cut))
     bench = GeneratorContract()
     bench.actor = RolloutGenerator  # type: ignore[misc]
-
-    async def main() -> None:
-        async with bench.bench(tmp_path) as made:
-            peers = [made.stage[role] for role in ("kv_scheduler", "learner")]
-            loads: dict[str, EngineLoad] = {}
-            events: list[LinkEvent] = []
-            for peer in peers:
-                peer.node.watch(events.append)
-            await bench.settled(10)
-            for peer in peers:
-                *_, loads[peer.name] = [each for each in peer.log if isinstance(each, EngineLoad)]
-            cut.closed = True
-            await trio.sleep(2 * Limits().lost_after)
-            assert sum(isinstance(event, PeerGone) for event in events) == len(peers)
-            for peer in peers:
-                peer.forget()
-            cut.closed = False
-            for peer in peers:
-                assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
-            assert sum(isinstance(event, PeerBack) for event in events) == len(peers)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with bench.bench(tmp_path) as made:
+        peers = [made.stage[role] for role in ("kv_scheduler", "learner")]
+        loads: dict[str, EngineLoad] = {}
+        events: list[LinkEvent] = []
+        for peer in peers:
+            peer.node.watch(events.append)
+        await bench.settled(10)
+        for peer in peers:
+            *_, loads[peer.name] = [each for each in peer.log if isinstance(each, EngineLoad)]
+        cut.closed = True
+        await trio.sleep(2 * Limits().lost_after)
+        assert sum(isinstance(event, PeerGone) for event in events) == len(peers)
+        for peer in peers:
+            peer.forget()
+        cut.closed = False
+        for peer in peers:
+            assert (await peer.receive(EngineLoad)).news == loads[peer.name].news
+        assert sum(isinstance(event, PeerBack) for event in events) == len(peers)
 
 
-def test_the_scheduler_goes_on(tmp_path: Path) -> None:
+async def test_the_scheduler_goes_on(tmp_path: Path) -> None:
     topology = micro(tmp_path)
     message = ToolResult("c", "success", "", "", "", 0.0, 0.0)
-
-    async def main() -> None:
-        async with stand_ins(topology, "kv_scheduler") as stage:
-            async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage) as actor:
-                await stage.started("kv_scheduler.0")
-                peer = stage["rollout_generator"]
-                peer.announce("odd_news", "kv_scheduler.0").set(message)
-                await peer.push("odd", "kv_scheduler.0").send(message)
-                with pytest.raises(CallFailed, match="is unknown here or not expected"):
-                    await peer.call("odd_calls", "kv_scheduler.0")(message)
-                await peer.push("odd", "kv_scheduler.0").drained()
-                assert actor.context.node.figures["decode_errors"] == 3
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with stand_ins(topology, "kv_scheduler") as stage:
+        async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage) as actor:
+            await stage.started("kv_scheduler.0")
+            peer = stage["rollout_generator"]
+            peer.announce("odd_news", "kv_scheduler.0").set(message)
+            await peer.push("odd", "kv_scheduler.0").send(message)
+            with pytest.raises(CallFailed, match="is unknown here or not expected"):
+                await peer.call("odd_calls", "kv_scheduler.0")(message)
+            await peer.push("odd", "kv_scheduler.0").drained()
+            assert actor.context.node.figures["decode_errors"] == 3

@@ -175,16 +175,13 @@ def test_a_learner_that_goes_on_from_another_history_ends_the_run(
     assert fault in stopped_with(main)
 
 
-def test_a_learner_that_goes_on_within_the_first_stage_is_of_the_same_history(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                ours = (await enter(stage, 0, 0, 0)).run
-                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("a supervised step", 0, 0))
-                assert (await enter(stage, 0, 0, 0, run=ours)).epoch == 2
-
-    simulate(main)
+async def test_a_learner_that_goes_on_within_the_first_stage_is_of_the_same_history(tmp_path: Path) -> None:
+    topology = two_stages(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            ours = (await enter(stage, 0, 0, 0)).run
+            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("a supervised step", 0, 0))
+            assert (await enter(stage, 0, 0, 0, run=ours)).epoch == 2
 
 
 def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path) -> None:
@@ -201,78 +198,67 @@ def test_a_learner_that_needs_rollouts_that_are_gone_ends_the_run(tmp_path: Path
     assert "no longer holds the rollouts of group s1-g000000, which the learner needs again" in stopped_with(main)
 
 
-def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_steps_again(tmp_path: Path) -> None:
+async def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_steps_again(tmp_path: Path) -> None:
     """The checkpoint at the stage's end was damaged and set aside: the one before it is of the stage before."""
+    topology = two_stages(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            run = (await enter(stage, 0, 0, 0)).run
+            await train_a_step(stage, 0, 0, 0)
+            await enter(stage, 1, 1, 1, restored=False)
+            trained = await train_a_step(stage, 0, 1, 1)
+            await settle_group(stage, 2, 1, 2)
+            waiting = await stage["learner"].receive(TrainingGroup)
+            assert waiting.group == "s1-g000002"
+            await trio.sleep(1.0)
+            stage["learner"].log.clear()
 
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                run = (await enter(stage, 0, 0, 0)).run
-                await train_a_step(stage, 0, 0, 0)
-                await enter(stage, 1, 1, 1, restored=False)
-                trained = await train_a_step(stage, 0, 1, 1)
-                await settle_group(stage, 2, 1, 2)
-                waiting = await stage["learner"].receive(TrainingGroup)
-                assert waiting.group == "s1-g000002"
-                await trio.sleep(1.0)
-                stage["learner"].log.clear()
-
-                await enter(stage, 0, 0, 1, run=run, last_step=0)
-                await enter(stage, 1, 1, 1, restored=False)
-                step = await stage["learner"].receive(StepReady)
-                assert step == trained
-                again = await stage["learner"].receive(TrainingGroup)
-                assert again.group == waiting.group
-                sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
-                assert sent == [*trained.groups, waiting.group]
-                await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, TrainingFigures()))
-                await settle_group(stage, 3, 1, 2)
-                following = await stage["learner"].receive(StepReady)
-                assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))
-
-    simulate(main)
+            await enter(stage, 0, 0, 1, run=run, last_step=0)
+            await enter(stage, 1, 1, 1, restored=False)
+            step = await stage["learner"].receive(StepReady)
+            assert step == trained
+            again = await stage["learner"].receive(TrainingGroup)
+            assert again.group == waiting.group
+            sent = [message.group for message in stage["learner"].log if isinstance(message, TrainingGroup)]
+            assert sent == [*trained.groups, waiting.group]
+            await stage["learner"].call("steps", FILTER)(StepTrained(1, 1, step.groups, TrainingFigures()))
+            await settle_group(stage, 3, 1, 2)
+            following = await stage["learner"].receive(StepReady)
+            assert (following.version, following.groups) == (2, ("s1-g000002", "s1-g000003"))
     balance = audit(tmp_path)
     assert balance.balanced, balance.faults
     assert (balance.trained, balance.open, balance.dropped) == (4, 2, {})
 
 
-def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
+async def test_what_is_told_is_in_the_journal_first(tmp_path: Path) -> None:
     """A row of metrics.jsonl, and the answer to a trained step, come after the commit."""
-
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage, 0, 0, 0)
-                await train_a_step(stage, 0, 0, 0)
-                journal = Journal(tmp_path / "journal.sqlite", read_only=True)
-                assert journal.last_step() == 0
-                assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
-                journal.close()
-
-    simulate(main)
+    topology = two_stages(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage, 0, 0, 0)
+            await train_a_step(stage, 0, 0, 0)
+            journal = Journal(tmp_path / "journal.sqlite", read_only=True)
+            assert journal.last_step() == 0
+            assert (tmp_path / "metrics.jsonl").read_text().splitlines() == journal.records()
+            journal.close()
 
 
-def test_trajectories_that_no_replay_needs_leave_while_the_filter_works(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = two_stages(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-                await enter(stage, 1, 0, 0)
-                journal: Journal = actor._journal  # type: ignore[attr-defined]
-                journal.segment_bytes = 1
-                steps = [await train_a_step(stage, 2 * version, 1, version) for version in range(4)]
-                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("checkpoints/version-3", 3, 3))
-                await train_a_step(stage, 8, 1, 4)
-                await trio.sleep(1.0)
-                held = [group for step in steps for group in step.groups if journal.trajectories(group)]
-                assert held == [
-                    *steps[0].groups,
-                    *steps[3].groups,
-                ]  # samples of the first step, and what a replay needs
-                left = {"00000001", "00000002"}
-                assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
-
-    simulate(main)
+async def test_trajectories_that_no_replay_needs_leave_while_the_filter_works(tmp_path: Path) -> None:
+    topology = two_stages(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+            await enter(stage, 1, 0, 0)
+            journal: Journal = actor._journal  # type: ignore[attr-defined]
+            journal.segment_bytes = 1
+            steps = [await train_a_step(stage, 2 * version, 1, version) for version in range(4)]
+            await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("checkpoints/version-3", 3, 3))
+            await train_a_step(stage, 8, 1, 4)
+            await trio.sleep(1.0)
+            held = [group for step in steps for group in step.groups if journal.trajectories(group)]
+            assert held == [
+                *steps[0].groups,
+                *steps[3].groups,
+            ]  # samples of the first step, and what a replay needs
+            left = {"00000001", "00000002"}
+            assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
     assert audit(tmp_path).balanced

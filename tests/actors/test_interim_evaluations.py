@@ -56,34 +56,31 @@ def simulate(main: Any) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = evaluating(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await answer(stage, 0, ["4", "5"])
-                await answer(stage, 1, ["4", None])
-                await trio.sleep(1)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                journal = stage["kv_scheduler"].call("journal", FILTER)
-                unfinished: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-                assert (unfinished.opened, unfinished.interim_opened) == (0, (InterimOpened(2, 2),))
-                assert [(g.opened.group, [m.sample for m in g.missing]) for g in unfinished.groups] == [
-                    (group_id(RL, 1, 2), [1])
-                ]
-                await answer(stage, 1, [None, "4"])
-                told = await stage["learner"].receive(EvaluationReady)
-                assert (told.evaluation, told.figures.sampled.success) == (Evaluation(RL, 2), 0.75)
-                restored = StageEntered(RL, 5, 7, restored=True)  # a learner that has forgotten it
-                await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
-                assert await stage["learner"].receive(EvaluationReady) == told
-        assert audit(tmp_path).balanced
-        opened = Journal(tmp_path / "journal.sqlite")
-        assert opened.opened_counts(RL) == {2: 2}
-        assert opened.trajectories(group_id(RL, 0, 2)) == []  # read, and of no more use
-        opened.close()
-        rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        assert sum('"rl@2"' in row for row in rows) == 1
-
-    simulate(main)
+async def test_a_killed_filter_goes_on_with_half_an_evaluation_and_tells_its_result(tmp_path: Path) -> None:
+    topology = evaluating(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await answer(stage, 0, ["4", "5"])
+            await answer(stage, 1, ["4", None])
+            await trio.sleep(1)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            journal = stage["kv_scheduler"].call("journal", FILTER)
+            unfinished: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
+            assert (unfinished.opened, unfinished.interim_opened) == (0, (InterimOpened(2, 2),))
+            assert [(g.opened.group, [m.sample for m in g.missing]) for g in unfinished.groups] == [
+                (group_id(RL, 1, 2), [1])
+            ]
+            await answer(stage, 1, [None, "4"])
+            told = await stage["learner"].receive(EvaluationReady)
+            assert (told.evaluation, told.figures.sampled.success) == (Evaluation(RL, 2), 0.75)
+            restored = StageEntered(RL, 5, 7, restored=True)  # a learner that has forgotten it
+            await ask(stage["learner"].call("stages", FILTER), restored, timeout=10)
+            assert await stage["learner"].receive(EvaluationReady) == told
+    assert audit(tmp_path).balanced
+    opened = Journal(tmp_path / "journal.sqlite")
+    assert opened.opened_counts(RL) == {2: 2}
+    assert opened.trajectories(group_id(RL, 0, 2)) == []  # read, and of no more use
+    opened.close()
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert sum('"rl@2"' in row for row in rows) == 1

@@ -39,6 +39,8 @@ from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, small_disk
 
+pytestmark = pytest.mark.real_time
+
 LEARNER = "learner.0"
 STEPS = 8
 
@@ -128,20 +130,17 @@ def positions(folder: Path) -> list[Position | None]:
     return [read_position(path) for path in sorted((folder / "checkpoints").glob("version-*"))]
 
 
-def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with learning(at_versions(1), rl_alone(tmp_path), tmp_path, range(3)) as stage:
-            steps = await taken(stage, 3)
-            assert [step.figures.skipped for step in steps] == [0, 1, 0]
-            assert [step.figures.trained_tokens > 0 for step in steps] == [True, False, True]
-            assert [len(step.groups) for step in steps] == [2, 2, 2]
-            published = weights(tmp_path)
-            assert sorted(published) == [0, 1, 2, 3]
-            assert same(published[1], published[2])  # bit for bit
-            assert not same(published[0], published[1])
-            assert not same(published[2], published[3])
-
-    trio.run(main)
+async def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(tmp_path: Path) -> None:
+    async with learning(at_versions(1), rl_alone(tmp_path), tmp_path, range(3)) as stage:
+        steps = await taken(stage, 3)
+        assert [step.figures.skipped for step in steps] == [0, 1, 0]
+        assert [step.figures.trained_tokens > 0 for step in steps] == [True, False, True]
+        assert [len(step.groups) for step in steps] == [2, 2, 2]
+        published = weights(tmp_path)
+        assert sorted(published) == [0, 1, 2, 3]
+        assert same(published[1], published[2])  # bit for bit
+        assert not same(published[0], published[1])
+        assert not same(published[2], published[3])
 
 
 def test_three_in_a_row_stop_the_run_before_the_first_and_it_goes_on_from_there(tmp_path: Path) -> None:
@@ -194,16 +193,13 @@ def test_the_checkpoint_of_a_stopped_run_holds_the_weights_from_before_the_first
     assert same(checkpoint, published[0][1])
 
 
-def test_no_checkpoint_is_of_a_skipped_step_and_none_is_forgotten(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with learning(at_versions(1, 2, 4), rl_alone(tmp_path), tmp_path, range(6)) as stage:
-            saved = [(await stage["roc_filter"].receive(CheckpointSaved)).version for _ in range(2)]
-            assert saved == [4, 6]  # that of version 2 came with the next step that was trained
-
-    trio.run(main)
+async def test_no_checkpoint_is_of_a_skipped_step_and_none_is_forgotten(tmp_path: Path) -> None:
+    async with learning(at_versions(1, 2, 4), rl_alone(tmp_path), tmp_path, range(6)) as stage:
+        saved = [(await stage["roc_filter"].receive(CheckpointSaved)).version for _ in range(2)]
+        assert saved == [4, 6]  # that of version 2 came with the next step that was trained
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     trained = threading.Event()
 
     class Slow(Learner):
@@ -224,19 +220,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
             self._model.trainer.stage = staged  # type: ignore[method-assign]
 
-    async def main() -> None:
-        async with learning(Slow, rl_alone(tmp_path), tmp_path, range(6)) as stage:
-            await taken(stage, 5)
-            assert positions(tmp_path) == []
-            assert not [m for m in stage["roc_filter"].log if isinstance(m, CheckpointSaved)]
-            trained.set()
-            assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
-
-    trio.run(main)
+    async with learning(Slow, rl_alone(tmp_path), tmp_path, range(6)) as stage:
+        await taken(stage, 5)
+        assert positions(tmp_path) == []
+        assert not [m for m in stage["roc_filter"].log if isinstance(m, CheckpointSaved)]
+        trained.set()
+        assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
     found = tmp_path / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
     twin = tmp_path / "twin"
     twin.mkdir()
-    trio.run(one_checkpoint, twin)
+    await one_checkpoint(twin)
     expected = twin / "checkpoints" / "version-000002-stage-00" / "model.safetensors"
     assert same(load_file(found), load_file(expected))  # later steps have not changed the copies
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from actors.contract.generator_bench import Talkative
@@ -81,22 +82,19 @@ def with_game(topology: Topology, cls: type, *, executors: int = 1) -> Topology:
     return topology.model_copy(update={"environments": (entry,), "actors": actors})
 
 
-def test_what_an_environment_does_wrong_is_told_with_its_place(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_what_an_environment_does_wrong_is_told_with_its_place(tmp_path: Path) -> None:
     topology = with_game(micro(tmp_path, tool_executor={"observe_seconds": 0.5}), Odd)
     answers: dict[str, TurnObserved] = {}
-
-    async def main() -> None:
-        async with (
-            stand_ins(topology, "tool_executor") as stage,
-            running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
-        ):
-            await stage.started(EXECUTOR)
-            turns = stage["rollout_generator"].call("turns", EXECUTOR)
-            for text in ("raise", "hang", "text", "large", "code", "deadline", "end"):
-                asked = ObserveTurn("s0-g000000/0/0", GAME, Transcript(("a", text)), b"kept", 7)
-                answers[text] = await turns(asked)
-
-    trio.run(main)
+    async with (
+        stand_ins(topology, "tool_executor") as stage,
+        running(ToolExecutor, topology, "tool_executor", tmp_path, stage),
+    ):
+        await stage.started(EXECUTOR)
+        turns = stage["rollout_generator"].call("turns", EXECUTOR)
+        for text in ("raise", "hang", "text", "large", "code", "deadline", "end"):
+            asked = ObserveTurn("s0-g000000/0/0", GAME, Transcript(("a", text)), b"kept", 7)
+            answers[text] = await turns(asked)
     start = "environment 'game': "
     assert answers["raise"].fault.startswith(
         f"{start}observe fails with ValueError: no such room (test_observing.py, line "

@@ -242,19 +242,17 @@ def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None:
     assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == ["0.4", "0.4", "over"]
 
 
-def test_a_thread_that_comes_back_is_no_hung_one_any_more() -> None:
-    async def main() -> None:
-        threads = Threads(1, trio.to_thread.run_sync, wait_seconds=0.05)
-        deadline = Deadline(0.1)
-        with pytest.raises(DeadlineError, match=r"test_own_tools.py, line \d+"):
-            with deadline.enforced():
-                await threads.run(lambda: time.sleep(0.4), deadline, "sleeper")
-        with pytest.raises(NoThreadError, match=r"all 1 threads .* 1 of them by calls that hang: sleeper \(test_own"):
-            await threads.run(lambda: None, Deadline(5.0), "next")
-        await trio.sleep(0.5)
-        assert threads.hung == {}
-        assert await threads.run(lambda: 7, Deadline(5.0), "next") == 7
-        with pytest.raises(ZeroDivisionError):
-            await threads.run(lambda: 1 // 0, Deadline(5.0), "next")
-
-    trio.run(main)
+@pytest.mark.real_time
+async def test_a_thread_that_comes_back_is_no_hung_one_any_more() -> None:
+    threads = Threads(1, trio.to_thread.run_sync, wait_seconds=0.05)
+    deadline = Deadline(0.1)
+    with pytest.raises(DeadlineError, match=r"test_own_tools.py, line \d+"):
+        with deadline.enforced():
+            await threads.run(lambda: time.sleep(0.4), deadline, "sleeper")
+    with pytest.raises(NoThreadError, match=r"all 1 threads .* 1 of them by calls that hang: sleeper \(test_own"):
+        await threads.run(lambda: None, Deadline(5.0), "next")
+    await trio.sleep(0.5)
+    assert threads.hung == {}
+    assert await threads.run(lambda: 7, Deadline(5.0), "next") == 7
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0, Deadline(5.0), "next")

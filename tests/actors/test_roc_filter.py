@@ -21,7 +21,6 @@ from actors.testing import Stage, running, stand_ins
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
-    CheckpointSaved,
     Evaluation,
     EvaluationReady,
     GroupsProgress,
@@ -82,37 +81,34 @@ async def settle_group(
     return acknowledged
 
 
-def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                assert (await enter(stage)).epoch == 1
-                await settle_group(stage, 0, ["4", "5", "4", "5"])
-                acknowledged = await settle_group(stage, 1, ["7"] * 4)
-                group = await stage["learner"].receive(TrainingGroup)
-                assert group.group == "s2-g000000"
-                assert sorted(group.rewards.tolist()) == [0.0, 1.0]
-                assert len(group.trajectories) == 2
-                step = await stage["learner"].receive(StepReady)
-                assert step == StepReady(RL, 5, ("s2-g000000",), step.figures)
-                assert step.figures.sampled.success == 0.25
-                assert step.figures.groups_trained == 1
-                await trio.sleep(1)
-                assert len(acknowledged) == 5
-                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-                assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
-        balance = audit(tmp_path)
-        assert balance.balanced, balance.faults
-        assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
-        (row,) = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
-        assert '"loss": 0.5' in row
-        assert '"step": 1' in row
-
-    simulate(main)
+async def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            assert (await enter(stage)).epoch == 1
+            await settle_group(stage, 0, ["4", "5", "4", "5"])
+            acknowledged = await settle_group(stage, 1, ["7"] * 4)
+            group = await stage["learner"].receive(TrainingGroup)
+            assert group.group == "s2-g000000"
+            assert sorted(group.rewards.tolist()) == [0.0, 1.0]
+            assert len(group.trajectories) == 2
+            step = await stage["learner"].receive(StepReady)
+            assert step == StepReady(RL, 5, ("s2-g000000",), step.figures)
+            assert step.figures.sampled.success == 0.25
+            assert step.figures.groups_trained == 1
+            await trio.sleep(1)
+            assert len(acknowledged) == 5
+            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
+            assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
+    (row,) = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
+    assert '"loss": 0.5' in row
+    assert '"step": 1' in row
 
 
-def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path) -> None:
+async def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path) -> None:
     """The process lives on until its last status is acknowledged."""
 
     class Stopping(RoCFilter):
@@ -122,295 +118,165 @@ def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path)
             await super().stop()
             self.stopped.set()
 
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
-            acknowledged: list[str] = []
-            late = trio.Event()
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
+        acknowledged: list[str] = []
+        late = trio.Event()
 
-            async def opens_late() -> None:
-                await Stopping.stopped.wait()
-                acknowledged.extend(await settle_group(stage, 0, ["4"]))
+        async def opens_late() -> None:
+            await Stopping.stopped.wait()
+            acknowledged.extend(await settle_group(stage, 0, ["4"]))
 
-            async def never_heard(_: Any) -> None:
-                await late.wait()
+        async def never_heard(_: Any) -> None:
+            await late.wait()
 
-            nursery.start_soon(opens_late)
-            async with running(Stopping, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                stage["supervisor.local"].reply = lambda _: never_heard(_) if Stopping.stopped.is_set() else None
-            assert acknowledged == []
-            late.set()
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                await trio.sleep(5)
-                assert acknowledged
-        assert audit(tmp_path).open == 1
-
-    simulate(main)
-
-
-def test_a_filter_that_dies_after_the_learner_went_back_sends_again_what_is_trained_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            learner = stage["learner"]
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await settle_group(stage, 0, ["4", "5", "4", "5"])
-                await settle_group(stage, 1, ["7"] * 4)
-                step = await learner.receive(StepReady)
-                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-                await learner.call("steps", FILTER)(trained)
-                await enter(stage)  # killed, and restored from the checkpoint before this step
+        nursery.start_soon(opens_late)
+        async with running(Stopping, topology, "roc_filter", tmp_path, stage):
+            await enter(stage)
+            stage["supervisor.local"].reply = lambda _: never_heard(_) if Stopping.stopped.is_set() else None
+        assert acknowledged == []
+        late.set()
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
             await trio.sleep(5)
-            learner.forget()
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
-                assert (await learner.receive(TrainingGroup)).group == step.groups[0]
-                assert (await learner.receive(StepReady)).version == 5
-                await ask(learner.call("steps", FILTER), trained, timeout=30)
-            learner.forget()
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
-                await stage.started("roc_filter.0")
-                await trio.sleep(5)
-                assert not [each for each in learner.log if isinstance(each, StepReady)]
-        assert audit(tmp_path).balanced
-
-    simulate(main)
+            assert acknowledged
+    assert audit(tmp_path).open == 1
 
 
-def test_the_supervisor_knows_that_it_has_started_before_the_first_message_is_handled(tmp_path: Path) -> None:
+async def test_a_filter_that_dies_after_the_learner_went_back_sends_again_what_is_trained_again(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        learner = stage["learner"]
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await settle_group(stage, 0, ["4", "5", "4", "5"])
+            await settle_group(stage, 1, ["7"] * 4)
+            step = await learner.receive(StepReady)
+            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
+            await learner.call("steps", FILTER)(trained)
+            await enter(stage)  # killed, and restored from the checkpoint before this step
+        await trio.sleep(5)
+        learner.forget()
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
+            assert (await learner.receive(TrainingGroup)).group == step.groups[0]
+            assert (await learner.receive(StepReady)).version == 5
+            await ask(learner.call("steps", FILTER), trained, timeout=30)
+        learner.forget()
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
+            await stage.started("roc_filter.0")
+            await trio.sleep(5)
+            assert not [each for each in learner.log if isinstance(each, StepReady)]
+    assert audit(tmp_path).balanced
+
+
+async def test_the_supervisor_knows_that_it_has_started_before_the_first_message_is_handled(tmp_path: Path) -> None:
     """Code that blocks the event loop in its first message is then no start that hangs."""
     states: list[set[str]] = []
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
 
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage, trio.open_nursery() as nursery:
+        class Noting(RoCFilter):
+            async def handle(self, message: Any) -> Any:
+                states.append({status.state for status in stage["supervisor.local"].log})
+                return await super().handle(message)
 
-            class Noting(RoCFilter):
-                async def handle(self, message: Any) -> Any:
-                    states.append({status.state for status in stage["supervisor.local"].log})
-                    return await super().handle(message)
-
-            nursery.start_soon(enter, stage)
-            await trio.sleep(1)
-            async with running(Noting, topology, "roc_filter", tmp_path, stage):
-                await stage.started("roc_filter.0")
-                await trio.sleep(5)
-
-    simulate(main)
+        nursery.start_soon(enter, stage)
+        await trio.sleep(1)
+        async with running(Noting, topology, "roc_filter", tmp_path, stage):
+            await stage.started("roc_filter.0")
+            await trio.sleep(5)
     assert "running" in states[0]
 
 
-def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
+async def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
     def tags(sample: int) -> TagCounts:
         return TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
 
-    async def main() -> None:
-        topology = micro(tmp_path)
-        algorithm = topology.algorithm.model_copy(update={"resampling": "release"})
-        topology = topology.model_copy(update={"algorithm": algorithm})
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await settle_group(stage, 0, ["5", "4", "5", "4"], tags=tags)
-                await settle_group(stage, 1, ["7"] * 4, tags=tags)
-                group = await stage["learner"].receive(TrainingGroup)
-                # of the right ones the fewest responses with "error", of the wrong ones the first
-                assert [made.sample for made in group.trajectories] == [0, 3]
-                step = await stage["learner"].receive(StepReady)
-                assert step.groups == (group.group,)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                again = await stage["learner"].receive(TrainingGroup)
-                assert [made.sample for made in again.trajectories] == [0, 3]
-                trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-                assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
-        balance = audit(tmp_path)
-        assert balance.balanced, balance.faults
-        assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
-
-    simulate(main)
+    topology = micro(tmp_path)
+    algorithm = topology.algorithm.model_copy(update={"resampling": "release"})
+    topology = topology.model_copy(update={"algorithm": algorithm})
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await settle_group(stage, 0, ["5", "4", "5", "4"], tags=tags)
+            await settle_group(stage, 1, ["7"] * 4, tags=tags)
+            group = await stage["learner"].receive(TrainingGroup)
+            # of the right ones the fewest responses with "error", of the wrong ones the first
+            assert [made.sample for made in group.trajectories] == [0, 3]
+            step = await stage["learner"].receive(StepReady)
+            assert step.groups == (group.group,)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            again = await stage["learner"].receive(TrainingGroup)
+            assert [made.sample for made in again.trajectories] == [0, 3]
+            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
+            assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
 
 
-def test_nothing_is_acknowledged_before_the_journal_has_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-                await enter(stage)
-                committed: list[int] = []
-                commit = actor._journal.commit  # type: ignore[attr-defined]
-
-                def watched(**flush: bool) -> None:
-                    committed.append(len(acknowledged))
-                    commit(**flush)
-
-                acknowledged: list[str] = []
-                actor._journal.commit = watched  # type: ignore[attr-defined]
-                group = builders.opened(0, stage=RL)
-                link = stage["kv_scheduler"].push("groups", FILTER)
-                await link.send(group, on_ack=lambda: acknowledged.append(group.group))
-                await link.drained()
-                assert acknowledged == [group.group]
-                assert committed == [0]
-
-    simulate(main)
+async def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            for number in range(3):
+                await settle_group(stage, number, ["4", "5", "4", "5"])
+            step = await stage["learner"].receive(StepReady)
+            await stage["learner"].call("steps", FILTER)(StepTrained(RL, 5, step.groups, TrainingFigures()))
+        before = len(stage["learner"].log)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            await trio.sleep(1)
+            assert [each.group for each in stage["learner"].log[before:]] == ["s2-g000002"]
 
 
-def test_a_killed_filter_takes_up_where_the_journal_stands(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await settle_group(stage, 0, ["4", "5", "4", "5"])
-                await settle_group(stage, 1, ["4", "5"])  # two of its four samples are missing
-                await stage["learner"].receive(TrainingGroup)
-                await trio.sleep(1)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                # Nobody tells it where the learner is: the journal does. The group is sent again, the learner knows it.
-                assert (await stage["learner"].receive(TrainingGroup)).group == "s2-g000000"
-                journal = stage["kv_scheduler"].call("journal", FILTER)
-                answer: GroupsUnfinished = await ask(journal, UnfinishedGroups(RL), timeout=10)
-                assert answer.opened == 2
-                assert [retry.sample for retry in answer.groups[0].missing] == [2, 3]
-                group = builders.opened(1, stage=RL)
-                for sample in (2, 3):
-                    await (
-                        stage["rollout_generator"]
-                        .push("trajectories", FILTER)
-                        .send(builders.trajectory(group, sample, answer="4", version=5))
-                    )
-                step = await stage["learner"].receive(StepReady)
-                assert set(step.groups) == {"s2-g000000", "s2-g000001"}
-        assert audit(tmp_path).balanced
+async def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        asked = stage["tool_executor"].log
 
-    simulate(main)
+        def judge(wanted: Any) -> JudgementReply:
+            if len(asked) < 8:
+                return JudgementReply(wanted.rollout, None, "", "no checker")
+            return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
 
-
-def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                for number in range(3):
-                    await settle_group(stage, number, ["4", "5", "4", "5"])
-                step = await stage["learner"].receive(StepReady)
-                await stage["learner"].call("steps", FILTER)(StepTrained(RL, 5, step.groups, TrainingFigures()))
-            before = len(stage["learner"].log)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                await trio.sleep(1)
-                assert [each.group for each in stage["learner"].log[before:]] == ["s2-g000002"]
-
-    simulate(main)
-
-
-def test_a_restarted_learner_gets_the_steps_after_its_checkpoint_in_order_and_a_new_epoch(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                steps = []
-                for version in (5, 6, 7):
-                    for number in (0, 1):
-                        await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
-                    steps.append(await stage["learner"].receive(StepReady))
-                    await stage["learner"].call("steps", FILTER)(
-                        StepTrained(RL, version, steps[-1].groups, TrainingFigures())
-                    )
-                await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("c", 6, 6))
-                before = len(stage["learner"].log)
-                assert (await enter(stage, version=6)).epoch == 2
-                await trio.sleep(1)
-                replayed = stage["learner"].log[before:]
-                names = [m.group if isinstance(m, TrainingGroup) else m.version for m in replayed]
-                assert names == [*steps[1].groups, 6, *steps[2].groups, 7]
-                again = StepTrained(RL, 6, steps[1].groups, TrainingFigures(loss=9.0))
-                await stage["learner"].call("steps", FILTER)(again)  # a replay is no second step
-        rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        assert sum('"kind": "step"' in row for row in rows) == 3
-        assert audit(tmp_path).balanced
-
-    simulate(main)
-
-
-def test_an_answer_text_cannot_decide_is_checked_by_the_executor_and_its_failures_are_retried(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            verdicts = iter([("crashed", False), ("", True)])
-
-            def judge(wanted: Any) -> JudgementReply:
-                unavailable, equal = next(verdicts)
-                judgement = Judgement(float(equal), equal, note="symbolic")
-                return JudgementReply(wanted.rollout, None if unavailable else judgement, "", unavailable)
-
-            stage["tool_executor"].reply = judge
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                await settle_group(stage, 0, ["\\sqrt{16}", "5", "5", "5"])
-                group = await stage["learner"].receive(TrainingGroup)
-                assert sorted(group.rewards.tolist()) == [0.0, 1.0]
-                assert len(stage["tool_executor"].log) == 2
-
-    simulate(main)
-
-
-def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            asked = stage["tool_executor"].log
-
-            def judge(wanted: Any) -> JudgementReply:
-                if len(asked) < 8:
-                    return JudgementReply(wanted.rollout, None, "", "no checker")
-                return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
-
-            stage["tool_executor"].reply = judge
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-                await enter(stage)
-                await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
-                await stage["learner"].receive(TrainingGroup)
-                assert len(asked) == 8
-                assert actor.status()[1].filter.checks_failed == 7
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                await trio.sleep(5)  # a restart reads the judgement and asks nobody
+        stage["tool_executor"].reply = judge
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+            await enter(stage)
+            await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
+            await stage["learner"].receive(TrainingGroup)
             assert len(asked) == 8
-        journal = Journal(tmp_path / "journal.sqlite")
-        found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
-        journal.close()
-        assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
-        assert [found[sample].reward for sample in (1, 2, 3)] == [1.0, 0.0, 0.0]
+            assert actor.status()[1].filter.checks_failed == 7
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            await trio.sleep(5)  # a restart reads the judgement and asks nobody
+        assert len(asked) == 8
+    journal = Journal(tmp_path / "journal.sqlite")
+    found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
+    journal.close()
+    assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
+    assert [found[sample].reward for sample in (1, 2, 3)] == [1.0, 0.0, 0.0]
 
-    simulate(main)
 
-
-def test_a_judgement_of_an_open_group_is_read_again_after_a_restart_and_made_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            stage["tool_executor"].reply = lambda wanted: JudgementReply(
-                wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
-            )
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await settle_group(stage, 0, ["\\sqrt{16}", "4", "5"])
-                await trio.sleep(5)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                group = builders.opened(0, stage=2)
-                link = stage["rollout_generator"].push("trajectories", "roc_filter.0")
-                await link.send(builders.trajectory(group, 3, answer="5"))
-                trained: TrainingGroup = await stage["learner"].receive(TrainingGroup)
-                assert len(stage["tool_executor"].log) == 1
-                assert set(trained.rewards.tolist()) <= {0.0, 0.25, 1.0}
-        journal = Journal(tmp_path / "journal.sqlite")
-        found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
-        journal.close()
-        assert found[0] == Judgement(0.25, success=False, format_penalty=0.5)
-
-    simulate(main)
+async def test_a_judgement_of_an_open_group_is_read_again_after_a_restart_and_made_once(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        stage["tool_executor"].reply = lambda wanted: JudgementReply(
+            wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
+        )
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await settle_group(stage, 0, ["\\sqrt{16}", "4", "5"])
+            await trio.sleep(5)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            group = builders.opened(0, stage=2)
+            link = stage["rollout_generator"].push("trajectories", "roc_filter.0")
+            await link.send(builders.trajectory(group, 3, answer="5"))
+            trained: TrainingGroup = await stage["learner"].receive(TrainingGroup)
+            assert len(stage["tool_executor"].log) == 1
+            assert set(trained.rewards.tolist()) <= {0.0, 0.25, 1.0}
+    journal = Journal(tmp_path / "journal.sqlite")
+    found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
+    journal.close()
+    assert found[0] == Judgement(0.25, success=False, format_penalty=0.5)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -465,114 +331,81 @@ def test_a_restarted_filter_goes_on_counting_the_faults_of_each_environment(tmp_
     simulate(fail, topology, range(2, 4), 3)  # the environment is mended: the count begins anew
 
 
-def test_figures_by_environment_are_there_from_the_first_step_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        (entry,) = topology.environments
-        topology = topology.model_copy(update={"environments": (entry, entry.model_copy(update={"name": "other"}))})
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage)
-                await settle_group(stage, 0, ["4", "5", "4", "5"])
-                await trio.sleep(1)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                await settle_group(stage, 1, ["4", "5", "4", "5"])
-                step = await stage["learner"].receive(StepReady)
-                assert {name: of.rollouts for name, of in step.figures.environments.items()} == {"arithmetic": 8}
-
-    simulate(main)
+async def test_figures_by_environment_are_there_from_the_first_step_after_a_restart(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    (entry,) = topology.environments
+    topology = topology.model_copy(update={"environments": (entry, entry.model_copy(update={"name": "other"}))})
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await settle_group(stage, 0, ["4", "5", "4", "5"])
+            await trio.sleep(1)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            await settle_group(stage, 1, ["4", "5", "4", "5"])
+            step = await stage["learner"].receive(StepReady)
+            assert {name: of.rollouts for name, of in step.figures.environments.items()} == {"arithmetic": 8}
 
 
-def test_failed_rollouts_are_announced_for_another_attempt(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                group = builders.opened(0, stage=RL, version=5)
+async def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            await enter(stage, index=1, version=1)
+            for number in range(6):
+                purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
+                group = builders.opened(number, stage=1, samples=1, purpose=purpose)
                 await stage["kv_scheduler"].push("groups", FILTER).send(group)
                 await stage["kv_scheduler"].push("groups", FILTER).drained()
-                failed = builders.trajectory(group, 1, status="failed")
-                await stage["rollout_generator"].push("trajectories", FILTER).send(failed)
-                while True:
-                    progress = await stage["kv_scheduler"].receive(GroupsProgress)
-                    if progress.retries:
-                        break
-                (retry,) = progress.retries
-                assert (retry.group, retry.sample, retry.attempt) == (group.group, 1, 1)
-
-    simulate(main)
-
-
-def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage, index=1, version=1)
-                for number in range(6):
-                    purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
-                    group = builders.opened(number, stage=1, samples=1, purpose=purpose)
-                    await stage["kv_scheduler"].push("groups", FILTER).send(group)
-                    await stage["kv_scheduler"].push("groups", FILTER).drained()
-                    answer = "4" if number < 4 else "3"
-                    await (
-                        stage["rollout_generator"]
-                        .push("trajectories", FILTER)
-                        .send(builders.trajectory(group, 0, answer=answer))
-                    )
-                done = await stage["learner"].receive(EvaluationReady)
-                assert done.figures.sampled.success == 1.0
-                assert done.figures.greedy.success == 1 / 3
-        assert audit(tmp_path).evaluated == 6
-        journal = Journal(tmp_path / "journal.sqlite")
-        assert journal.evaluations()[1].sampled.success == 1.0
-        journal.close()
-
-    simulate(main)
+                answer = "4" if number < 4 else "3"
+                await (
+                    stage["rollout_generator"]
+                    .push("trajectories", FILTER)
+                    .send(builders.trajectory(group, 0, answer=answer))
+                )
+            done = await stage["learner"].receive(EvaluationReady)
+            assert done.figures.sampled.success == 1.0
+            assert done.figures.greedy.success == 1 / 3
+    assert audit(tmp_path).evaluated == 6
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert journal.evaluations()[1].sampled.success == 1.0
+    journal.close()
 
 
-def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage)
-                for version in (5, 6):
-                    for number in (0, 1):
-                        await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
-                first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
-                steps = stage["learner"].call("steps", FILTER)
-                await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
-                await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
-                before = len(stage["learner"].log)
-                await enter(stage, version=5)
-                await trio.sleep(1)
-                names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
-                assert names[0] == StepReady(RL, 5, (), first.figures)
-                assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
-                await steps(StepTrained(RL, 5, (), TrainingFigures()))
-        balance = audit(tmp_path)
-        assert balance.balanced, balance.faults
-        assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
-        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-        assert [(row["skipped"], row["steps_skipped"]) for row in rows if row["kind"] == "step"] == [(1, 1), (0, 1)]
-        summary = json.loads((tmp_path / "summary.json").read_text())
-        assert (summary["steps"], summary["steps_skipped"], summary["groups_dropped_not_finite"]) == (2, 1, 2)
-
-    simulate(main)
+async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            await enter(stage)
+            for version in (5, 6):
+                for number in (0, 1):
+                    await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
+            first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
+            steps = stage["learner"].call("steps", FILTER)
+            await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
+            await steps(StepTrained(RL, 6, second.groups, TrainingFigures()))
+            before = len(stage["learner"].log)
+            await enter(stage, version=5)
+            await trio.sleep(1)
+            names = [m.group if isinstance(m, TrainingGroup) else m for m in stage["learner"].log[before:]]
+            assert names[0] == StepReady(RL, 5, (), first.figures)
+            assert names[1:] == [*second.groups, StepReady(RL, 6, second.groups, second.figures)]
+            await steps(StepTrained(RL, 5, (), TrainingFigures()))
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.faults
+    assert (balance.trained, balance.dropped, balance.skipped_steps) == (2, {"not_finite": 2}, 1)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["skipped"], row["steps_skipped"]) for row in rows if row["kind"] == "step"] == [(1, 1), (0, 1)]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["steps_skipped"], summary["groups_dropped_not_finite"]) == (2, 1, 2)
 
 
-def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                left = StageFigures(stage=0, stage_seconds=1.0, supervised=SupervisedFigures(steps_skipped=2))
-                await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, left=left))
-        assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
-
-    simulate(main)
+async def test_supervised_steps_that_were_skipped_are_in_the_summary(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            left = StageFigures(stage=0, stage_seconds=1.0, supervised=SupervisedFigures(steps_skipped=2))
+            await stage["learner"].call("stages", FILTER)(StageEntered(1, 1, 1, restored=True, left=left))
+    assert json.loads((tmp_path / "summary.json").read_text())["sft_steps_skipped"] == 2
 
 
 def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_goes_on(tmp_path: Path) -> None:
@@ -618,28 +451,27 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_what_was_is_there_when_it_go
         assert audit(disk / "run").balanced
 
 
-def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_there_as_it_was(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = micro(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
-                await enter(stage)
-                records = actor._records  # type: ignore[attr-defined]
-                records.evaluation(Evaluation(1), builders.evaluated(1.0), 1.0)
-                records.commit()
-                records.write_summary(1.0)
-                before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
-                records.evaluation(Evaluation(1), builders.evaluated(1.0), 2.0)
-                actor._journal.commit()  # type: ignore[attr-defined]
-                with no_file_longer_than(len(before[0]) + 10):
-                    with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
-                        records.commit()
-                with no_file_longer_than(100):
-                    with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
-                        records.write_summary(2.0)
-                assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")] == before
-
-    simulate(main)
+async def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what_was_there_as_it_was(
+    tmp_path: Path,
+) -> None:
+    topology = micro(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
+            await enter(stage)
+            records = actor._records  # type: ignore[attr-defined]
+            records.evaluation(Evaluation(1), builders.evaluated(1.0), 1.0)
+            records.commit()
+            records.write_summary(1.0)
+            before = [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")]
+            records.evaluation(Evaluation(1), builders.evaluated(1.0), 2.0)
+            actor._journal.commit()  # type: ignore[attr-defined]
+            with no_file_longer_than(len(before[0]) + 10):
+                with pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
+                    records.commit()
+            with no_file_longer_than(100):
+                with pytest.raises(DiskError, match=r"summary\.json cannot be written: File too large"):
+                    records.write_summary(2.0)
+            assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "summary.json")] == before
     assert not list(tmp_path.glob(".*.partial"))
 
 

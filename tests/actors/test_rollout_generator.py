@@ -34,6 +34,8 @@ from agent_rl.messages import (
 from tests import builders
 from tests.actors.topologies import micro
 
+pytestmark = pytest.mark.clock(make=lambda: MockClock(rate=50.0))
+
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
 )
@@ -101,33 +103,30 @@ def two_turns(number: int, _: Any) -> str:
     return CALL if number == 1 else ANSWER
 
 
-def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, two_turns) as (stage, actor):
-            acks: list[str] = []
-            await ask(stage, acks=acks)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.turns, made.transcript.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
-            (call,) = stage["tool_executor"].log
-            assert (call.tool, call.rollout) == ("python_code_with_standard_io", "s0-g000000/0/0")
-            assert call.arguments == {"code": "print(2+2)", "input": ""}
-            assert made.transcript.calls[0].outcome == "success"
-            assert set(made.unpack().policies[:, 1].tolist()) == {3}
-            second = actor._engine.requests[1]
-            written = made.unpack().loss_mask.tolist().index(0)
-            response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
-            assert list(second.tokens) == [*made.unpack().prompt_tokens, *made.unpack().tokens[:written], *response]
-            assert actor._engine.released == ["s0-g000000/0/0"]
-            await trio.sleep(5)
-            assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
-
-    simulate(main)
+async def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path) -> None:
+    async with generator(tmp_path, model, two_turns) as (stage, actor):
+        acks: list[str] = []
+        await ask(stage, acks=acks)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert (made.status, made.turns, made.transcript.text) == ("finished", 2, f"{CALL}\n{ANSWER}")
+        (call,) = stage["tool_executor"].log
+        assert (call.tool, call.rollout) == ("python_code_with_standard_io", "s0-g000000/0/0")
+        assert call.arguments == {"code": "print(2+2)", "input": ""}
+        assert made.transcript.calls[0].outcome == "success"
+        assert set(made.unpack().policies[:, 1].tolist()) == {3}
+        second = actor._engine.requests[1]
+        written = made.unpack().loss_mask.tolist().index(0)
+        response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
+        assert list(second.tokens) == [*made.unpack().prompt_tokens, *made.unpack().tokens[:written], *response]
+        assert actor._engine.released == ["s0-g000000/0/0"]
+        await trio.sleep(5)
+        assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
 
 
 NOTEBOOK = '<tool_call>{"name": "jupyter_code", "arguments": {"code": "CODE"}}</tool_call>'
 
 
-def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_last_one_left(
+async def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_last_one_left(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Arithmetic, "tools", (notebook,))
@@ -142,98 +141,85 @@ def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_the_la
             return ToolResult(call.call, "timeout", "4", "", "", 0.0, 0.001)
         return ToolResult(call.call, "success", "4", "", "", 0.0, 0.001, call.state + code)
 
-    async def main() -> None:
-        async with generator(tmp_path, model, script, reply=reply) as (stage, _):
-            await ask(stage, sampling=Sampling(1.0, 400, 4))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            calls = stage["tool_executor"].log[:3]
-            assert [(call.arguments["code"], call.state) for call in calls] == [("a", b""), ("b", b"a"), ("c", b"a")]
-            assert len({call.call for call in calls}) == 3
-            while len(stage["tool_executor"].log) < 4:
-                await stage["tool_executor"].receive(ToolCall)
-            last = stage["tool_executor"].log[3]
-            assert (last.rollout, last.ends) == (made.rollout, True)
-            assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
-
-    simulate(main)
+    async with generator(tmp_path, model, script, reply=reply) as (stage, _):
+        await ask(stage, sampling=Sampling(1.0, 400, 4))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        calls = stage["tool_executor"].log[:3]
+        assert [(call.arguments["code"], call.state) for call in calls] == [("a", b""), ("b", b"a"), ("c", b"a")]
+        assert len({call.call for call in calls}) == 3
+        while len(stage["tool_executor"].log) < 4:
+            await stage["tool_executor"].receive(ToolCall)
+        last = stage["tool_executor"].log[3]
+        assert (last.rollout, last.ends) == (made.rollout, True)
+        assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
 
 
-def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, "unavailable")
+async def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(
+    tmp_path: Path, model: Path
+) -> None:
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, "unavailable")
 
-        async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, _):
-            await ask(stage)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert made.status == "failed"
-            assert made.reason == (
-                "tools unavailable: s0-g000000/0/0/1.0 had no result in 2 attempts; the last: no executor ran it"
-            )
-            assert len(stage["tool_executor"].log) == 2
-
-    simulate(main)
-
-
-def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, "unavailable" if call.rollout == "s0-g000000/0/0" else "success")
-
-        def script(number: int, _: Any) -> str:
-            return CALL * 3 if number == 1 else ANSWER
-
-        async with generator(tmp_path, model, script, reply=reply, tool_attempts=2) as (stage, _):
-            await ask(stage, sampling=Sampling(1.0, 500, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
-            await ask(stage, rollout="s0-g000001/0/0", group="s0-g000001", sampling=Sampling(1.0, 500, 3))
-            assert (await stage["roc_filter"].receive(Trajectory)).status == "finished"
-
-    simulate(main)
+    async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, _):
+        await ask(stage)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert made.status == "failed"
+        assert made.reason == (
+            "tools unavailable: s0-g000000/0/0/1.0 had no result in 2 attempts; the last: no executor ran it"
+        )
+        assert len(stage["tool_executor"].log) == 2
 
 
-def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_path: Path, model: Path) -> None:
+async def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, "unavailable" if call.rollout == "s0-g000000/0/0" else "success")
+
+    def script(number: int, _: Any) -> str:
+        return CALL * 3 if number == 1 else ANSWER
+
+    async with generator(tmp_path, model, script, reply=reply, tool_attempts=2) as (stage, _):
+        await ask(stage, sampling=Sampling(1.0, 500, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
+        await ask(stage, rollout="s0-g000001/0/0", group="s0-g000001", sampling=Sampling(1.0, 500, 3))
+        assert (await stage["roc_filter"].receive(Trajectory)).status == "finished"
+
+
+async def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(tmp_path: Path, model: Path) -> None:
     def script(number: int, request: Any) -> str:
         return (CALL * 40 if request.rollout.startswith("s0-g000000") else CALL) if number == 1 else ANSWER
 
-    async def main() -> None:
-        most = dict.fromkeys(("at_once", "waiting"), 0)
-        under_way: list[str] = []
+    most = dict.fromkeys(("at_once", "waiting"), 0)
+    under_way: list[str] = []
 
-        async def reply(call: ToolCall) -> ToolResult:
-            under_way.append(call.rollout)
-            most["at_once"] = max(most["at_once"], len(under_way))
-            most["waiting"] = max(most["waiting"], actor._tools.waiting)
-            await trio.sleep(1)
-            under_way.remove(call.rollout)
-            return result(call)
+    async def reply(call: ToolCall) -> ToolResult:
+        under_way.append(call.rollout)
+        most["at_once"] = max(most["at_once"], len(under_way))
+        most["waiting"] = max(most["waiting"], actor._tools.waiting)
+        await trio.sleep(1)
+        under_way.remove(call.rollout)
+        return result(call)
 
-        bounds = {"tool_calls_outstanding": 2, "tool_calls_at_once": 6}
-        async with generator(tmp_path, model, script, reply=reply, **bounds) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 9000, 3))
-            await stage["tool_executor"].receive(ToolCall)
-            for number in (1, 2, 3):
-                await ask(stage, rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
-            for _ in range(4):
-                await stage["roc_filter"].receive(Trajectory)
-            served = [call.rollout for call in stage["tool_executor"].log]
-            calm = [place for place, session in enumerate(served) if not session.startswith("s0-g000000")]
-            assert (len(served), len(calm)) == (43, 3)
-            assert max(calm) < 20
-            assert (most["at_once"], most["waiting"]) == (2, 7)  # of the storm's 38 that are left, 4 wait
-
-    simulate(main)
+    bounds = {"tool_calls_outstanding": 2, "tool_calls_at_once": 6}
+    async with generator(tmp_path, model, script, reply=reply, **bounds) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 9000, 3))
+        await stage["tool_executor"].receive(ToolCall)
+        for number in (1, 2, 3):
+            await ask(stage, rollout=f"s0-g{number:06d}/0/0", group=f"s0-g{number:06d}")
+        for _ in range(4):
+            await stage["roc_filter"].receive(Trajectory)
+        served = [call.rollout for call in stage["tool_executor"].log]
+        calm = [place for place, session in enumerate(served) if not session.startswith("s0-g000000")]
+        assert (len(served), len(calm)) == (43, 3)
+        assert max(calm) < 20
+        assert (most["at_once"], most["waiting"]) == (2, 7)  # of the storm's 38 that are left, 4 wait
 
 
-def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, lambda *_: EngineError("900 tokens do not fit 256")) as (stage, _):
-            await ask(stage)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.reason) == ("failed", "900 tokens do not fit 256")
-
-    simulate(main)
+async def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, model: Path) -> None:
+    async with generator(tmp_path, model, lambda *_: EngineError("900 tokens do not fit 256")) as (stage, _):
+        await ask(stage)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert (made.status, made.reason) == ("failed", "900 tokens do not fit 256")
 
 
 # Faults in flight: what becomes of the rollout, and where it is counted -----------------------------------------------
@@ -253,174 +239,152 @@ def step_shares(made: Trajectory) -> dict[str, float]:
     return {name: value for name, value in numbers(means).items() if name.startswith(names) and value}
 
 
-def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, model: Path) -> None:
+async def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path, model: Path) -> None:
     unknown = CALL.replace("python_code_with_standard_io", "search")
     turns = ["<tool_call>{not json}</tool_call>", '<tool_call>{"name": "a"</tool_call><tool_call>', unknown, ANSWER]
 
     def reply(call: ToolCall) -> ToolResult:
         return result(call, "unknown_tool", "", "there is no tool 'search'")
 
-    async def main() -> None:
-        async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 900, 5))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert made.status == "finished"
-            assert [call.outcome for call in made.transcript.calls] == [
-                "malformed",
-                "malformed",
-                "malformed",
-                "unknown_tool",
-            ]
-            assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
-            text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
-            assert text.count("<tool_response>Error: ") == 3
-            assert "not valid JSON" in text
-            assert "there is no tool 'search'" in text
-            assert "is not closed by </tool_call>" in text
-            assert figures(actor) == {"calls_malformed": 3, "calls_unknown_tool": 1}
-            assert step_shares(made) == {
-                "malformed_call_share": 0.75,
-                "unknown_tool_share": 0.25,
-                "tool_error_share": 1.0,
-                "tool_error_share_correct": 1.0,
-            }
-
-    simulate(main)
+    async with generator(tmp_path, model, lambda number, _: turns[number - 1], reply=reply) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 900, 5))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert made.status == "finished"
+        assert [call.outcome for call in made.transcript.calls] == [
+            "malformed",
+            "malformed",
+            "malformed",
+            "unknown_tool",
+        ]
+        assert len(stage["tool_executor"].log) == 1  # what is no call goes to no executor
+        text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
+        assert text.count("<tool_response>Error: ") == 3
+        assert "not valid JSON" in text
+        assert "there is no tool 'search'" in text
+        assert "is not closed by </tool_call>" in text
+        assert figures(actor) == {"calls_malformed": 3, "calls_unknown_tool": 1}
+        assert step_shares(made) == {
+            "malformed_call_share": 0.75,
+            "unknown_tool_share": 0.25,
+            "tool_error_share": 1.0,
+            "tool_error_share_correct": 1.0,
+        }
 
 
-def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_path: Path, model: Path) -> None:
+async def test_of_a_malformed_batch_the_good_calls_run_and_each_has_its_answer(tmp_path: Path, model: Path) -> None:
     bad = ["<tool_call>{not json}</tool_call>", "<tool_call>[1, 2]</tool_call>", '<tool_call>{"name": "a"}</tool_call>']
     batch = bad[0] + CALL + bad[1] + bad[2] + CALL.replace("2+2", "3+3") + '<tool_call>{"name": "python_'
 
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, stdout=call.arguments["code"])
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, stdout=call.arguments["code"])
 
-        async with generator(tmp_path, model, lambda number, _: batch if number == 1 else ANSWER, reply=reply) as (
-            stage,
-            actor,
-        ):
-            await ask(stage, sampling=Sampling(1.0, 1500, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            outcomes = [call.outcome for call in made.transcript.calls]
-            assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
-            assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
-            text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
-            answers = [part.split("</tool_response>")[0] for part in text.split("<tool_response>")[1:]]
-            assert (answers[1], answers[4]) == ("print(2+2)", "print(3+3)")
-            assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 5))
-
-    simulate(main)
+    async with generator(tmp_path, model, lambda number, _: batch if number == 1 else ANSWER, reply=reply) as (
+        stage,
+        actor,
+    ):
+        await ask(stage, sampling=Sampling(1.0, 1500, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        outcomes = [call.outcome for call in made.transcript.calls]
+        assert outcomes == ["malformed", "success", "malformed", "malformed", "success", "malformed"]
+        assert sorted(call.arguments["code"] for call in stage["tool_executor"].log) == ["print(2+2)", "print(3+3)"]
+        text = actor._chat.decode(made.unpack().tokens[made.unpack().loss_mask == 0].tolist())
+        answers = [part.split("</tool_response>")[0] for part in text.split("<tool_response>")[1:]]
+        assert (answers[1], answers[4]) == ("print(2+2)", "print(3+3)")
+        assert all(answers[index].startswith("Error: ") for index in (0, 2, 3, 5))
 
 
-def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_sees(
+async def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_model_sees(
     tmp_path: Path, model: Path
 ) -> None:
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, stdout="a" * 50_000 + "b" * 50_000)
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, stdout="a" * 50_000 + "b" * 50_000)
 
-        async with generator(tmp_path, model, two_turns, reply=reply, tool_response_chars=200) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 500, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert made.status == "finished"
-            response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
-            shown = actor._chat.decode(response).split("<tool_response>")[1].split("</tool_response>")[0]
-            assert len(shown) == 200
-            assert "\n... [99800 or more characters cut] ...\n" in shown
-            assert (shown[0], shown[-1]) == ("a", "b")
-            first, second = actor._engine.requests
-            written = second.tokens[len(first.tokens) :]
-            assert first.max_tokens - second.max_tokens == len(written)  # the budget: to the token
-            assert written[-len(response) :] == response
-            assert made.transcript.calls[0].cut
-            assert figures(actor) == {"responses_cut": 1}
-            assert step_shares(made) == {"cut_response_share": 1.0}
-
-    simulate(main)
+    async with generator(tmp_path, model, two_turns, reply=reply, tool_response_chars=200) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 500, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert made.status == "finished"
+        response = made.unpack().tokens[made.unpack().loss_mask == 0].tolist()
+        shown = actor._chat.decode(response).split("<tool_response>")[1].split("</tool_response>")[0]
+        assert len(shown) == 200
+        assert "\n... [99800 or more characters cut] ...\n" in shown
+        assert (shown[0], shown[-1]) == ("a", "b")
+        first, second = actor._engine.requests
+        written = second.tokens[len(first.tokens) :]
+        assert first.max_tokens - second.max_tokens == len(written)  # the budget: to the token
+        assert written[-len(response) :] == response
+        assert made.transcript.calls[0].cut
+        assert figures(actor) == {"responses_cut": 1}
+        assert step_shares(made) == {"cut_response_share": 1.0}
 
 
-def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_the_models(
+async def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_the_models(
     tmp_path: Path, model: Path
 ) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, lambda *_: "y" * 500) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 77, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.reason, len(made.unpack().tokens)) == ("truncated", "", 77)
-            assert made.unpack().loss_mask.tolist() == [1] * 77
-            assert made.transcript.text == "y" * 77
-            assert figures(actor) == {"rollouts_truncated": 1}
-            assert step_shares(made) == {"truncated_share": 1.0}
-
-    simulate(main)
+    async with generator(tmp_path, model, lambda *_: "y" * 500) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 77, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert (made.status, made.reason, len(made.unpack().tokens)) == ("truncated", "", 77)
+        assert made.unpack().loss_mask.tolist() == [1] * 77
+        assert made.transcript.text == "y" * 77
+        assert figures(actor) == {"rollouts_truncated": 1}
+        assert step_shares(made) == {"truncated_share": 1.0}
 
 
-def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_own_words(
+async def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_own_words(
     tmp_path: Path, model: Path
 ) -> None:
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, stdout="x" * 300)
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, stdout="x" * 300)
 
-        async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 120, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.turns, made.transcript.text) == ("truncated", 1, CALL)
-            assert made.unpack().loss_mask.all()
-            assert [call.outcome for call in made.transcript.calls] == ["success"]
-            assert figures(actor) == {"rollouts_truncated": 1}
-
-    simulate(main)
+    async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 120, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert (made.status, made.turns, made.transcript.text) == ("truncated", 1, CALL)
+        assert made.unpack().loss_mask.all()
+        assert [call.outcome for call in made.transcript.calls] == ["success"]
+        assert figures(actor) == {"rollouts_truncated": 1}
 
 
-def test_a_prompt_longer_than_a_sequence_may_be_is_said_and_never_reaches_the_engine(
+async def test_a_prompt_longer_than_a_sequence_may_be_is_said_and_never_reaches_the_engine(
     tmp_path: Path, model: Path
 ) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, two_turns, longest=16) as (stage, actor):
-            acks: list[str] = []
-            await ask(stage, acks=acks)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            prompt = len(made.unpack().prompt_tokens)
-            assert prompt >= 16
-            assert made.status == "prompt_too_long"
-            assert made.reason == f"the prompt of problem p0 has {prompt} of the 16 tokens a sequence may have"
-            assert actor._engine.requests == []
-            await trio.sleep(5)
-            assert acks == ["s0-g000000/0/0"]
-            assert figures(actor) == {"prompts_too_long": 1}
-            assert step_shares(made) == {"prompts_too_long": 1.0}
-
-    simulate(main)
+    async with generator(tmp_path, model, two_turns, longest=16) as (stage, actor):
+        acks: list[str] = []
+        await ask(stage, acks=acks)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        prompt = len(made.unpack().prompt_tokens)
+        assert prompt >= 16
+        assert made.status == "prompt_too_long"
+        assert made.reason == f"the prompt of problem p0 has {prompt} of the 16 tokens a sequence may have"
+        assert actor._engine.requests == []
+        await trio.sleep(5)
+        assert acks == ["s0-g000000/0/0"]
+        assert figures(actor) == {"prompts_too_long": 1}
+        assert step_shares(made) == {"prompts_too_long": 1.0}
 
 
-def test_a_prompt_that_leaves_less_than_the_budget_gets_what_it_leaves(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with generator(tmp_path, model, lambda *_: "y" * 500, longest=40) as (stage, actor):
-            await ask(stage)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            left = 40 - len(made.unpack().prompt_tokens)
-            assert 0 < left < 40
-            assert (made.status, len(made.unpack().tokens)) == ("truncated", left)
-            assert made.reason.endswith(f"it leaves {left} of 120 response tokens")
-            assert actor._engine.requests[0].max_tokens == left
-
-    simulate(main)
+async def test_a_prompt_that_leaves_less_than_the_budget_gets_what_it_leaves(tmp_path: Path, model: Path) -> None:
+    async with generator(tmp_path, model, lambda *_: "y" * 500, longest=40) as (stage, actor):
+        await ask(stage)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        left = 40 - len(made.unpack().prompt_tokens)
+        assert 0 < left < 40
+        assert (made.status, len(made.unpack().tokens)) == ("truncated", left)
+        assert made.reason.endswith(f"it leaves {left} of 120 response tokens")
+        assert actor._engine.requests[0].max_tokens == left
 
 
-def test_tools_that_are_not_there_are_counted_as_failures_of_the_infrastructure(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        def reply(call: ToolCall) -> ToolResult:
-            return result(call, "unavailable")
+async def test_tools_that_are_not_there_are_counted_as_failures_of_the_infrastructure(
+    tmp_path: Path, model: Path
+) -> None:
+    def reply(call: ToolCall) -> ToolResult:
+        return result(call, "unavailable")
 
-        async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, actor):
-            await ask(stage)
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert figures(actor) == {"rollouts_failed": 1, "calls_failed": 2}
-            assert step_shares(made) == {"rollouts_failed": 1.0}
-
-    simulate(main)
+    async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, actor):
+        await ask(stage)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert figures(actor) == {"rollouts_failed": 1, "calls_failed": 2}
+        assert step_shares(made) == {"rollouts_failed": 1.0}
 
 
 def write_problems(folder: Path, *lengths: int) -> EnvironmentEntry:
@@ -446,16 +410,14 @@ def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path
     assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 training problems: n2 (303 tokens)"
 
 
-def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        tasks = write_problems(tmp_path, 60, 70)
-        async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks):
-            await trio.sleep_forever()
+async def test_when_no_problem_of_a_file_fits_the_run_does_not_start(tmp_path: Path, model: Path) -> None:
 
     with pytest.RaisesGroup(
         pytest.RaisesExc(TaskError, match="all 2 training problems, n0 .63 tokens."), flatten_subgroups=True
     ):
-        simulate(main)
+        tasks = write_problems(tmp_path, 60, 70)
+        async with generator(tmp_path, model, two_turns, longest=50, tasks=tasks):
+            await trio.sleep_forever()
 
 
 class Dead(ScriptedEngine):
@@ -466,19 +428,16 @@ class Dead(ScriptedEngine):
 
 
 @pytest.mark.parametrize(("incarnation", "fault"), [(0, EngineRefusedError), (1, EngineError)])
-def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tried_again(
+async def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tried_again(
     tmp_path: Path, model: Path, incarnation: int, fault: type[Exception]
 ) -> None:
     class Generator(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
             return Dead(model, initial_policy=PolicyVersion(0, 0), script=two_turns)
 
-    async def main() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(fault, match="no memory for 9 GiB"), flatten_subgroups=True):
         topology = micro(tmp_path)
         (tmp_path / "model").symlink_to(model)
         async with stand_ins(topology, "rollout_generator") as stage:
             async with running(Generator, topology, "rollout_generator", tmp_path, stage, incarnation=incarnation):
                 await trio.sleep_forever()
-
-    with pytest.RaisesGroup(pytest.RaisesExc(fault, match="no memory for 9 GiB"), flatten_subgroups=True):
-        simulate(main)

@@ -80,39 +80,38 @@ async def unfinished(stage: Stage, index: int) -> GroupsUnfinished:
     return found
 
 
-def test_a_filter_that_is_killed_again_and_again_counts_each_problem_once_and_says_what_is_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        topology = selecting(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                await enter(stage, SELECT, restored=True)
-                await answer(stage, 0, ["4", "5"])
-                await answer(stage, 1, ["4", None])
-                await trio.sleep(1)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
-                missing = await unfinished(stage, SELECT)
-                assert (missing.opened, missing.kept) == (2, None)
-                assert [(g.opened.number, [m.sample for m in g.missing]) for g in missing.groups] == [(1, [1])]
-                await answer(stage, 1, [None, "4"])
-                await answer(stage, 2, ["5", "5"])
-                told = await stage["learner"].receive(EvaluationReady)
-                assert (told.evaluation, told.figures) == (Evaluation(SELECT), None)
-                assert (told.selection.kept, told.selection.dropped) == (2, {"always_solved": 1})
-                await trio.sleep(1)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
-                await enter(stage, SELECT, restored=True)  # a learner that has forgotten the result
-                assert await stage["learner"].receive(EvaluationReady) == told
-                assert (await unfinished(stage, SELECT)).groups == ()
-                await enter(stage, RL, restored=False)
-                assert (await unfinished(stage, RL)).kept == {"maths": ("p0", "p2")}
-        balance = audit(tmp_path)
-        assert balance.balanced, balance.lines()
-        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-        (row,) = [row for row in rows if row["kind"] == "selection"]
-        assert (row["stage"], row["problems_kept_hard"], row["success_hard"]) == ("hard", 2, 0.5)
-        assert json.loads((tmp_path / "summary.json").read_text())["problems_always_solved_hard"] == 1
-
-    simulate(main)
+async def test_a_filter_that_is_killed_again_and_again_counts_each_problem_once_and_says_what_is_kept(
+    tmp_path: Path,
+) -> None:
+    topology = selecting(tmp_path)
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage, SELECT, restored=True)
+            await answer(stage, 0, ["4", "5"])
+            await answer(stage, 1, ["4", None])
+            await trio.sleep(1)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2, kill=True):
+            missing = await unfinished(stage, SELECT)
+            assert (missing.opened, missing.kept) == (2, None)
+            assert [(g.opened.number, [m.sample for m in g.missing]) for g in missing.groups] == [(1, [1])]
+            await answer(stage, 1, [None, "4"])
+            await answer(stage, 2, ["5", "5"])
+            told = await stage["learner"].receive(EvaluationReady)
+            assert (told.evaluation, told.figures) == (Evaluation(SELECT), None)
+            assert (told.selection.kept, told.selection.dropped) == (2, {"always_solved": 1})
+            await trio.sleep(1)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=3):
+            await enter(stage, SELECT, restored=True)  # a learner that has forgotten the result
+            assert await stage["learner"].receive(EvaluationReady) == told
+            assert (await unfinished(stage, SELECT)).groups == ()
+            await enter(stage, RL, restored=False)
+            assert (await unfinished(stage, RL)).kept == {"maths": ("p0", "p2")}
+    balance = audit(tmp_path)
+    assert balance.balanced, balance.lines()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if row["kind"] == "selection"]
+    assert (row["stage"], row["problems_kept_hard"], row["success_hard"]) == ("hard", 2, 0.5)
+    assert json.loads((tmp_path / "summary.json").read_text())["problems_always_solved_hard"] == 1
 
 
 def test_a_stage_whose_selection_has_no_result_ends_the_run(tmp_path: Path) -> None:
@@ -131,33 +130,27 @@ def test_a_stage_whose_selection_has_no_result_ends_the_run(tmp_path: Path) -> N
     assert "stages.1: stage 'rl' trains on what stage 'hard' keeps, and that stage has no result" in message
 
 
-def test_the_scheduler_asks_each_problem_once_and_then_draws_from_those_that_were_kept(tmp_path: Path) -> None:
+async def test_the_scheduler_asks_each_problem_once_and_then_draws_from_those_that_were_kept(tmp_path: Path) -> None:
     kept = {"maths": ("p1",)}
-
-    async def main() -> None:
-        topology = selecting(tmp_path)
-        async with stand_ins(topology, "kv_scheduler") as stage:
-            records = stage["roc_filter"]
-            records.reply = lambda message: (
-                GroupsUnfinished(message.stage, 0, (), kept=kept if message.stage == RL else None)
-                if isinstance(message, UnfinishedGroups)
-                else None
-            )
-            async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage):
-                stage["rollout_generator"].announce("load", SCHEDULER).set(builders.engine_load(total=10_000))
-                for at in (SELECT, RL):
-                    stage["learner"].announce("policy", SCHEDULER).set(
-                        builders.published(at, stage=at, stage_version=at)
-                    )
-                    stage["rollout_generator"].announce("load", SCHEDULER).set(
-                        builders.engine_load(version=at, total=10_000)
-                    )
-                    await trio.sleep(5)
-            groups = [message for message in records.log if isinstance(message, GroupOpened)]
-            first = [group for group in groups if group.stage == SELECT]
-            assert [group.problem.id for group in first] == ["p0", "p1", "p2"]
-            assert {(group.purpose, group.samples, group.stage_groups) for group in first} == {("select", 2, PROBLEMS)}
-            drawn = [group.problem.id for group in groups if group.stage == RL]
-            assert drawn == ["p1"] * 4
-
-    simulate(main)
+    topology = selecting(tmp_path)
+    async with stand_ins(topology, "kv_scheduler") as stage:
+        records = stage["roc_filter"]
+        records.reply = lambda message: (
+            GroupsUnfinished(message.stage, 0, (), kept=kept if message.stage == RL else None)
+            if isinstance(message, UnfinishedGroups)
+            else None
+        )
+        async with running(KVScheduler, topology, "kv_scheduler", tmp_path, stage):
+            stage["rollout_generator"].announce("load", SCHEDULER).set(builders.engine_load(total=10_000))
+            for at in (SELECT, RL):
+                stage["learner"].announce("policy", SCHEDULER).set(builders.published(at, stage=at, stage_version=at))
+                stage["rollout_generator"].announce("load", SCHEDULER).set(
+                    builders.engine_load(version=at, total=10_000)
+                )
+                await trio.sleep(5)
+        groups = [message for message in records.log if isinstance(message, GroupOpened)]
+        first = [group for group in groups if group.stage == SELECT]
+        assert [group.problem.id for group in first] == ["p0", "p1", "p2"]
+        assert {(group.purpose, group.samples, group.stage_groups) for group in first} == {("select", 2, PROBLEMS)}
+        drawn = [group.problem.id for group in groups if group.stage == RL]
+        assert drawn == ["p1"] * 4

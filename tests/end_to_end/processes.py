@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from agent_rl.records.audit import audit
+from agent_rl.records.audit import Audit, audit
+from agent_rl.records.journal import Journal
 
 SECONDS = 150
 """A whole run takes about 15 s on two free cores, most of it importing torch; the machine may be busy."""
@@ -36,8 +38,34 @@ SUMMARY_KEYS = {
 }
 
 
-def start(path: Path, *arguments: str, command: str = "run", **environment: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "actors.cli", command, str(path), *arguments]
+CALLS_TOOLS = "tests.end_to_end.faulty:CallsTools"
+ROOM = ("stages.0.max_response_tokens=400", "model.initialise.max_length=600")
+"""For a turn that calls a tool, and its response."""
+
+
+class Said(NamedTuple):
+    """What a run that has ended said."""
+
+    out: str
+    err: str
+
+    @property
+    def all(self) -> str:
+        return self.out + self.err
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads(self.out.strip().splitlines()[-1])
+
+
+def overrides(*settings: object) -> list[str]:
+    return [word for setting in settings for word in ("--set", str(setting))]
+
+
+def start(path: Path, *settings: str, host: str = "", **environment: str) -> subprocess.Popen[str]:
+    """Start ``agent-rl run``, or one host of it, with these settings over the topology's."""
+    words = [sys.executable, "-m", "actors.cli", "run", str(path), *overrides(*settings)]
+    words += ["--host", host] if host else []
     return subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
@@ -78,42 +106,84 @@ class Traces:
         return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], code: int = 0) -> Said:
+    """Wait for the end of a run, which must have this exit code."""
     try:
         out, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
         pytest.fail(f"the run did not end in {SECONDS} s\n{out[-3000:]}\n{err[-3000:]}")
-    return process.returncode, out, err
+    assert process.returncode == code, out + err
+    return Said(out, err)
+
+
+def kill(*processes: subprocess.Popen[str]) -> None:
+    """End processes that run still, and hear them to their end."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def signal_actor(path: Path, actor: str, number: int = signal.SIGKILL) -> None:
+    os.kill(process_of_actor(path, actor), number)
+
+
+@contextlib.contextmanager
+def journal_of(directory: Path) -> Iterator[Journal]:
+    journal = Journal(directory / "journal.sqlite", read_only=True)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def check_trained_once(directory: Path) -> list[str]:
+    """No group is in two steps; the groups of all steps."""
+    with journal_of(directory) as journal:
+        trained = [group for step in journal.steps() for group in step.groups]
+    assert len(trained) == len(set(trained))
+    return trained
+
+
+def balanced(directory: Path, *, steps: int | None = None) -> Audit:
+    """What is counted in a journal that balances; where ``steps`` is given, it holds so many and no open group."""
+    balance = audit(directory)
+    assert balance.balanced, balance.lines()
+    if steps is not None:
+        assert (balance.steps, balance.open) == (steps, 0)
+    return balance
+
+
+def runs_again(directory: Path, role: str) -> bool:
+    """Whether the supervisor has heard of work from the next process of a killed actor."""
+    events = rows(directory / "logs" / "supervisor.local.jsonl")
+    return any(f"{role}.0 runs again, " in str(row.get("text")) for row in events)
+
+
+def commands() -> dict[int, list[str]]:
+    """The command line of every process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return found
 
 
 def processes_of(path: Path) -> list[str]:
     """Command lines of living processes that name the topology, or anything else in its folder: actors read a resolved
     one.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(path.parent) in command:
-                found.append(command)
-    return found
+    return [line for line in map(" ".join, commands().values()) if str(path.parent) in line]
 
 
 def process_of_actor(path: Path, actor: str) -> int:
     """The process of one actor of the run."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            if actor in command and any(argument.startswith(str(path.parent)) for argument in command):
-                return int(entry.name)
+    for pid, command in commands().items():
+        if actor in command and any(argument.startswith(str(path.parent)) for argument in command):
+            return pid
     pytest.fail(f"{actor} of {path} does not run")
 
 
@@ -135,15 +205,8 @@ def family(pid: int) -> set[int]:
 
 def children_named(pid: int, name: str) -> list[int]:
     """Direct and further children whose command line holds the name."""
-    found = []
-    for child in family(pid) - {pid}:
-        try:
-            command = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if name in command:
-            found.append(child)
-    return found
+    known = commands()
+    return [child for child in family(pid) - {pid} if name in " ".join(known.get(child, []))]
 
 
 def alive(pids: set[int]) -> set[int]:
@@ -191,13 +254,21 @@ def steps_trained(directory: Path) -> int:
     return sum(row["kind"] == "step" for row in rows(path)) if path.exists() else 0
 
 
-def check_finished(path: Path, directory: Path, out: str, *, steps: int, evaluations: int = 2) -> dict[str, Any]:
-    summary = json.loads(out.strip().splitlines()[-1])
+def more_steps(directory: Path, count: int, *processes: subprocess.Popen[str]) -> None:
+    """Wait for so many steps more, while these processes run."""
+    done = steps_trained(directory)
+
+    def trained() -> bool:
+        assert all(process.poll() is None for process in processes), "a process ended before these steps"
+        return steps_trained(directory) >= done + count
+
+    wait_for(trained, f"{count} steps more")
+
+
+def check_finished(path: Path, directory: Path, said: Said, *, steps: int, evaluations: int = 2) -> dict[str, Any]:
+    summary = said.summary
     assert summary.keys() >= SUMMARY_KEYS
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert balance.steps == steps
-    assert balance.open == 0
+    balanced(directory, steps=steps)
     assert summary["groups_opened"] == summary["groups_trained"] + summary["groups_dropped"]
     assert summary["groups_opened"] >= 2 * steps
     assert (summary["max_staleness"] or 0) <= 1  # None when nothing was trained
@@ -207,6 +278,6 @@ def check_finished(path: Path, directory: Path, out: str, *, steps: int, evaluat
     assert kinds.count("step") == steps
     assert kinds.count("evaluation") == evaluations
     assert processes_of(path) == []
-    assert f"report: {directory / 'report.html'}" in out.splitlines()
+    assert f"report: {directory / 'report.html'}" in said.out.splitlines()
     assert f"Finished: all {kinds.count('stage')} stages." in (directory / "report.html").read_text(encoding="utf-8")
     return summary

@@ -19,8 +19,7 @@ def test_each_step_of_a_run_is_computed_by_the_policy_that_sampled_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, directory = write_half_right(tmp_path, steps=5)
-    code, out, err = finish(start(path, *(word for setting in KEPT for word in ("--set", setting))))
-    assert code == 0, out + err
+    finish(start(path, *KEPT))
     for step in (1, 3, 5):
         assert main(["analyze", str(directory), "--rollouts", "6", "--step", str(step)]) == 0
         out = capsys.readouterr().out

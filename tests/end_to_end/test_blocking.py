@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import finish, processes_of, start
+from tests.end_to_end.processes import balanced, finish, processes_of, start
 from tests.end_to_end.topologies import write_micro
 
 CODE = '''
@@ -96,16 +95,15 @@ def test_code_that_blocks_three_times_in_a_row_stops_the_run_with_its_place(
     tmp_path: Path, environment: str, name: str, text: str
 ) -> None:
     path, directory = write(tmp_path, environment)
-    code, out, err = finish(start(path))
-    assert code == 2, out + err
-    (stop,) = [line for line in (out + err).splitlines() if "stopping the run" in line]
+    said = finish(start(path), 2)
+    (stop,) = [line for line in (said.all).splitlines() if "stopping the run" in line]
     assert "failed at 3 rollouts in a row" in stop
     assert f"{name} fails with BlockedError: it held the event loop for 3 s" in stop
     lines = {line_of(text, after=f"class {environment}("), line_of("while", after=f"class {environment}(")}
     assert any(f"(blocking_code.py, line {line})" in stop for line in lines), stop
-    assert "Traceback" not in out + err
-    assert "starting it again" not in out + err  # no actor had to die
-    assert audit(directory).balanced
+    assert "Traceback" not in said.all
+    assert "starting it again" not in said.all  # no actor had to die
+    balanced(directory)
     assert processes_of(path) == []
 
 
@@ -113,10 +111,9 @@ def test_code_that_blocks_three_times_in_a_row_stops_the_run_with_its_place(
 def test_code_that_cannot_be_interrupted_stops_the_run_too(tmp_path: Path) -> None:
     """It holds the interpreter's lock: the executor is killed when it is silent for too long, three times."""
     path, _ = write(tmp_path, "Keeps", executor="silent_seconds = 15.0")
-    code, out, err = finish(start(path))
-    assert code == 2, out + err
+    said = finish(start(path), 2)
     place = f"judge (blocking_code.py, line {line_of('return str', after='class Keeps(')})"
-    notices = (out + err).splitlines()
+    notices = (said.all).splitlines()
     assert sum(f"starting it again (its event loop stood still in {place})" in line for line in notices) == 2
     (stop,) = [line for line in notices if "stopping the run" in line]
     assert f"tool_executor.0 was killed 3 times in a row, since its event loop stood still in {place}" in stop

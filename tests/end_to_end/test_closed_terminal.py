@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import SECONDS, processes_of, steps_trained, wait_for
+from tests.end_to_end.processes import SECONDS, balanced, processes_of, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 
 
@@ -38,6 +37,6 @@ def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     os.close(ended)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert processes_of(path) == []
-    assert audit(directory).balanced
+    balanced(directory)
     assert (directory / "report.html").exists()
     assert 2 <= steps_trained(directory) < 40

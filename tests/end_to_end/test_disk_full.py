@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import read_position
 from agent_rl.records.journal import Journal
-from tests.end_to_end.processes import finish, processes_of, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import balanced, finish, processes_of, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right
 from tests.full_disk import fill, small_disk
 
@@ -34,9 +33,7 @@ def test_a_full_disk_stops_the_run_clearly_and_it_goes_on_once_there_is_room(tmp
         process = start(path)
         wait_for(lambda: steps_trained(directory) >= 3, "three steps")
         filler = fill(disk, but=room)
-        code, out, err = finish(process)
-        said = out + err
-        assert code == 2, said
+        said = finish(process, 2).all
         stops = [line for line in said.splitlines() if "stopping the run: " in line]
         assert len(stops) == 1, said
         assert f" {directory}/" in stops[0]
@@ -48,8 +45,7 @@ def test_a_full_disk_stops_the_run_clearly_and_it_goes_on_once_there_is_room(tmp
         assert processes_of(path) == []
 
         filler.unlink()
-        balance = audit(directory)
-        assert balance.balanced, balance.lines()
+        balanced(directory)
         before = trained(directory)
         assert len(before) >= 6
         checkpoints = sorted((directory / "checkpoints").glob("version-*"))
@@ -58,11 +54,8 @@ def test_a_full_disk_stops_the_run_clearly_and_it_goes_on_once_there_is_room(tmp
         assert all(row["kind"] for row in rows(directory / "metrics.jsonl"))  # no half line
 
         done = steps_trained(directory)
-        code, out, err = finish(start(path, "--set", f"stages.0.steps={done + 3}"))
-        assert code == 0, out + err
-        balance = audit(directory)
-        assert balance.balanced, balance.lines()
-        assert (balance.steps, balance.open) == (done + 3, 0)
+        said = finish(start(path, f"stages.0.steps={done + 3}"))
+        balanced(directory, steps=done + 3)
         assert before.items() <= trained(directory).items()
         steps = [row["version"] for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
         assert sorted(set(steps)) == list(range(1, done + 4))

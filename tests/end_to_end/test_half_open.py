@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.processes import check_finished, finish, port_blocks, steps_trained, wait_for
+from tests.end_to_end.processes import check_finished, finish, kill, more_steps, port_blocks, steps_trained, wait_for
 from tests.end_to_end.topologies import write_two_hosts
 
 CONNECTIONS = 1200
@@ -53,16 +53,11 @@ def test_half_open_connections_to_every_port_stop_no_run(tmp_path: Path) -> None
         for _ in range(2):
             with contextlib.ExitStack() as held:
                 attack([*range(first, first + 4), *range(second, second + 3)], held)
-                done = steps_trained(directory)
-                wait_for(lambda: steps_trained(directory) >= done + 2, "steps under attack")  # noqa: B023
-        code, out, err = finish(main)
-        assert code == 0, out + err
-        code, other_out, other_err = finish(other)
-        assert code == 0, other_out + other_err
-        check_finished(path, directory, out, steps=60)
-        assert "starting it again" not in out + other_out
+                more_steps(directory, 2)
+        said = finish(main)
+        other_said = finish(other)
+        check_finished(path, directory, said, steps=60)
+        assert "starting it again" not in said.out + other_said.out
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for process in (main, other):
-            process.kill()
-            process.communicate()
+        kill(main, other)

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +19,16 @@ from actors.weights.files import model_directory
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.load import load_topology
 from agent_rl.learning.trainer import Trainer
-from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.journal import Journal
 from tests.end_to_end.faulty import groups_given
 from tests.end_to_end.processes import (
     SECONDS,
     Traces,
     alive,
+    balanced,
+    check_trained_once,
     finish,
+    journal_of,
     process_of_actor,
     start,
     steps_trained,
@@ -40,13 +40,6 @@ STEPS = 60
 RANDOM_KILLS, CHECKPOINT_KILLS = 3, 2
 LONGEST_WAIT = 0.6
 """Seconds after a step, about two steps: a kill comes anywhere in them."""
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A folder for temporary files whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as name:
-        yield Path(name)
 
 
 @pytest.fixture
@@ -107,28 +100,23 @@ def test_killed_anywhere_the_learner_ends_with_the_bits_of_one_that_never_was(
     recording = "tests.end_to_end.faulty:RecordingLearner"
     path, directory = write_half_right(tmp_path, steps=STEPS, learner=recording)
     traces = Traces(path, temporary)
-    process = start(path, "--set", "actors.learner.restarts=99", TMPDIR=str(temporary))
+    process = start(path, "actors.learner.restarts=99", TMPDIR=str(temporary))
     moments = [draw.uniform(0, LONGEST_WAIT) for _ in range(RANDOM_KILLS)] + [None] * CHECKPOINT_KILLS
     draw.shuffle(moments)
     half_written = [kill_after_a_step(path, directory, process, seconds) for seconds in moments]
     traces.look(process)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert (out + err).count("learner.0 was killed by SIGKILL; starting it again") == len(moments)
+    said = finish(process)
+    assert (said.all).count("learner.0 was killed by SIGKILL; starting it again") == len(moments)
     assert any(half_written), "no kill found a checkpoint half written"
     assert partial_checkpoints(directory) == []
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
+    assert balanced(directory, steps=STEPS).skipped_steps == 0
     traces.assert_none()
 
     given = groups_given(directory)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    trained = [tuple(step.groups) for step in journal.steps()]
-    journal.close()
+    with journal_of(directory) as journal:
+        trained = [tuple(step.groups) for step in journal.steps()]
     assert trained == [tuple(group.group for group in groups) for groups in given.values()]
-    names = [name for groups in trained for name in groups]
-    assert len(names) == len(set(names)) == 2 * STEPS
+    assert len(check_trained_once(directory)) == 2 * STEPS
 
     never_killed(path, directory, tmp_path / "whole")
     last = max((directory / "checkpoints").glob("version-*"))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.processes import finish, process_of_actor, rows, start, wait_for
+from tests.end_to_end.processes import finish, rows, signal_actor, start, wait_for
 from tests.end_to_end.topologies import write_micro
 
 STEPS, KILLS = 1500, 4
@@ -44,22 +41,20 @@ def logs(directory: Path) -> list[Path]:
 def test_a_supervised_stage_goes_on_whenever_its_learner_is_killed(tmp_path: Path) -> None:
     draw = random.Random(0)
     path, directory = supervised_alone(tmp_path / "killed", steps=STEPS)
-    process = start(path, "--set", "actors.learner.restarts=99", "--set", "run.checkpoint_seconds=0.5")
+    process = start(path, "actors.learner.restarts=99", "run.checkpoint_seconds=0.5")
     for kill in range(KILLS):
         wait_for(lambda seen=kill: times_entered(directory) > seen or process.poll() is not None, "the stage")
         time.sleep(draw.uniform(0.7, LONGEST))
         assert process.poll() is None, "the stage is too short for this test"
-        os.kill(process_of_actor(path, "learner.0"), signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
+        signal_actor(path, "learner.0")
+    said = finish(process)
     went_on = [row["step"] for log in logs(directory) for row in rows(log) if row["event"] == "stage"]
     assert len(went_on) == KILLS + 1
     assert went_on == sorted(went_on)
     assert went_on[-1] > 0
     path, untouched = supervised_alone(tmp_path / "whole", steps=STEPS)
-    code, out, err = finish(start(path))
-    assert code == 0, out + err
-    summary = json.loads(out.splitlines()[-1])
+    said = finish(start(path))
+    summary = said.summary
     assert (summary["sft_steps"], summary["checkpoint"]) == (STEPS, str(untouched / "checkpoints" / LAST))
     report = (untouched / "report.html").read_text(encoding="utf-8")
     assert "Supervised training in" in report

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import finish, rows, start
+from tests.end_to_end.processes import balanced, finish, rows, start
 from tests.end_to_end.topologies import write_half_right
 
 STEPS = 4
@@ -30,15 +28,13 @@ def trained_steps(folder: Path, algorithm: str) -> tuple[list[dict[str, Any]], P
         assert before in text
         text = text.replace(before, after.format(algorithm=algorithm))
     path.write_text(text)
-    code, out, err = finish(start(path))
-    assert code == 0, out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    said = finish(start(path))
+    balanced(directory)
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert len(steps) == STEPS
     page = (directory / "report.html").read_text()
     assert "Divergence from the reference policy" in page
-    return steps, Path(json.loads(out.splitlines()[-1])["checkpoint"])
+    return steps, Path(said.summary["checkpoint"])
 
 
 @pytest.mark.slow

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import family, finish, port_blocks, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import (
+    balanced,
+    family,
+    finish,
+    kill,
+    more_steps,
+    port_blocks,
+    rows,
+    start,
+    steps_trained,
+    wait_for,
+)
 from tests.end_to_end.topologies import MICRO
 from transport import CurveKeys
 
@@ -43,7 +53,7 @@ def signal_all(pids: set[int], number: int) -> None:
 @pytest.mark.parametrize("how", ["killed", "stopped for a while", "ended in order"])
 def test_a_run_goes_on_without_a_host_and_takes_it_back(tmp_path: Path, how: str) -> None:
     path, directory = write_spread(tmp_path)
-    main, other = start(path, "--host", "a"), start(path, "--host", "b")
+    main, other = start(path, host="a"), start(path, host="b")
     again = None
     log = directory / "logs" / "kv_scheduler.0.jsonl"
 
@@ -62,28 +72,21 @@ def test_a_run_goes_on_without_a_host_and_takes_it_back(tmp_path: Path, how: str
                 signal_all(everyone, signal.SIGSTOP)
             case _:
                 other.send_signal(signal.SIGINT)
-        done = steps_trained(directory)
-        wait_for(lambda: steps_trained(directory) >= done + 5, "steps without the second host")
+        more_steps(directory, 5)
         before = policies()
         if how == "stopped for a while":
             signal_all(everyone, signal.SIGCONT)
         else:
             other.communicate(timeout=60)
-            again = start(path, "--host", "b")
+            again = start(path, host="b")
         wait_for(lambda: policies() > before, "the second host to serve again")
-        done = steps_trained(directory)
-        wait_for(lambda: steps_trained(directory) >= done + 3, "steps with the host that is back")
+        more_steps(directory, 3)
         main.send_signal(signal.SIGINT)
-        code, out, err = finish(main)
-        assert code == 0, out + err
-        balance = audit(directory)
-        assert balance.balanced, balance.lines()
+        finish(main)
+        balanced(directory)
         if how == "killed":
             assert any(row["event"] == "the rollouts of a generator move" for row in rows(log))
-        code, other_out, other_err = finish(again or other)
-        assert code == 0, other_out + other_err
+        finish(again or other)
     finally:
         signal_all(family(other.pid), signal.SIGCONT)
-        for process in (main, other, *([again] if again else [])):
-            process.kill()
-            process.communicate()
+        kill(main, other, *([again] if again else []))

@@ -14,7 +14,7 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.records.audit import deep_audit
-from tests.end_to_end.processes import check_finished, finish, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import check_finished, finish, kill, more_steps, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_half_right, write_micro
 
 MARGIN = 90
@@ -37,12 +37,10 @@ def test_a_journal_replaced_by_an_older_copy_ends_the_run_and_the_next_start_is_
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     backup(journal, tmp_path / "copy")
     seen = steps_trained(directory)
-    wait_for(lambda: steps_trained(directory) >= seen + 3, "three more steps")
+    more_steps(directory, 3)
     (tmp_path / "copy").replace(journal)
     began = time.monotonic()
-    code, out, err = finish(process)
-    said = out + err
-    assert code == 2, said
+    said = finish(process, 2).all
     assert f"{journal} was changed by another program while the run was going" in said
     assert "Traceback" not in said
     assert time.monotonic() - began < 60
@@ -54,10 +52,9 @@ def test_a_journal_replaced_by_an_older_copy_ends_the_run_and_the_next_start_is_
 
     for name in ("journal.sqlite-wal", "journal.sqlite-shm"):  # as the message says
         (directory / name).unlink(missing_ok=True)
-    code, out, err = finish(start(path))
-    assert code == 2, out + err
-    assert f"{journal} is older than" in err
-    assert "Traceback" not in out + err
+    said = finish(start(path), 2)
+    assert f"{journal} is older than" in said.err
+    assert "Traceback" not in said.all
 
 
 @pytest.mark.slow
@@ -67,13 +64,11 @@ def test_a_killed_run_goes_on_and_its_records_can_be_made_again(
     path, directory = write_micro(tmp_path, steps=MARGIN)
     process = start(path)
     wait_for(lambda: steps_trained(directory) >= 3, "three steps")
-    process.kill()
-    process.communicate()
+    kill(process)
     assert main(["audit", str(directory), "--deep"]) == 0, capsys.readouterr().out  # the log is there still
     done = len([row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"])
-    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
-    assert code == 0, out + err
-    check_finished(path, directory, out, steps=done + 2)
+    said = finish(start(path, f"stages.2.steps={done + 2}"))
+    check_finished(path, directory, said, steps=done + 2)
     found = deep_audit(directory)
     assert found.faults == found.notes == ()
     assert found.checkpoints >= 2
@@ -85,9 +80,8 @@ def test_a_killed_run_goes_on_and_its_records_can_be_made_again(
     assert [file.read_text() for file in files] == before
 
     shutil.rmtree(directory / "checkpoints")
-    code, out, err = finish(start(path, "--set", f"stages.2.steps={done + 2}"))
-    assert code == 2, out + err
-    assert "records checkpoints, but there is none" in err
+    said = finish(start(path, f"stages.2.steps={done + 2}"), 2)
+    assert "records checkpoints, but there is none" in said.err
 
 
 @pytest.mark.slow
@@ -104,8 +98,7 @@ def test_a_payload_that_is_damaged_while_the_run_goes_ends_it_at_once(tmp_path: 
         if '"failed"' in (directory / "logs" / "roc_filter.0.jsonl").read_text():
             break
     began = time.monotonic()
-    code, out, err = finish(process)
-    assert code == 2, out + err
-    assert "is not what was written); put back a whole copy" in out + err
-    assert "Traceback" not in out + err
+    said = finish(process, 2)
+    assert "is not what was written); put back a whole copy" in said.all
+    assert "Traceback" not in said.all
     assert time.monotonic() - began < 60

@@ -10,22 +10,20 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_rl.records.audit import audit
 from tests.end_to_end.faulty import BAD_VERSIONS
-from tests.end_to_end.processes import finish, processes_of, rows, start
+from tests.end_to_end.processes import balanced, finish, processes_of, rows, start
 from tests.end_to_end.topologies import write_half_right
 
 
 @pytest.mark.slow
 def test_one_bad_step_is_skipped_three_stop_the_run_and_it_continues_from_before_them(tmp_path: Path) -> None:
     path, directory = write_half_right(tmp_path, steps=8, learner="tests.end_to_end.faulty:FaultyLearner")
-    code, out, err = finish(start(path, **{BAD_VERSIONS: "1,3,4,5"}))
-    assert code == 2, out + err
-    stops = [line for line in (out + err).splitlines() if "stopping the run" in line]
+    said = finish(start(path, **{BAD_VERSIONS: "1,3,4,5"}), 2)
+    stops = [line for line in (said.all).splitlines() if "stopping the run" in line]
     assert len(stops) == 1
     assert "learner.0: 3 steps of stage 'rl' in a row were not finite and changed nothing (step 4: " in stops[0]
-    assert "Traceback" not in out + err
-    assert "starting it again" not in out + err
+    assert "Traceback" not in said.all
+    assert "starting it again" not in said.all
     assert processes_of(path) == []
 
     newest = max((directory / "checkpoints").iterdir())
@@ -34,8 +32,7 @@ def test_one_bad_step_is_skipped_three_stop_the_run_and_it_continues_from_before
     model = AutoModelForCausalLM.from_pretrained(newest)
     assert bool(model(torch.tensor([[5, 6, 7]])).logits.isfinite().all())
 
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    balance = balanced(directory)
     assert (balance.steps, balance.skipped_steps, balance.dropped["not_finite"]) == (6, 4, 8)
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["steps"], summary["steps_skipped"], summary["groups_dropped_not_finite"]) == (6, 4, 8)
@@ -49,9 +46,7 @@ def test_one_bad_step_is_skipped_three_stop_the_run_and_it_continues_from_before
         (1, 4, 0),
     ]
 
-    code, out, err = finish(start(path))  # what made it NaN is mended
-    assert code == 0, out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    said = finish(start(path))  # what made it NaN is mended
+    balance = balanced(directory)
     assert (balance.steps, balance.skipped_steps, balance.open) == (8, 4, 0)
-    assert json.loads(out.strip().splitlines()[-1])["steps_skipped"] == 4
+    assert said.summary["steps_skipped"] == 4

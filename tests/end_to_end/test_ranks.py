@@ -11,9 +11,19 @@ from typing import Any
 
 import pytest
 
-from agent_rl.records.audit import audit
 from agent_rl.records.checkpoint_files import verify
-from tests.end_to_end.processes import alive, family, finish, process_of_actor, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import (
+    alive,
+    balanced,
+    family,
+    finish,
+    more_steps,
+    process_of_actor,
+    rows,
+    start,
+    steps_trained,
+    wait_for,
+)
 from tests.end_to_end.topologies import write_half_right
 
 STEPS = 8
@@ -45,7 +55,7 @@ def two_ranks(folder: Path, *, steps: int = STEPS, **settings: object) -> tuple[
     path, directory = write_half_right(folder, steps=steps)
     given = {"actors.learner.ranks": 2, "run.checkpoint_every": 2}
     given |= {f"actors.learner.settings.{name}": value for name, value in settings.items()}
-    return path, directory, [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    return path, directory, [f"{name}={value}" for name, value in given.items()]
 
 
 def whole(directory: Path) -> Path:
@@ -62,51 +72,31 @@ def restarts(said: str) -> list[str]:
     return [line for line in said.splitlines() if "learner.0" in line and "starting it again" in line]
 
 
-def balances(directory: Path) -> None:
-    """The journal balances, with every step trained."""
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
-
-
 def finished(path: Path, directory: Path, process: Any, *, killed: bool) -> None:
-    """The run ends well, also where rank 1 is killed after three steps: all ranks then start again, once."""
+    """The run ends well, also where rank 1 is killed after three steps: all ranks then end, and start again, once."""
+    others: set[int] = set()
     if killed:
-        wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
-        (other,) = followers(path)
+        more_steps(directory, 3, process)
+        others, learner = followers(path), process_of_actor(path, "learner.0")
+        (other,) = others
         os.kill(other, signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert len(restarts(out + err)) == int(killed), out + err
-    balances(directory)
+        wait_for(lambda: not alive({learner}), "the end of rank 0")
+        wait_for(lambda: steps_trained(directory) >= 5 or process.poll() is not None, "steps after the restart")
+        others |= followers(path)
+    said = finish(process).all
+    assert len(restarts(said)) == int(killed), said
+    if killed:
+        assert f"rank 1 of the learner (process {other}) was killed by SIGKILL" in said
+    assert not alive(others)
+    assert balanced(directory, steps=STEPS).skipped_steps == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True])
-def test_two_ranks_train_the_quickstart(tmp_path: Path, killed: bool) -> None:
+def test_two_ranks_train_the_quickstart(tmp_path: Path) -> None:
     path, directory = tmp_path / "quickstart.toml", tmp_path / "run"
     path.write_text((EXAMPLES / "quickstart.toml").read_text().replace('"runs/quickstart"', f'"{directory}"'))
-    process = start(path, *[word for name, value in SHORT.items() for word in ("--set", f"{name}={value}")])
-    finished(path, directory, process, killed=killed)
-    whole(directory)
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
-    path, directory, arguments = two_ranks(tmp_path)
-    process = start(path, *arguments)
-    wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
-    (other,) = followers(path)
-    learner = process_of_actor(path, "learner.0")
-    os.kill(other, signal.SIGKILL)
-    wait_for(lambda: not alive({learner}), "the end of rank 0")
-    wait_for(lambda: steps_trained(directory) >= 5 or process.poll() is not None, "steps after the restart")
-    again = followers(path)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert f"rank 1 of the learner (process {other}) was killed by SIGKILL" in out + err
-    assert not alive(again | {other})
-    balances(directory)
+    process = start(path, *[f"{name}={value}" for name, value in SHORT.items()])
+    finished(path, directory, process, killed=False)
     whole(directory)
 
 
@@ -114,8 +104,9 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_from_the_checkpoint(tmp_path
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_ranks_send_their_parts_to_the_engine(tmp_path: Path, killed: bool) -> None:
     path, directory, arguments = two_ranks(tmp_path, weights_in="gloo")
-    process = start(path, *arguments, "--set", "actors.rollout_generator.links.transfer=learner")
+    process = start(path, *arguments, "actors.rollout_generator.links.transfer=learner")
     finished(path, directory, process, killed=killed)
+    whole(directory)
     assert not list(directory.glob("weights/*"))
     (log,) = (directory / "logs").glob("rollout_generator.0*.jsonl")
     taken_up = {(row["epoch"], row["version"]) for row in rows(log) if row["event"] == "policy taken up"}
@@ -127,19 +118,18 @@ def test_two_ranks_send_their_parts_to_the_engine(tmp_path: Path, killed: bool) 
 def test_a_rank_that_stands_still_ends_all_and_they_start_again(tmp_path: Path) -> None:
     path, directory, arguments = two_ranks(tmp_path, rank_silent_seconds=10)
     process = start(path, *arguments)
-    wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+    more_steps(directory, 3, process)
     (other,) = followers(path)
     learner = process_of_actor(path, "learner.0")
     stopped = time.monotonic()
     os.kill(other, signal.SIGSTOP)
     wait_for(lambda: not alive({learner, other}), "the end of both ranks")
     assert time.monotonic() - stopped < ENDED_SECONDS
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    (line,) = restarts(out + err)
+    said = finish(process)
+    (line,) = restarts(said.all)
     assert f"rank 1 of the learner (process {other}) has given no sign of life for rank_silent_seconds (10 s)" in line
     assert "the process is stopped" in line
-    balances(directory)
+    assert balanced(directory, steps=STEPS).skipped_steps == 0
     whole(directory)
 
 
@@ -151,29 +141,22 @@ def test_a_full_disk_of_one_rank_stops_the_run_with_one_message(tmp_path: Path) 
     wait_for(lambda: any(checkpoints.glob("version-*")) or process.poll() is not None, "a checkpoint")
     (other,) = followers(path)
     resource.prlimit(other, resource.RLIMIT_FSIZE, (1000, 1000))  # as a quota's end
-    code, out, err = finish(process)
-    said = out + err
-    assert code == 2, said
+    said = finish(process, 2).all
     (line,) = [line for line in said.splitlines() if "stopping the run: " in line]
     assert "cannot be written: File too large; make room on its disk, then run again" in line
     assert "starting it again" not in said
     assert not alive({other})
     trained = steps_trained(directory)
     whole(directory)
-    code, out, err = finish(start(path, *arguments, "--set", f"stages.0.steps={trained + 3}"))
-    assert code == 0, out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (trained + 3, 0)
+    finish(start(path, *arguments, f"stages.0.steps={trained + 3}"))
+    balanced(directory, steps=trained + 3)
 
 
 @pytest.mark.slow
 def test_ranks_that_do_not_meet_in_time_stop_the_run_with_one_message(tmp_path: Path) -> None:
     path, _, arguments = two_ranks(tmp_path, rank_meeting_seconds=0.01)
-    process = start(path, *arguments, "--set", "actors.learner.restarts=0")
-    code, out, err = finish(process)
-    said = out + err
-    assert code == 1, said
+    process = start(path, *arguments, "actors.learner.restarts=0")
+    said = finish(process, 1).all
     (line,) = [line for line in said.splitlines() if "it said: " in line]
     assert "RanksApartError: rank 1 of the learner did not reach rank 0 at 127.0.0.1:" in line
 
@@ -183,11 +166,10 @@ def test_ranks_that_do_not_meet_in_time_stop_the_run_with_one_message(tmp_path: 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, tensor: int) -> None:
     path, directory = write_half_right(tmp_path, steps=STEPS)
     path.write_text(path.read_text().replace("kv_heads = 1", "kv_heads = 2"))
-    process = start(path, "--set", "actors.learner.ranks=2", "--set", f"model.parallel.tensor={tensor}")
-    wait_for(lambda: steps_trained(directory) >= 3 or process.poll() is not None, "three steps")
+    process = start(path, "actors.learner.ranks=2", f"model.parallel.tensor={tensor}")
+    more_steps(directory, 3, process)
     process.send_signal(signal.SIGINT)
     finish(process)
     assert steps_trained(directory) < STEPS
-    code, out, err = finish(start(path, "--set", "actors.learner.ranks=1"))
-    assert code == 0, out + err
-    assert audit(directory).steps == STEPS
+    finish(start(path, "actors.learner.ranks=1"))
+    balanced(directory, steps=STEPS)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from agent_rl.records.audit import audit
-from tests.end_to_end.processes import SECONDS
+from tests.end_to_end.processes import SECONDS, balanced
 from tests.end_to_end.topologies import write_micro
 from tests.machines import Machine, machines, skip_without
 from transport import CurveKeys
@@ -124,8 +124,7 @@ def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path:
     code, said = other.end()
     assert code == 0, said
     assert trained(directory) == trained(its_run)
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    balance = balanced(directory)
     assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
     assert not ranks_of(b)
     assert not list((tmp_path / "shared").rglob(".ranks-*"))

@@ -13,10 +13,9 @@ from actors.cli.main import main
 from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
-from agent_rl.records.audit import audit
 from agent_rl.records.journal import read_journal
 from tests.agent_rl.records.journal_retention_contract import STATES
-from tests.end_to_end.processes import finish, processes_of, rows, start
+from tests.end_to_end.processes import balanced, finish, processes_of, rows, start
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 120
@@ -27,15 +26,11 @@ def run_example(name: str, directory: Path, *settings: str) -> tuple[dict[str, A
     """Run an example of three steps to its end; its summary, and all it said."""
     path = ROOT / "examples" / name
     began = time.monotonic()
-    overrides = [part for setting in (f"run.directory={directory}", *settings) for part in ("--set", setting)]
-    code, out, err = finish(start(path, *overrides))
-    assert code == 0, out + err
+    said = finish(start(path, f"run.directory={directory}", *settings))
     assert time.monotonic() - began < SECONDS
     assert processes_of(directory) == []
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (3, 0)
-    return json.loads(out.strip().splitlines()[-1]), out
+    balanced(directory, steps=3)
+    return said.summary, said.out
 
 
 def problems_of(directory: Path) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,11 +12,13 @@ import pytest
 from actors.cli import main as cli
 from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
-from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
+    Said,
+    balanced,
     check_finished,
+    check_trained_once,
     finish,
+    journal_of,
     port_blocks,
     processes_of,
     rows,
@@ -35,6 +36,7 @@ class Failing:
 """
 
 
+@pytest.mark.slow
 def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_and_a_model_that_loads(
     tmp_path: Path,
 ) -> None:
@@ -44,30 +46,23 @@ def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_
     process = start(path)
     wait_for(lambda: steps_trained(directory) >= 3, "three steps")
     os.kill(process.pid, signal.SIGINT)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    assert "continue with: agent-rl run" in out + err
+    said = finish(process)
+    assert "continue with: agent-rl run" in said.all
     assert "Not finished: the run stands in stage 3 of 4" in (directory / "report.html").read_text(encoding="utf-8")
     done = steps_trained(directory)
     assert done < 40
-    assert audit(directory).balanced
+    balanced(directory)
     assert processes_of(path) == []
     check_nothing_left(path, directory)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
-    journal.close()
+    with journal_of(directory) as journal:
+        trained_before = {group for step in journal.steps() if step.trained for group in step.groups}
 
-    fewer = ("--set", f"stages.2.steps={done + 2}")
-    code, out, err = finish(start(path, *fewer))
-    assert code == 0, out + err
-    summary = check_finished(path, directory, out, steps=done + 2)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    steps = journal.steps()
-    assert journal.fact("epoch") == "2"
-    journal.close()
-    trained = [group for step in steps for group in step.groups]
-    assert len(trained) == len(set(trained))
-    assert trained_before <= set(trained)
+    fewer = f"stages.2.steps={done + 2}"
+    said = finish(start(path, fewer))
+    summary = check_finished(path, directory, said, steps=done + 2)
+    with journal_of(directory) as journal:
+        assert journal.fact("epoch") == "2"
+    assert trained_before <= set(check_trained_once(directory))
     check_nothing_left(path, directory)
     check_logs(directory, "kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
 
@@ -78,9 +73,8 @@ def test_interrupted_a_run_drains_and_the_next_one_ends_with_a_balanced_journal_
     tokens = AutoTokenizer.from_pretrained(newest)("How many eggs?", return_tensors="pt")
     assert model(**tokens).logits.shape[-1] == model.config.vocab_size
 
-    again, out, _ = finish(start(path, *fewer))  # nothing is left to do: the same summary, and no step more
-    assert again == 0
-    repeated = check_finished(path, directory, out, steps=done + 2)
+    said = finish(start(path, fewer))  # nothing is left to do: the same summary, and no step more
+    repeated = check_finished(path, directory, said, steps=done + 2)
     assert repeated | {"minutes": summary["minutes"]} == summary  # the time of this start counts
 
 
@@ -98,26 +92,15 @@ def check_logs(directory: Path, *roles: str) -> None:
         assert [row for row in logged if row["level"] == "error"] == []
 
 
-@pytest.mark.slow
-def test_two_hosts_over_tcp_train_together(tmp_path: Path) -> None:
-    first, second = port_blocks(2)
-    path, directory = write_two_hosts(tmp_path, (first, second))
-    main, other = start(path, "--host", "a"), start(path, "--host", "b")
-    out = finish_both(main, other)
-    check_finished(path, directory, out, steps=3)
-
-
-def finish_both(main: subprocess.Popen[str], other: subprocess.Popen[str]) -> str:
+def finish_both(main: subprocess.Popen[str], other: subprocess.Popen[str]) -> Said:
     """What the main host printed, once both have ended well."""
     try:
-        code, out, err = finish(main)
-        assert code == 0, out + err
+        said = finish(main)
     except BaseException:
         other.kill()
         raise
-    code, other_out, other_err = finish(other)
-    assert code == 0, other_out + other_err
-    return out
+    finish(other)
+    return said
 
 
 def test_hosts_that_share_no_disk_train_together_and_one_tracker_that_fails_disturbs_nothing(tmp_path: Path) -> None:
@@ -125,18 +108,17 @@ def test_hosts_that_share_no_disk_train_together_and_one_tracker_that_fails_dist
     path, directory = write_two_hosts(tmp_path, (first, second))
     (tmp_path / "my_tracker.py").write_text(FAILING)
     settings = ("actors.rollout_generator.links.weights=learner", 'run.trackers=["tensorboard", "my_tracker:Failing"]')
-    changes = [part for setting in settings for part in ("--set", setting)]
     elsewhere = tmp_path / "elsewhere"
-    main = start(path, "--host", "a", *changes)
-    other = start(path, "--host", "b", *changes, "--set", f"run.directory={elsewhere}")
-    out = finish_both(main, other)
-    check_finished(path, directory, out, steps=3)
+    main = start(path, *settings, host="a")
+    other = start(path, *settings, f"run.directory={elsewhere}", host="b")
+    said = finish_both(main, other)
+    check_finished(path, directory, said, steps=3)
     (log,) = (elsewhere / "logs").glob("rollout_generator.0*.jsonl")
     taken_up = [row for row in rows(log) if row["event"] == "policy taken up"]
     assert [row["version"] for row in taken_up][-1] == 4
     assert all(row["fetched_bytes"] > 0 for row in taken_up)
     assert not (elsewhere / "weights").exists()
-    assert out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
+    assert said.out.count("tracker 'my_tracker:Failing' has stopped: RuntimeError: no such server") == 1
     check_tracked(directory)
     check_logs(directory, "kv_scheduler", "roc_filter", "learner")
     check_logs(elsewhere, "rollout_generator", "tool_executor")
@@ -170,20 +152,18 @@ def test_a_wrong_override_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.slow  # tests/actors/test_learner_safety.py has the learner that leaves the stage for the evaluation
 def test_past_its_wall_clock_limit_a_run_trains_no_more_but_still_evaluates(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
-    code, out, err = finish(start(path, "--set", "run.max_minutes=0.0001"))
-    assert code == 0, out + err
-    summary = json.loads(out.strip().splitlines()[-1])
+    said = finish(start(path, "run.max_minutes=0.0001"))
+    summary = said.summary
     assert summary["steps"] == 0
     assert "success_after_greedy" in summary
-    assert audit(directory).balanced
+    balanced(directory)
 
 
 @pytest.mark.slow
 def test_synchronous_mode_never_trains_on_an_older_policy(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
-    code, out, err = finish(start(path, "--set", "run.mode=synchronous"))
-    assert code == 0, out + err
-    summary = check_finished(path, directory, out, steps=3)
+    said = finish(start(path, "run.mode=synchronous"))
+    summary = check_finished(path, directory, said, steps=3)
     assert not summary["max_staleness"]
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert all(not row.get("staleness_max") for row in steps)  # a step without a group that trained has none

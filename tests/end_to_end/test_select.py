@@ -4,19 +4,28 @@ and the stages after it draw from what was kept.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from actors.roc_filter.replay import decode_stored
-from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import SampledRow
-from tests.end_to_end.processes import finish, process_of_actor, rows, start, wait_for
+from tests.end_to_end.processes import (
+    CALLS_TOOLS,
+    ROOM,
+    Said,
+    balanced,
+    finish,
+    journal_of,
+    kill,
+    rows,
+    runs_again,
+    signal_actor,
+    start,
+    wait_for,
+)
 from tests.end_to_end.topologies import SELECT, write_selecting
 
 SAMPLES = 4
@@ -36,24 +45,17 @@ def counted(directory: Path) -> list[SampledRow]:
         journal.close()
 
 
-def runs_again(directory: Path, role: str) -> bool:
-    events = rows(directory / "logs" / "supervisor.local.jsonl")
-    return any(f"{role}.0 runs again, " in str(row.get("text")) for row in events)
-
-
-def check_selected(directory: Path, out: str, *, problems: int, steps: int) -> None:
+def check_selected(directory: Path, said: Said, *, problems: int, steps: int) -> None:
     """Every problem was sampled once, with all its samples; training drew from every second one."""
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    balance = balanced(directory)
     assert (balance.steps, balance.evaluated) == (steps, problems)
     (selection,) = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "selection"]
-    summary = json.loads(out.strip().splitlines()[-1])
+    summary = said.summary
     for figures in (selection, summary):
         assert figures["problems_sampled_hard"] == problems
         assert figures["problems_kept_hard"] == figures["problems_always_solved_hard"] == problems / 2
         assert (figures["success_hard"], figures["lost_hard"]) == (0.75, 0)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    try:
+    with journal_of(directory) as journal:
         groups = [decode_stored(row.opened) for row in journal.groups(stage=0, states=("evaluated",))]
         assert len({opened.problem.id for opened in groups}) == len(groups) == problems
         for opened in groups:
@@ -66,15 +68,11 @@ def check_selected(directory: Path, out: str, *, problems: int, steps: int) -> N
         drawn = [decode_stored(row.opened).problem.id for row in journal.groups(stage=1, states=states)]
         assert drawn
         assert set(drawn) <= kept
-    finally:
-        journal.close()
 
 
-KEEP_ALL = ("--set", 'run.keep_trajectories="all"')
+KEEP_ALL = 'run.keep_trajectories="all"'
 """So that the test can count the trajectories of each problem."""
-LONG = ("stages.0.max_response_tokens=400", "stages.1.max_response_tokens=400", "model.initialise.max_length=600")
-ROOM = tuple(part for change in LONG for part in ("--set", change))
-"""For a turn that calls a tool, and its response."""
+LONG = (*ROOM, "stages.1.max_response_tokens=400")
 
 
 @pytest.mark.slow
@@ -85,23 +83,17 @@ def test_a_run_trains_on_what_it_has_selected_itself(tmp_path: Path) -> None:
     rl = path.read_text().split("[[stages]]")[-1].split("[actors.")[0]
     text = path.read_text().replace("[actors.", f"{again}[[stages]]{rl}[actors.", 1)
     path.write_text(text)
-    code, out, err = finish(start(path))
-    assert code == 0, out + err
-    summary = json.loads(out.strip().splitlines()[-1])
+    said = finish(start(path))
+    summary = said.summary
     assert (summary["problems_sampled_hard"], summary["problems_kept_hard"]) == (16, 8)
     assert (summary["problems_sampled_harder"], summary["problems_kept_harder"]) == (8, 4)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    try:
+    with journal_of(directory) as journal:
         hard, harder = (set((journal.kept_problems(stage) or {})["maths"]) for stage in (0, 2))
         assert harder < hard
         states = ("trained", "dropped", "ready", "open")
         drawn = {decode_stored(row.opened).problem.id for row in journal.groups(stage=3, states=states)}
         assert drawn <= harder
-    finally:
-        journal.close()
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (4, 0)
+    balanced(directory, steps=4)
 
 
 @pytest.mark.slow
@@ -109,40 +101,32 @@ def test_every_process_is_killed_in_the_middle_of_the_selection_and_no_problem_i
     tmp_path: Path,
 ) -> None:
     """Every rollout calls the executor, which takes its time, so that each process that is killed has work to lose."""
-    path, directory = write_selecting(tmp_path, problems=PROBLEMS)
-    path.write_text(
-        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
-    )
-    process = start(path, *KEEP_ALL, *ROOM)
+    path, directory = write_selecting(tmp_path, problems=PROBLEMS, generator=CALLS_TOOLS)
+    process = start(path, KEEP_ALL, *LONG)
     for role in ("kv_scheduler", "rollout_generator", "roc_filter", "learner", "tool_executor"):
         done = len(counted(directory))
         wait_for(lambda done=done: len(counted(directory)) >= done + 3, f"three problems before {role} is killed")
         assert len(counted(directory)) < PROBLEMS, "the selection was over too soon"
-        os.kill(process_of_actor(path, f"{role}.0"), signal.SIGKILL)
+        signal_actor(path, f"{role}.0")
         wait_for(lambda role=role: runs_again(directory, role), f"{role} to run again")
     done = len(counted(directory))
     wait_for(lambda: len(counted(directory)) >= done + 3, "three problems before the supervisor is killed")
-    process.kill()
-    process.communicate()
+    kill(process)
     before = counted(directory)
     assert 0 < len(before) < PROBLEMS
-    code, out, err = finish(start(path, *KEEP_ALL, *ROOM))
-    assert code == 0, out + err
+    said = finish(start(path, KEEP_ALL, *LONG))
     assert [row for row in counted(directory) if row.number in {each.number for each in before}] == before
-    check_selected(directory, out, problems=PROBLEMS, steps=2)
+    check_selected(directory, said, problems=PROBLEMS, steps=2)
 
 
 @pytest.mark.slow
 def test_a_selection_that_keeps_nothing_ends_the_run_and_another_rule_goes_on_with_its_samples(tmp_path: Path) -> None:
     path, directory = write_selecting(tmp_path, problems=6)
-    nothing = ("--set", "stages.0.keep.below=0.5")
-    code, out, err = finish(start(path, *KEEP_ALL, *nothing))
-    assert code != 0
-    assert "select stage 'hard' keeps none of its 6 problems (3 always solved, 3 too easy)" in out + err
-    assert "change stages.0.keep and run again (nothing is sampled anew)" in out + err
-    assert "Traceback" not in out + err
+    said = finish(start(path, KEEP_ALL, "stages.0.keep.below=0.5"), 2)
+    assert "select stage 'hard' keeps none of its 6 problems (3 always solved, 3 too easy)" in said.all
+    assert "change stages.0.keep and run again (nothing is sampled anew)" in said.all
+    assert "Traceback" not in said.all
     before = counted(directory)
-    code, out, err = finish(start(path, *KEEP_ALL))
-    assert code == 0, out + err
+    said = finish(start(path, KEEP_ALL))
     assert counted(directory) == before
-    check_selected(directory, out, problems=6, steps=2)
+    check_selected(directory, said, problems=6, steps=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from agent_rl.records.audit import audit
 from tests.end_to_end.processes import (
     SECONDS,
     alive,
+    balanced,
     family,
-    process_of_actor,
     processes_of,
     rows,
+    signal_actor,
     steps_trained,
     wait_for,
 )
@@ -78,7 +77,7 @@ def stop_and_see_it_named(path: Path, directory: Path, actor: str) -> str:
     """Stop the actor's process; what the log says of it, once it has said it."""
     before = len(silences(directory))
     stopped_at = time.time()
-    os.kill(process_of_actor(path, actor), signal.SIGSTOP)
+    signal_actor(path, actor, signal.SIGSTOP)
     wait_for(lambda: any(row["actor"] == actor for row in silences(directory)[before:]), f"{actor} to be named")
     row = next(row for row in silences(directory)[before:] if row["actor"] == actor)
     assert seconds_since_epoch(row) - stopped_at < NAMED_WITHIN
@@ -110,7 +109,7 @@ def test_each_stopped_actor_is_named_and_nothing_is_lost_when_it_goes_on(tmp_pat
         for actor, waiting in waits.items():
             assert waiting in stop_and_see_it_named(path, directory, actor)
             done = steps_trained(directory)
-            os.kill(process_of_actor(path, actor), signal.SIGCONT)
+            signal_actor(path, actor, signal.SIGCONT)
             wait_for(
                 lambda: any(
                     row["text"].startswith(f"{actor} is heard again, after ")  # noqa: B023 - called in this turn
@@ -144,8 +143,7 @@ def test_each_stopped_actor_is_named_and_nothing_is_lost_when_it_goes_on(tmp_pat
         assert row["text"] in said
     wait_for(lambda: not alive(everyone), "every process to end")
     assert processes_of(path) == []
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    balanced(directory)
     failed = [
         json.dumps(row) for row in rows(directory / "metrics.jsonl") if row.get("groups_dropped_too_few_rollouts")
     ]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import steps_trained, wait_for
+from tests.end_to_end.processes import balanced, steps_trained, wait_for
 from tests.end_to_end.topologies import MICRO
 from tests.machines import Machine, machines, skip_without
 
@@ -140,7 +139,7 @@ def test_a_job_that_is_stopped_or_killed_goes_on_when_it_is_requeued(slurm: Slur
         wait_for(lambda: slurm.job(number)["Restarts"] == "1", "the job to be requeued")
         stopped_at = steps_trained(directory)
         assert 2 <= stopped_at < 14
-        assert audit(directory).balanced
+        balanced(directory)
         wait_for(lambda: steps_trained(directory) >= stopped_at + 2, "two more steps")
         slurm.ask("scontrol", "requeue", number)  # as a preemption without a grace time
         wait_for(lambda: slurm.job(number)["Restarts"] == "2", "the job to be requeued again")
@@ -150,8 +149,7 @@ def test_a_job_that_is_stopped_or_killed_goes_on_when_it_is_requeued(slurm: Slur
         raise
     assert slurm.job(number)["ExitCode"] == "0:0", log.read_text()
     assert steps_trained(directory) >= 14
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    balanced(directory)
     assert list(tmp_path.glob(".agent-rl-job-*")) == []
     for node in slurm.nodes:
         wait_for(

@@ -8,14 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import finish, processes_of, rows, start, steps_trained, wait_for
+from tests.end_to_end.processes import balanced, finish, more_steps, processes_of, rows, start, steps_trained, wait_for
 from tests.end_to_end.topologies import write_micro
 
 STRANGER = """
@@ -58,13 +55,6 @@ context.term()
 """
 
 
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A folder for temporary files whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as name:
-        yield Path(name)
-
-
 @pytest.mark.slow
 def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, temporary: Path) -> None:
     path, directory = write_micro(tmp_path, steps=400)
@@ -74,13 +64,10 @@ def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, te
     assert len(sockets) == 6
     subprocess.run([sys.executable, "-c", STRANGER, *sockets], check=True, timeout=60)
     assert process.poll() is None, "the run was over before the stranger came"
-    seen = steps_trained(directory)
-    wait_for(lambda: steps_trained(directory) >= seen + 3, "three steps more")
+    more_steps(directory, 3)
     os.kill(process.pid, signal.SIGINT)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
+    finish(process)
+    balanced(directory)
     assert processes_of(path) == []
     for log in directory.glob("logs/*.jsonl"):
         assert [row for row in rows(log) if row["level"] == "error"] == []

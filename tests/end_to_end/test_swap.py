@@ -6,18 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from agent_rl.records.journal import Journal
 from tests.end_to_end.processes import (
+    CALLS_TOOLS,
+    ROOM,
     SECONDS,
     Traces,
+    balanced,
+    check_trained_once,
     finish,
+    more_steps,
     process_of_actor,
     processes_of,
     rows,
@@ -34,14 +35,6 @@ SWAPS = {
     "tool_executor": "OtherExecutor",
     "learner": "OtherLearner",
 }
-ROOM = ("--set", "stages.0.max_response_tokens=400", "--set", "model.initialise.max_length=600")
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A folder for temporary files whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as name:
-        yield Path(name)
 
 
 def swap(directory: Path, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,10 +55,7 @@ def started(directory: Path, role: str) -> list[str]:
 @pytest.mark.slow
 def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, temporary: Path) -> None:
     """Every rollout calls the executor and every step trains, so that each process that leaves has work to lose."""
-    path, directory = write_half_right(tmp_path, steps=500)
-    path.write_text(
-        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
-    )
+    path, directory = write_half_right(tmp_path, steps=500, generator=CALLS_TOOLS)
     traces = Traces(path, temporary)
     process = start(path, *ROOM, TMPDIR=str(temporary))
     try:
@@ -73,15 +63,14 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
         traces.look(process)
         before = sorted(processes_of(path))
 
-        refused = swap(directory, temporary, "roc_filter", "--class", "tests.end_to_end.swapped:Missing")
-        assert refused.returncode == 2, refused.stdout + refused.stderr
-        assert "tests.end_to_end.swapped has no class 'Missing'" in refused.stderr
-        refused = swap(directory, temporary, "kv_scheduler", "--set", "request_window=1")
-        assert refused.returncode == 2
-        assert "request_window 1 is smaller than a group" in refused.stderr
-        refused = swap(directory, temporary, "nobody", "--set", "threads=1")
-        assert refused.returncode == 2
-        assert "the run has no actor 'nobody'" in refused.stderr
+        for arguments, reason in (
+            (("roc_filter", "--class", "tests.end_to_end.swapped:Missing"), "has no class 'Missing'"),
+            (("kv_scheduler", "--set", "request_window=1"), "request_window 1 is smaller than a group"),
+            (("nobody", "--set", "threads=1"), "the run has no actor 'nobody'"),
+        ):
+            refused = swap(directory, temporary, *arguments)
+            assert refused.returncode == 2, refused.stdout + refused.stderr
+            assert reason in refused.stderr
         assert sorted(processes_of(path)) == before
 
         running = process_of_actor(path, "rollout_generator.0")
@@ -96,36 +85,26 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
         assert "the former class and settings hold again" in broken.stderr
 
         for role, name in SWAPS.items():
-            done = steps_trained(directory)
-            wait_for(lambda done=done: steps_trained(directory) >= done + 1, f"a step before {role} is swapped")
+            more_steps(directory, 1)
             swapped = swap(directory, temporary, role, "--class", f"tests.end_to_end.swapped:{name}")
             assert swapped.returncode == 0, swapped.stdout + swapped.stderr
             assert f"{role}.0 is now tests.end_to_end.swapped:{name}; it was away for" in swapped.stdout
             assert swapped.stdout.strip().endswith("s (beside)")
             assert started(directory, role)[-1] == f"tests.end_to_end.swapped:{name}"
             traces.look(process)
-        done = steps_trained(directory)
-        wait_for(lambda: steps_trained(directory) >= done + 2, "two steps after the swaps")
+        more_steps(directory, 2)
         process.send_signal(signal.SIGINT)
-        code, out, err = finish(process)
+        said = finish(process)
     finally:
         process.kill()
-    assert code == 0, out + err
-    assert "starting it again" not in out + err  # nobody died
+    assert "starting it again" not in said.all  # nobody died
     traces.assert_none()
 
     done = steps_trained(directory)
-    code, out, err = finish(start(path, *ROOM, "--set", f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
-    assert code == 0, out + err
-    said = " ".join((out + err).split())
-    assert "kv_scheduler was swapped in the last start, and now is what the file says" in said
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (done + 2, 0)
-    journal = Journal(directory / "journal.sqlite", read_only=True)
-    trained = [group for step in journal.steps() for group in step.groups]
-    journal.close()
-    assert len(trained) == len(set(trained))
+    said = finish(start(path, *ROOM, f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
+    assert "kv_scheduler was swapped in the last start, and now is what the file says" in " ".join(said.all.split())
+    balanced(directory, steps=done + 2)
+    check_trained_once(directory)
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert all(row["success"] == 0.5 for row in steps if row["groups_trained"])
 
@@ -133,10 +112,7 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
 @pytest.mark.slow
 def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Path, temporary: Path) -> None:
     """Every rollout calls the executor, and at most 8 run at one generator, so that each process has work."""
-    path, directory = write_half_right(tmp_path, steps=500)
-    path.write_text(
-        path.read_text().replace("actors.rollout_generator:RolloutGenerator", "tests.end_to_end.faulty:CallsTools")
-    )
+    path, directory = write_half_right(tmp_path, steps=500, generator=CALLS_TOOLS)
     process = start(path, *ROOM, TMPDIR=str(temporary))
     try:
         wait_for(lambda: steps_trained(directory) >= 1, "a step")
@@ -150,23 +126,17 @@ def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Pat
             ("rollout_generator", 1),
             ("tool_executor", 2),
         ):
-            done = steps_trained(directory)
-            wait_for(lambda done=done: steps_trained(directory) >= done + 1, f"a step before {role} is scaled")
+            more_steps(directory, 1)
             scaled = change("scale", directory, temporary, role, str(number))
             assert scaled.returncode == 0, scaled.stdout + scaled.stderr
             assert f"{role} has {number} process" in scaled.stdout
-        done = steps_trained(directory)
-        wait_for(lambda: steps_trained(directory) >= done + 2, "two steps after the scaling")
+        more_steps(directory, 2)
         process.send_signal(signal.SIGINT)
-        code, out, err = finish(process)
+        said = finish(process)
     finally:
         process.kill()
-    assert code == 0, out + err
-    assert "starting it again" not in out + err  # nobody died
+    assert "starting it again" not in said.all  # nobody died
     done = steps_trained(directory)
-    code, out, err = finish(start(path, *ROOM, "--set", f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
-    assert code == 0, out + err
-    assert "tool_executor was scaled in the last start" in " ".join((out + err).split())
-    balance = audit(directory)
-    assert balance.balanced, balance.lines()
-    assert (balance.steps, balance.open) == (done + 2, 0)
+    said = finish(start(path, *ROOM, f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
+    assert "tool_executor was scaled in the last start" in " ".join(said.all.split())
+    balanced(directory, steps=done + 2)

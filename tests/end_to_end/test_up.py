@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.records.audit import audit
-from tests.end_to_end.processes import SECONDS, steps_trained, wait_for
+from tests.end_to_end.processes import SECONDS, balanced, steps_trained, wait_for
 from tests.end_to_end.topologies import MICRO
 from tests.machines import Machine, machines, skip_without
 from transport import CurveKeys
@@ -154,7 +153,7 @@ def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
     assert "stopped; continue with: agent-rl up two.toml" in out
     assert "b: the learner's host ends the run" in out + err
     cluster.assert_nothing_left()
-    assert audit(directory).balanced
+    balanced(directory)
     key = cluster.there / "cluster.key"
     assert key.read_text() == (cluster.here / "cluster.key").read_text()
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -164,7 +163,7 @@ def test_all_hosts_start_stop_and_finish_together(cluster: Cluster) -> None:
     code, out, err = finish(cluster.up())
     assert code == 0, out + err
     assert steps_trained(directory) == 12 > stopped_at
-    assert audit(directory).balanced
+    balanced(directory)
     assert "summary" in out
     assert out.count("summary") == 1
     cluster.assert_nothing_left()

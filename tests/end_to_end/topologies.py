@@ -98,7 +98,12 @@ def write_micro(folder: Path, *, steps: int = 3) -> tuple[Path, Path]:
 
 
 def write_half_right(
-    folder: Path, *, steps: int = 3, learner: str = "actors.learner:Learner", problems: int = 90
+    folder: Path,
+    *,
+    steps: int = 3,
+    learner: str = "actors.learner:Learner",
+    generator: str = "actors.rollout_generator:RolloutGenerator",
+    problems: int = 90,
 ) -> tuple[Path, Path]:
     """RL alone, and half of every group is right: every step trains. Its file and its run directory."""
     path, directory = write_micro(folder, steps=steps)
@@ -110,6 +115,7 @@ def write_half_right(
     actors = stages[stages.index("[actors.") :]
     text = (before + rl + actors).replace('class = "arithmetic"', 'class = "maths"\nsettings.files = ["fours.jsonl"]')
     text = text.replace("actors.roc_filter:RoCFilter", "tests.end_to_end.faulty:HalfRight")
+    text = text.replace("actors.rollout_generator:RolloutGenerator", generator)
     path.write_text(text.replace("actors.learner:Learner", learner))
     return path, directory
 
@@ -125,9 +131,9 @@ max_turns = 2
 """
 
 
-def write_selecting(folder: Path, *, problems: int, steps: int = 2) -> tuple[Path, Path]:
+def write_selecting(folder: Path, *, problems: int, steps: int = 2, **classes: str) -> tuple[Path, Path]:
     """As `write_half_right`, after a selection that keeps every second problem. Its file and its run directory."""
-    path, directory = write_half_right(folder, steps=steps, problems=problems)
+    path, directory = write_half_right(folder, steps=steps, problems=problems, **classes)
     text = path.read_text().replace("[[stages]]", f"{SELECT}[[stages]]", 1)
     path.write_text(text.replace("tests.end_to_end.faulty:HalfRight", "tests.end_to_end.faulty:SolvesEven"))
     return path, directory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.transport.clouds import CLOUDS, POSITIONS, REGISTRY, Cloud, Point, same, with_header
+from tests.transport.clouds import CLOUDS, POSITIONS, Cloud, Point, same, with_header
 from transport import DecodeError, EncodeError, Limits, Registry, decode, encode, plans
 
 
@@ -32,7 +32,7 @@ ODD = st.sampled_from(
 
 
 @given(CLOUDS, st.sampled_from([field.name for field in dataclasses.fields(Cloud)]), ODD)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message, name, value):
     """Whichever field holds whatever value, on the way out and in: the same result, or the same error."""
 
@@ -104,12 +104,6 @@ def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
         decode(encode(Checked(1)), registry).value = 2
     with pytest.raises(DecodeError, match="Checked: must not be negative"):
         decode(with_header(Checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
-
-
-def test_another_definition_of_a_type_is_refused():
-    theirs = dataclasses.make_dataclass("Point", [("y", float), ("x", int)], frozen=True, slots=True)
-    with pytest.raises(DecodeError, match="Point: the sender defines this type differently"):
-        decode(encode(theirs(1.0, 2)), REGISTRY)
 
 
 def test_types_that_cannot_travel_are_refused_by_field():

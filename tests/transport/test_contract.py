@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from tests.transport.contract.announce import AnnounceContract
 from tests.transport.contract.call import CallContract
@@ -17,7 +15,7 @@ from transport import Limits, MemoryNetwork, ZmqNetwork
 
 
 class LinkContract(PushContract, CallContract, AnnounceContract, LivenessContract):
-    """The whole contract: derive from it, and define how to make the network and how to run a test."""
+    """The whole contract: derive from it, and define the network."""
 
 
 class TestMemory(LinkContract):
@@ -27,14 +25,13 @@ class TestMemory(LinkContract):
     def address(self, name):
         return name
 
-    def run(self, main):
-        trio.run(main, clock=MockClock(autojump_threshold=0))
 
-
+@pytest.mark.real_time
 class TestZmq(LinkContract):
     limits = Limits(heartbeat_interval=0.05, silent_after=0.6, lost_after=1.2, credit_report_after=0.2, linger=0.2)
     frames_to_lose = 9
     announcements_to_lose = 5
+    ways_to_cut = ((("a", "b"),),)  # the other network cuts all
 
     @pytest.fixture(autouse=True)
     def _directory(self):
@@ -49,6 +46,3 @@ class TestZmq(LinkContract):
 
     def address(self, name):
         return f"ipc://{self.directory / name}"
-
-    def run(self, main):
-        trio.run(main)

@@ -14,6 +14,8 @@ from tests.transport.contract.base import REGISTRY, Item, Recorder
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
 from transport.errors import MOST_REPORTED, Faults
 
+pytestmark = pytest.mark.real_time
+
 LIMITS = Limits(heartbeat_interval=0.1, silent_after=60.0, linger=0.1)
 
 
@@ -43,97 +45,79 @@ class Side:
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_both_sides_learn_of_keys_that_differ(same: bool) -> None:
+async def test_both_sides_learn_of_keys_that_differ(same: bool) -> None:
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     first = CurveKeys.generate()
     keys = {"a": first, "b": first if same else CurveKeys.generate()}
-
-    async def main() -> None:
-        a, b = (
-            Side(name, peer, ZmqNetwork(addresses, curve=keys[name], watched=[peer])) for name, peer in ("ab", "ba")
-        )
-        async with trio.open_nursery() as nursery:
-            for side in (a, b):
-                await nursery.start(partial(side.node.run, Recorder()))
-            if same:
-                await trio.sleep(1.0)
-                assert [*a.events, *b.events] == []
-            else:
-                for side, peer in ((a, "b"), (b, "a")):
-                    refused = await side.event(KeyRefused)
-                    assert refused.peer == peer
-                    await side.event(Unauthenticated)
-                    assert side.node.figures["unauthenticated"] > 0
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    a, b = (Side(name, peer, ZmqNetwork(addresses, curve=keys[name], watched=[peer])) for name, peer in ("ab", "ba"))
+    async with trio.open_nursery() as nursery:
+        for side in (a, b):
+            await nursery.start(partial(side.node.run, Recorder()))
+        if same:
+            await trio.sleep(1.0)
+            assert [*a.events, *b.events] == []
+        else:
+            for side, peer in ((a, "b"), (b, "a")):
+                refused = await side.event(KeyRefused)
+                assert refused.peer == peer
+                await side.event(Unauthenticated)
+                assert side.node.figures["unauthenticated"] > 0
+        nursery.cancel_scope.cancel()
 
 
-def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
+async def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
-
-    async def main() -> None:
-        a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(a.node.run, Recorder()))
-            assert await turn_away(addresses["b"], 20.0)
-            refused = await a.event(KeyRefused)
-            assert refused.peer == "b"
-            assert not await turn_away(addresses["a"], 20.0)  # another process listens there
-            nursery.cancel_scope.cancel()
-        assert not await turn_away(addresses["b"], 0.1)  # nobody came
-
-    trio.run(main)
+    a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(a.node.run, Recorder()))
+        assert await turn_away(addresses["b"], 20.0)
+        refused = await a.event(KeyRefused)
+        assert refused.peer == "b"
+        assert not await turn_away(addresses["a"], 20.0)  # another process listens there
+        nursery.cancel_scope.cancel()
+    assert not await turn_away(addresses["b"], 0.1)  # nobody came
 
 
-def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
+async def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
-
-    async def main() -> None:
-        a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(a.node.run, Recorder()))
-            await trio.sleep(0.5)
-            listener = await trio.open_tcp_listeners(int(addresses["b"].rpartition(":")[2]), host="127.0.0.1")
-            with trio.fail_after(20):
-                stream = await listener[0].accept()
-            await listener[0].aclose()
-            await stream.aclose()  # it ended in the middle of a handshake
-            await trio.sleep(0.5)
-            nursery.cancel_scope.cancel()
-        assert a.events == []
-
-    trio.run(main)
+    a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(a.node.run, Recorder()))
+        await trio.sleep(0.5)
+        listener = await trio.open_tcp_listeners(int(addresses["b"].rpartition(":")[2]), host="127.0.0.1")
+        with trio.fail_after(20):
+            stream = await listener[0].accept()
+        await listener[0].aclose()
+        await stream.aclose()  # it ended in the middle of a handshake
+        await trio.sleep(0.5)
+        nursery.cancel_scope.cancel()
+    assert a.events == []
 
 
-def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
+async def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
     """ZeroMQ gives a connection up when it is answered in another protocol."""
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     key = CurveKeys.generate()
     port = int(addresses["b"].rpartition(":")[2])
-
-    async def main() -> None:
-        a = Node("a", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
-        link = a.push("items", ["b"], window=1)
-        async with trio.open_nursery() as nursery:
-            (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
-            await nursery.start(partial(a.run, Recorder()))
-            with trio.fail_after(20):
-                stream = await listener.accept()
-                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                with contextlib.suppress(trio.BrokenResourceError):
-                    while await stream.receive_some(1024):
-                        pass
-            await stream.aclose()
-            await listener.aclose()
-            b = Node("b", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
-            await nursery.start(partial(b.run, Recorder()))
-            await link.send(Item(1))
-            with trio.fail_after(20):
-                await link.drained()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    a = Node("a", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
+    link = a.push("items", ["b"], window=1)
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+        await nursery.start(partial(a.run, Recorder()))
+        with trio.fail_after(20):
+            stream = await listener.accept()
+            await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with contextlib.suppress(trio.BrokenResourceError):
+                while await stream.receive_some(1024):
+                    pass
+        await stream.aclose()
+        await listener.aclose()
+        b = Node("b", ZmqNetwork(addresses, curve=key), REGISTRY, incarnation=1, limits=LIMITS)
+        await nursery.start(partial(b.run, Recorder()))
+        await link.send(Item(1))
+        with trio.fail_after(20):
+            await link.drained()
+        nursery.cancel_scope.cancel()
 
 
 def test_strangers_cannot_fill_the_list_of_those_who_were_reported() -> None:

@@ -257,7 +257,7 @@ def test_suspensions_of_minutes_break_no_promise(events):
 
 
 @given(st.lists(EVENTS, max_size=40))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_happens_every_promise_is_kept(events):
     async def main():
         async with trio.open_nursery() as nursery:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, ContractBase, Cut, Item, Question, Recorder
 from transport import (
@@ -21,6 +22,7 @@ from transport import (
 )
 from transport.codec import size_of
 from transport.frames import Heartbeat, PushFrame, pack
+from transport.inbound import Dispatcher
 from transport.network import MemoryPort
 
 
@@ -31,26 +33,20 @@ class InMemory(ContractBase):
     def network(self, _names):
         return self.memory
 
-    def run(self, main):
-        trio.run(main, clock=MockClock(autojump_threshold=0))
 
-
-def test_a_handlers_exception_ends_the_node():
+async def test_a_handlers_exception_ends_the_node():
     case = InMemory()
 
     async def fail(delivery):
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError(delivery.message)
 
-    async def main():
-        node = Node("b", case.memory, REGISTRY, incarnation=0)
-        async with case.world("a") as world:
-            a = await world.start("a")
-            await a.node.push("items", ["b"], window=1).send(Item(0))
-            with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-                await node.run(fail)
-
-    case.run(main)
+    node = Node("b", case.memory, REGISTRY, incarnation=0)
+    async with case.world("a") as world:
+        a = await world.start("a")
+        await a.node.push("items", ["b"], window=1).send(Item(0))
+        with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+            await node.run(fail)
 
 
 def test_links_are_made_once_and_lead_somewhere():
@@ -64,395 +60,339 @@ def test_links_are_made_once_and_lead_somewhere():
         node.push("others", ["b"], window=0)
 
 
-def test_errors_of_the_sender_are_raised_at_once():
+async def test_errors_of_the_sender_are_raised_at_once():
     case = InMemory()
-
-    async def main():
-        async with case.world("a") as world:
-            link = (await world.start("a")).node.push("items", ["b"], window=1)
-            with pytest.raises(EncodeError, match=r"Item\.number"):
-                await link.send(Item("0"))
-            with pytest.raises(UnknownPeer, match="no target of link items"):
-                await link.send(Item(0), to="c")
-            with pytest.raises(BindError, match="a runs already"):
-                await Node("a", case.memory, REGISTRY, incarnation=1).run(Recorder())
-
-    case.run(main)
+    async with case.world("a") as world:
+        link = (await world.start("a")).node.push("items", ["b"], window=1)
+        with pytest.raises(EncodeError, match=r"Item\.number"):
+            await link.send(Item("0"))
+        with pytest.raises(UnknownPeer, match="no target of link items"):
+            await link.send(Item(0), to="c")
+        with pytest.raises(BindError, match="a runs already"):
+            await Node("a", case.memory, REGISTRY, incarnation=1).run(Recorder())
 
 
-def test_what_the_peer_would_not_take_is_refused_where_it_is_sent_and_the_largest_passes():
+async def test_what_the_peer_would_not_take_is_refused_where_it_is_sent_and_the_largest_passes():
     case = InMemory()
     case.limits = Limits(message_bytes=1000)
-
-    async def main():
-        async with case.world("a", "b") as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
-            push = a.node.push("items", ["b"], window=1)
-            call = a.node.call("questions", ["b"], outstanding=1, timeout=1.0)
-            announce = a.node.announce("news", ["b"])
-            room = 1000 - size_of(encode(Item(0, "x" * 900))) + 900
-            large, too_large = Item(0, "x" * room), Item(0, "x" * (room + 1))
-            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-                await push.send(too_large)
-            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-                await call(too_large)
-            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-                announce.set(too_large)
-            await push.send(large)
-            announce.set(large)
-            assert await call(large) == Item(0)
-            await recorder.count(3)
-
-    case.run(main)
+    async with case.world("a", "b") as world:
+        recorder = Recorder()
+        a, _ = await world.start("a"), await world.start("b", recorder)
+        push = a.node.push("items", ["b"], window=1)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=1.0)
+        announce = a.node.announce("news", ["b"])
+        room = 1000 - size_of(encode(Item(0, "x" * 900))) + 900
+        large, too_large = Item(0, "x" * room), Item(0, "x" * (room + 1))
+        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+            await push.send(too_large)
+        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+            await call(too_large)
+        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+            announce.set(too_large)
+        await push.send(large)
+        announce.set(large)
+        assert await call(large) == Item(0)
+        await recorder.count(3)
 
 
-def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
+async def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
+    case = InMemory()
+    async with case.world("a", "b") as world, trio.open_nursery() as nursery:
+        handled, turns = [], []
+
+        async def handle(delivery):
+            handled.append(delivery.message.number)
+            if len(handled) == 400:
+                b.scope.cancel()
+
+        async def watch():
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns.append(len(handled))
+
+        ready = trio.Event()
+
+        async def hold_then_handle(delivery):
+            if not ready.is_set():
+                await ready.wait()
+            await handle(delivery)
+
+        a, b = await world.start("a"), await world.start("b", hold_then_handle)
+        link = a.node.push("items", ["b"], window=1000)
+        for number in range(1000):
+            await link.send(Item(number))
+        await case.heartbeats(2)
+        nursery.start_soon(watch)
+        ready.set()
+        await b.ended.wait()
+        assert handled == list(range(len(handled)))
+        assert 400 <= len(handled) <= 464
+        stretches = [after - before for before, after in itertools.pairwise(turns)]
+        assert max(stretches) <= 128  # tasks of one turn run in any order
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_replaced_process_acknowledged_late_is_not_taken_for_its_successors():
+    case = InMemory()
+    late, losing = [], False
+
+    def copies(source, _destination, frames):
+        if source == "b" and losing:
+            late.append(frames)
+        return int(not (source == "b" and losing))
+
+    async with case.world("a", "b", copies=copies) as world:
+        first, second = Recorder(), Recorder()
+        second.gate = trio.Event()
+        a, b = await world.start("a"), await world.start("b", first)
+        link = a.node.push("items", ["b"], window=4)
+        await case.heartbeats(2)
+        losing = True
+        for number in range(2):
+            await link.send(Item(number))
+        await first.count(2)
+        await b.stop()
+        losing = False
+        await world.start("b", second, incarnation=1)
+        await second.until(lambda recorder: recorder.started == 1)
+        assert late
+        for frames in late:
+            a.node.on_back("b", frames)
+        assert link.unacknowledged() == 2
+        second.gate.set()
+        await link.drained()
+        assert second.numbers == [0, 1]
+
+
+async def test_only_pushes_can_be_deferred():
     case = InMemory()
 
-    async def main():
-        async with case.world("a", "b") as world, trio.open_nursery() as nursery:
-            handled, turns = [], []
+    async def defer(delivery):
+        await trio.lowlevel.checkpoint()
+        with pytest.raises(RuntimeError, match="this is a call"):
+            delivery.defer()
+        return Item(0)
 
-            async def handle(delivery):
-                handled.append(delivery.message.number)
-                if len(handled) == 400:
-                    b.scope.cancel()
-
-            async def watch():
-                while True:
-                    await trio.lowlevel.checkpoint()
-                    turns.append(len(handled))
-
-            ready = trio.Event()
-
-            async def hold_then_handle(delivery):
-                if not ready.is_set():
-                    await ready.wait()
-                await handle(delivery)
-
-            a, b = await world.start("a"), await world.start("b", hold_then_handle)
-            link = a.node.push("items", ["b"], window=1000)
-            for number in range(1000):
-                await link.send(Item(number))
-            await case.heartbeats(2)
-            nursery.start_soon(watch)
-            ready.set()
-            await b.ended.wait()
-            assert handled == list(range(len(handled)))
-            assert 400 <= len(handled) <= 464
-            stretches = [after - before for before, after in itertools.pairwise(turns)]
-            assert max(stretches) <= 128  # tasks of one turn run in any order
-            nursery.cancel_scope.cancel()
-
-    case.run(main)
+    async with case.world("a", "b") as world:
+        a, _ = await world.start("a"), await world.start("b", Recorder(answers=defer))
+        assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
 
 
-def test_what_a_replaced_process_acknowledged_late_is_not_taken_for_its_successors():
+async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
     case = InMemory()
+    async with case.world("a", "b") as world:
+        recorder = Recorder()
+        recorder.gate = trio.Event()
+        a, _ = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("items", ["b"], window=1)
+        await link.send(Item(0))
+        await recorder.until(lambda recorder: recorder.started == 1)
+        await link.send(Item(1))
+        with trio.move_on_after(1) as scope:
+            await link.send(Item(2))
+        assert scope.cancelled_caught
+        recorder.gate.set()
+        await link.send(Item(3))
+        await link.drained()
+        assert recorder.numbers == [0, 1, 3]
 
-    async def main():
-        late, losing = [], False
 
-        def copies(source, _destination, frames):
-            if source == "b" and losing:
-                late.append(frames)
-            return int(not (source == "b" and losing))
-
-        async with case.world("a", "b", copies=copies) as world:
-            first, second = Recorder(), Recorder()
-            second.gate = trio.Event()
-            a, b = await world.start("a"), await world.start("b", first)
-            link = a.node.push("items", ["b"], window=4)
-            await case.heartbeats(2)
-            losing = True
-            for number in range(2):
-                await link.send(Item(number))
-            await first.count(2)
-            await b.stop()
-            losing = False
-            await world.start("b", second, incarnation=1)
-            await second.until(lambda recorder: recorder.started == 1)
-            assert late
-            for frames in late:
-                a.node.on_back("b", frames)
-            assert link.unacknowledged() == 2
-            second.gate.set()
+async def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
+    case = InMemory()
+    cut = Cut()
+    async with case.world("a", "b", copies=cut) as world:
+        recorder = Recorder()
+        a, b = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("items", ["b"], window=16)
+        await link.send(Item(0))
+        await recorder.count(1)
+        cut.closed = True
+        for number in range(1, 9):
+            await link.send(Item(number))
+        await case.heartbeats(7.5)
+        assert len(a.reported(PeerSilent)) == len(b.reported(PeerSilent)) == 1
+        assert recorder.numbers == [0]
+        cut.closed, cut.to, cut.lose, cut.skip = False, "b", 2, 1
+        with trio.fail_after(20):
             await link.drained()
-            assert second.numbers == [0, 1]
-
-    case.run(main)
-
-
-def test_only_pushes_can_be_deferred():
-    case = InMemory()
-
-    async def main():
-        async def defer(delivery):
-            await trio.lowlevel.checkpoint()
-            with pytest.raises(RuntimeError, match="this is a call"):
-                delivery.defer()
-            return Item(0)
-
-        async with case.world("a", "b") as world:
-            a, _ = await world.start("a"), await world.start("b", Recorder(answers=defer))
-            assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
-
-    case.run(main)
+        assert cut.lose == 0
+        assert recorder.numbers == list(range(9))
 
 
-def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
-    case = InMemory()
-
-    async def main():
-        async with case.world("a", "b") as world:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, _ = await world.start("a"), await world.start("b", recorder)
-            link = a.node.push("items", ["b"], window=1)
-            await link.send(Item(0))
-            await recorder.until(lambda recorder: recorder.started == 1)
-            await link.send(Item(1))
-            with trio.move_on_after(1) as scope:
-                await link.send(Item(2))
-            assert scope.cancelled_caught
-            recorder.gate.set()
-            await link.send(Item(3))
-            await link.drained()
-            assert recorder.numbers == [0, 1, 3]
-
-    case.run(main)
-
-
-def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
-    case = InMemory()
-
-    async def main():
-        cut = Cut()
-        async with case.world("a", "b", copies=cut) as world:
-            recorder = Recorder()
-            a, b = await world.start("a"), await world.start("b", recorder)
-            link = a.node.push("items", ["b"], window=16)
-            await link.send(Item(0))
-            await recorder.count(1)
-            cut.closed = True
-            for number in range(1, 9):
-                await link.send(Item(number))
-            await case.heartbeats(7.5)
-            assert len(a.reported(PeerSilent)) == len(b.reported(PeerSilent)) == 1
-            assert recorder.numbers == [0]
-            cut.closed, cut.to, cut.lose, cut.skip = False, "b", 2, 1
-            with trio.fail_after(20):
-                await link.drained()
-            assert cut.lose == 0
-            assert recorder.numbers == list(range(9))
-
-    case.run(main)
-
-
-def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the_peer_is_heard(monkeypatch):
+async def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the_peer_is_heard(monkeypatch):
     """The peer's own connection stands. ZeroMQ knows connections that both ends hold and that carry nothing."""
     case = InMemory()
+    dead = False
 
-    async def main():
-        dead = False
+    def copies(source, destination, _frames):
+        return int(not (dead and (source, destination) == ("a", "b")))
 
-        def copies(source, destination, _frames):
-            return int(not (dead and (source, destination) == ("a", "b")))
+    def renew(_port, peer):
+        nonlocal dead
+        dead = dead and peer != "b"
 
-        def renew(_port, peer):
-            nonlocal dead
-            dead = dead and peer != "b"
-
-        monkeypatch.setattr(MemoryPort, "renew", renew)
-        async with case.world("a", "b", copies=copies) as world:
-            recorder = Recorder()
-            a, b = await world.start("a"), await world.start("b")
-            link = a.node.push("items", ["b"], window=16)
-            await case.heartbeats(2)
-            dead = True
-            await b.stop()
-            b = await world.start("b", recorder, incarnation=1)
-            b.node.push("items", ["a"], window=1)
-            await link.send(Item(0))
-            await case.heartbeats(case.limits.lost_after / case.limits.heartbeat_interval - 5)
-            assert dead
-            assert not a.node.gone
-            with trio.fail_after(20 * case.limits.heartbeat_interval):
-                await link.drained()
-            assert recorder.numbers == [0]
-
-    case.run(main)
-
-
-def test_a_node_that_leaves_is_not_reported_by_those_it_sent_to():
-    case = InMemory()
-
-    async def main():
-        async with case.world("a", "b") as world:
-            a, b = await world.start("a"), await world.start("b")
-            a.node.announce("news", ["b"]).set(Item(1))
-            await case.heartbeats(2)
-            await a.stop()
-            await case.heartbeats(20)
-            assert not b.reported(PeerSilent)
-            assert b.node.figures["peers"] == 0
-
-    case.run(main)
+    monkeypatch.setattr(MemoryPort, "renew", renew)
+    async with case.world("a", "b", copies=copies) as world:
+        recorder = Recorder()
+        a, b = await world.start("a"), await world.start("b")
+        link = a.node.push("items", ["b"], window=16)
+        await case.heartbeats(2)
+        dead = True
+        await b.stop()
+        b = await world.start("b", recorder, incarnation=1)
+        b.node.push("items", ["a"], window=1)
+        await link.send(Item(0))
+        await case.heartbeats(case.limits.lost_after / case.limits.heartbeat_interval - 5)
+        assert dead
+        assert not a.node.gone
+        with trio.fail_after(20 * case.limits.heartbeat_interval):
+            await link.drained()
+        assert recorder.numbers == [0]
 
 
 @pytest.mark.parametrize("sends", ["a to b", "b to a", "both"])
-def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(sends):
+async def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(sends):
     case = InMemory()
-
-    async def main():
-        cut = Cut()
-        async with case.world("a", "b", copies=cut) as world:
-            a, b = await world.start("a"), await world.start("b")
-            if sends != "b to a":
-                a.node.announce("news", ["b"]).set(Item(1))
-            if sends != "a to b":
-                b.node.announce("news", ["a"]).set(Item(1))
-            await case.heartbeats(2)
-            await b.stop()
-            await case.heartbeats(20)
-            assert a.reported(PeerLeft) == [PeerLeft("b")]
-            assert not a.reported(PeerSilent)
-            again = await world.start("b", incarnation=1)
-            again.node.announce("more", ["a"]).set(Item(2))
-            await case.heartbeats(3)
-            cut.closed = True  # one that says nothing is silent
-            await case.heartbeats(20)
-            assert len(a.reported(PeerSilent)) == 1
-
-    case.run(main)
-
-
-def test_a_node_leaves_before_the_connection_to_it_stands():
-    case = InMemory()
-
-    async def main():
-        async with case.world("a", "b", copies=lambda source, *_: source != "a") as world:
-            a, b = await world.start("a"), await world.start("b")
+    cut = Cut()
+    async with case.world("a", "b", copies=cut) as world:
+        a, b = await world.start("a"), await world.start("b")
+        if sends != "b to a":
             a.node.announce("news", ["b"]).set(Item(1))
+        if sends != "a to b":
             b.node.announce("news", ["a"]).set(Item(1))
-            await case.heartbeats(2)
-            await b.stop()
-            await case.heartbeats(20)
-            assert a.reported(PeerLeft) == [PeerLeft("b")]
+        await case.heartbeats(2)
+        await b.stop()
+        await case.heartbeats(20)
+        assert a.reported(PeerLeft) == [PeerLeft("b")]
+        assert not a.reported(PeerSilent)
+        assert a.node.figures["peers"] == (sends != "b to a")
+        again = await world.start("b", incarnation=1)
+        again.node.announce("more", ["a"]).set(Item(2))
+        await case.heartbeats(3)
+        cut.closed = True  # one that says nothing is silent
+        await case.heartbeats(20)
+        assert len(a.reported(PeerSilent)) == 1
 
-    case.run(main)
+
+async def test_a_node_leaves_before_the_connection_to_it_stands():
+    case = InMemory()
+    async with case.world("a", "b", copies=lambda source, *_: source != "a") as world:
+        a, b = await world.start("a"), await world.start("b")
+        a.node.announce("news", ["b"]).set(Item(1))
+        b.node.announce("news", ["a"]).set(Item(1))
+        await case.heartbeats(2)
+        await b.stop()
+        await case.heartbeats(20)
+        assert a.reported(PeerLeft) == [PeerLeft("b")]
 
 
 @pytest.mark.parametrize("comes", ["before it is told", "after"])
-def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
+async def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
     """An impostor's messages are not handled once it is recognised; the node's own messages always are."""
     case = InMemory()
+    async with case.world("a", "b") as world:
+        recorder = Recorder()
+        a, b = await world.start("a"), await world.start("b", recorder)
+        b.node._only_expected = True
+        if comes == "after":
+            b.node.expect("a", a.node.incarnation)
+        impostor = Node("a", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
+        impostor._port.connect("b")
+        impostor._port.send("b", pack(Heartbeat(1 << 40, [])))
+        await case.heartbeats(2)
+        if comes != "after":
+            assert not b.reported(IncarnationRefused)
+            b.node.expect("a", a.node.incarnation)
+        impostor._port.send("b", pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666))))
+        link = a.node.push("items", ["b"], window=8)
+        for number in range(5):
+            await link.send(Item(number))
+        with trio.fail_after(20):
+            await link.drained()
+        assert recorder.numbers == [0, 1, 2, 3, 4]
+        told = b.reported(IncarnationRefused)
+        assert told == [IncarnationRefused("a", 1 << 40, a.node.incarnation)]
+        assert b.node.figures["incarnations_refused"] >= 1
+        await a.stop()  # its successor is believed as soon as it is told of
+        b.node.expect("a", a.node.incarnation + 1)
+        again = await world.start("a")
+        link = again.node.push("items", ["b"], window=8)
+        await link.send(Item(6))
+        await link.drained()
+        assert recorder.numbers[-1] == 6
 
-    async def main():
-        async with case.world("a", "b") as world:
+
+async def test_an_inbox_that_claims_a_higher_incarnation_is_given_up_once_that_is_known():
+    case = InMemory()
+    async with case.world("a", "b") as world:
+        a, recorder = await world.start("a"), Recorder()
+        link = a.node.push("items", ["b"], window=8)
+        impostor = Node("b", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(impostor.run, Recorder())
+            await link.send(Item(1))
+            await link.drained()
+            nursery.cancel_scope.cancel()
+        await link.send(Item(2))
+        b = await world.start("b", recorder)
+        await case.heartbeats(5)
+        assert recorder.numbers == []  # it is taken for a process that was replaced
+        a.node.expect("b", b.node.incarnation)
+        with trio.fail_after(20):
+            await link.drained()
+        assert recorder.numbers == [2]
+
+
+async def test_what_is_sent_before_the_peer_exists_waits_for_it():
+    case = InMemory()
+    async with case.world("a", "b") as world:
+        node = (await world.start("a")).node
+        link = node.push("items", ["b"], window=2)
+        call = node.call("questions", ["b"], outstanding=1, timeout=60.0)
+        await link.send(Item(0))
+        answers = []
+
+        async def ask():
+            answers.append(await call(Question(1)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await case.heartbeats(10)
             recorder = Recorder()
-            a, b = await world.start("a"), await world.start("b", recorder)
-            b.node._only_expected = True
-            if comes == "after":
-                b.node.expect("a", a.node.incarnation)
-            impostor = Node("a", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
-            impostor._port.connect("b")
-            impostor._port.send("b", pack(Heartbeat(1 << 40, [])))
-            await case.heartbeats(2)
-            if comes != "after":
-                assert not b.reported(IncarnationRefused)
-                b.node.expect("a", a.node.incarnation)
-            impostor._port.send("b", pack(PushFrame("items", b.node.incarnation, 1), encode(Item(666))))
-            link = a.node.push("items", ["b"], window=8)
-            for number in range(5):
+            await world.start("b", recorder)
+        assert answers == [Item(1)]
+        await link.drained()
+        assert sorted(recorder.numbers) == [0, 1]
+
+
+async def test_the_same_messages_take_the_same_virtual_time():
+    async def slow(_delivery):
+        await trio.sleep(0.25)
+
+    for _ in range(2):
+        case = InMemory()
+        async with case.world("a", "b") as world:
+            a, _ = await world.start("a"), await world.start("b", Recorder(answers=slow))
+            link, began = a.node.push("items", ["b"], window=2), trio.current_time()
+            for number in range(8):
                 await link.send(Item(number))
-            with trio.fail_after(20):
-                await link.drained()
-            assert recorder.numbers == [0, 1, 2, 3, 4]
-            told = b.reported(IncarnationRefused)
-            assert told == [IncarnationRefused("a", 1 << 40, a.node.incarnation)]
-            assert b.node.figures["incarnations_refused"] >= 1
-            await a.stop()  # its successor is believed as soon as it is told of
-            b.node.expect("a", a.node.incarnation + 1)
-            again = await world.start("a")
-            link = again.node.push("items", ["b"], window=8)
-            await link.send(Item(6))
             await link.drained()
-            assert recorder.numbers[-1] == 6
-
-    case.run(main)
+            assert trio.current_time() - began == 2.0
 
 
-def test_an_inbox_that_claims_a_higher_incarnation_is_given_up_once_that_is_known():
-    case = InMemory()
+async def test_a_call_that_arrives_after_the_handlers_have_stopped_is_left_unanswered() -> None:
+    """The node's sockets are read until its last task has ended, in no fixed order."""
+    handled: list[Any] = []
+    delivery: Any = SimpleNamespace(kind="call", withdrawn=False, taken=lambda: handled.append("taken"))
 
-    async def main():
-        async with case.world("a", "b") as world:
-            a, recorder = await world.start("a"), Recorder()
-            link = a.node.push("items", ["b"], window=8)
-            impostor = Node("b", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(impostor.run, Recorder())
-                await link.send(Item(1))
-                await link.drained()
-                nursery.cancel_scope.cancel()
-            await link.send(Item(2))
-            b = await world.start("b", recorder)
-            await case.heartbeats(5)
-            assert recorder.numbers == []  # it is taken for a process that was replaced
-            a.node.expect("b", b.node.incarnation)
-            with trio.fail_after(20):
-                await link.drained()
-            assert recorder.numbers == [2]
+    async def handle(message: object) -> None:
+        handled.append(message)
 
-    case.run(main)
-
-
-def test_what_is_sent_before_the_peer_exists_waits_for_it():
-    case = InMemory()
-
-    async def main():
-        async with case.world("a", "b") as world:
-            node = (await world.start("a")).node
-            link = node.push("items", ["b"], window=2)
-            call = node.call("questions", ["b"], outstanding=1, timeout=60.0)
-            await link.send(Item(0))
-            answers = []
-
-            async def ask():
-                answers.append(await call(Question(1)))
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                await case.heartbeats(10)
-                recorder = Recorder()
-                await world.start("b", recorder)
-            assert answers == [Item(1)]
-            await link.drained()
-            assert sorted(recorder.numbers) == [0, 1]
-
-    case.run(main)
-
-
-def test_the_same_messages_take_the_same_virtual_time():
-    def elapsed():
-        case, times = InMemory(), []
-
-        async def main():
-            async with case.world("a", "b") as world:
-
-                async def slow(_delivery):
-                    await trio.sleep(0.25)
-
-                a, _ = await world.start("a"), await world.start("b", Recorder(answers=slow))
-                link, began = a.node.push("items", ["b"], window=2), trio.current_time()
-                for number in range(8):
-                    await link.send(Item(number))
-                await link.drained()
-                times.append(trio.current_time() - began)
-
-        case.run(main)
-        return times
-
-    assert elapsed() == elapsed() == [2.0]
+    dispatcher = Dispatcher(lambda *_: None, Limits())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dispatcher.run, handle, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    dispatcher.put(delivery)
+    assert dispatcher.queued == 1
+    assert handled == []

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from transport import CallFailed, Limits, MalformedFrames, MemoryNetwork, MessageRejected, Node, ZmqNetwork
@@ -108,50 +107,42 @@ def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(ident
         assert grown < BOUND, f"{grown >> 20} MiB more"
 
 
-def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
+async def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
     case = InMemory()
+    async with case.world("a", "b") as world, trio.open_nursery() as nursery:
+        a, recorder, events = await world.start("a"), Recorder(), []
+        node = Node("b", case.memory, REGISTRY, incarnation=0, on_event=events.append)
+        receives = {"push": [Item], "call": [Question]}
 
-    async def main():
-        async with case.world("a", "b") as world, trio.open_nursery() as nursery:
-            a, recorder, events = await world.start("a"), Recorder(), []
-            node = Node("b", case.memory, REGISTRY, incarnation=0, on_event=events.append)
-            receives = {"push": [Item], "call": [Question]}
+        async def run(*, task_status):
+            await node.run(recorder, receives=receives, task_status=task_status)
 
-            async def run(*, task_status):
-                await node.run(recorder, receives=receives, task_status=task_status)
-
-            await nursery.start(run)
-            push = a.node.push("items", ["b"], window=8)
-            call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
-            await push.send(Question(1))
-            await push.send(Item(2))
-            a.node.announce("news", ["b"]).set(Item(3))
-            with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
-                await call(Item(4))
-            assert await call(Question(5)) == Item(5)
-            await push.drained()
-            await case.heartbeats(2)
-            assert recorder.numbers == [2, 5]
-            assert len(events) == 1
-            assert isinstance(events[0], MalformedFrames)
-            assert node.figures["decode_errors"] == 3
-            (rejected,) = a.reported(MessageRejected)
-            assert "'Question' is unknown here or not expected" in rejected.reason
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+        await nursery.start(run)
+        push = a.node.push("items", ["b"], window=8)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
+        await push.send(Question(1))
+        await push.send(Item(2))
+        a.node.announce("news", ["b"]).set(Item(3))
+        with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
+            await call(Item(4))
+        assert await call(Question(5)) == Item(5)
+        await push.drained()
+        await case.heartbeats(2)
+        assert recorder.numbers == [2, 5]
+        assert len(events) == 1
+        assert isinstance(events[0], MalformedFrames)
+        assert node.figures["decode_errors"] == 3
+        (rejected,) = a.reported(MessageRejected)
+        assert "'Question' is unknown here or not expected" in rejected.reason
+        nursery.cancel_scope.cancel()
 
 
-def test_a_reply_of_another_type_than_expected_fails_the_call():
+async def test_a_reply_of_another_type_than_expected_fails_the_call():
     case = InMemory()
-
-    async def main():
-        async with case.world("a", "b") as world:
-            a, _ = await world.start("a"), await world.start("b")
-            call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
-            with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
-                await call(Question(1))
-            assert len(a.reported(MalformedFrames)) == 1
-            assert a.node.figures["outstanding_calls"] == 0
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    async with case.world("a", "b") as world:
+        a, _ = await world.start("a"), await world.start("b")
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
+        with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
+            await call(Question(1))
+        assert len(a.reported(MalformedFrames)) == 1
+        assert a.node.figures["outstanding_calls"] == 0

@@ -1,12 +1,12 @@
 """Waiting for room: in order, and at a cost of what changes, however much waits."""
 
-from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from tests.transport.contract.base import Item
 from transport import Registry
@@ -15,16 +15,6 @@ from transport.handles import CallLink, PushLink, WaitingLine
 from transport.limits import Limits
 
 MESSAGE = Item(0)
-
-
-def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test that waits."""
-
-    @wraps(test)
-    def run(**arguments: Any) -> None:
-        trio.run(partial(test, **arguments), clock=MockClock(autojump_threshold=0))
-
-    return run
 
 
 class Replica:
@@ -117,7 +107,6 @@ def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that
 
 
 @pytest.mark.parametrize("key", [None, "pinned"])
-@in_virtual_time
 async def test_calls_that_wait_cost_what_is_answered_and_not_what_waits(key: str | None) -> None:
     """Attempts to begin a call, over all calls: some for each, where a look at every call in the line is a square."""
 
@@ -138,7 +127,6 @@ async def test_calls_that_wait_cost_what_is_answered_and_not_what_waits(key: str
     assert await attempts_of(200) <= 4 * 200
 
 
-@in_virtual_time
 async def test_calls_of_one_key_wait_for_its_replica_and_other_calls_pass_them() -> None:
     a, b = Replica("a"), Replica("b")
     link, _ = call_link([a, b], 1)
@@ -155,7 +143,6 @@ async def test_calls_of_one_key_wait_for_its_replica_and_other_calls_pass_them()
         a.answer()
 
 
-@in_virtual_time
 async def test_waiting_calls_of_a_key_follow_it_where_the_first_of_them_goes() -> None:
     a, b = Replica("a"), Replica("b")
     link, _ = call_link([a, b], 1)
@@ -171,7 +158,6 @@ async def test_waiting_calls_of_a_key_follow_it_where_the_first_of_them_goes() -
         b.answer()
 
 
-@in_virtual_time
 async def test_calls_that_waited_for_a_lost_replica_go_to_another_in_order() -> None:
     a, b = Replica("a"), Replica("b")
     link, _ = call_link([a, b], 1)
@@ -187,7 +173,6 @@ async def test_calls_that_waited_for_a_lost_replica_go_to_another_in_order() -> 
         b.answer()
 
 
-@in_virtual_time
 async def test_a_forgotten_key_lets_its_calls_go_anywhere() -> None:
     a, b = Replica("a"), Replica("b")
     link, _ = call_link([a, b], 1)
@@ -201,7 +186,6 @@ async def test_a_forgotten_key_lets_its_calls_go_anywhere() -> None:
         b.answer()
 
 
-@in_virtual_time
 async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits() -> None:
     """As for calls: attempts to send, while each of two receivers returns credit for one message after another."""
 

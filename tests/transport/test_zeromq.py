@@ -32,6 +32,8 @@ from transport.addresses import numeric
 from transport.codec import size_of
 from transport.curve import Admission
 
+pytestmark = pytest.mark.real_time
+
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(heartbeat_interval=0.05, silent_after=2.0, linger=0.2)
 SERVER = """
@@ -117,90 +119,79 @@ def test_two_processes_over_tcp_with_keys(directory):
     converse({"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys")
 
 
-def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
+async def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
     import numpy as np
 
     from tests.transport.contract.base import Block
 
     case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
+    async with case.world() as world:
+        recorder = Recorder()
+        a, _ = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("blocks", ["b"], window=2)
+        for size in (100, 1024):
+            await link.send(Block(np.full((size, size), size, np.float32)))
+        await recorder.count(2)
+        small, large = (delivery.message.values for delivery in recorder.deliveries)
 
-    async def main():
-        async with case.world() as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
-            link = a.node.push("blocks", ["b"], window=2)
-            for size in (100, 1024):
-                await link.send(Block(np.full((size, size), size, np.float32)))
-            await recorder.count(2)
-            small, large = (delivery.message.values for delivery in recorder.deliveries)
+        def root(array):
+            while isinstance(array, np.ndarray):
+                array = array.base
+            return array
 
-            def root(array):
-                while isinstance(array, np.ndarray):
-                    array = array.base
-                return array
-
-            assert isinstance(root(small), bytes)
-            assert not isinstance(root(large), bytes)
-            assert (large == 1024).all()
-
-    trio.run(main)
+        assert isinstance(root(small), bytes)
+        assert not isinstance(root(large), bytes)
+        assert (large == 1024).all()
 
 
-def test_a_message_of_exactly_the_largest_size_passes(directory):
+async def test_a_message_of_exactly_the_largest_size_passes(directory):
     case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
     case.limits = dataclasses.replace(LIMITS, message_bytes=1 << 20)
-
-    async def main():
-        async with case.world() as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
-            link = a.node.push("items", ["b"], window=2)
-            room = (1 << 20) - size_of(encode(Item(0, "x" * (1 << 19)))) + (1 << 19)
-            await link.send(Item(0, "x" * room))
-            await recorder.count(1)
-            with pytest.raises(EncodeError, match="Item: 1048577 bytes, the limit is 1048576"):
-                await link.send(Item(1, "x" * (room + 1)))
-
-    trio.run(main)
+    async with case.world() as world:
+        recorder = Recorder()
+        a, _ = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("items", ["b"], window=2)
+        room = (1 << 20) - size_of(encode(Item(0, "x" * (1 << 19)))) + (1 << 19)
+        await link.send(Item(0, "x" * room))
+        await recorder.count(1)
+        with pytest.raises(EncodeError, match="Item: 1048577 bytes, the limit is 1048576"):
+            await link.send(Item(1, "x" * (room + 1)))
 
 
-def test_strangers_are_not_admitted():
+async def test_strangers_are_not_admitted():
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("a", "b")}
     cluster, stranger = CurveKeys.generate(), CurveKeys.generate()
 
-    async def main():
-        async with Zmq(ZmqNetwork(addresses, curve=cluster)).world() as world:
-            recorder = Recorder()
-            b = await world.start("b", recorder)
-            # knows the server's public key, as a client must, but has a key pair of its own
-            network = ZmqNetwork(addresses, curve=cluster)
-            port = network.attach("a", 0, LIMITS)
-            port._curve = stranger
-            original, port._socket = port._socket, None
-
-            def with_server_key(kind):
-                import zmq
-
-                made = original(kind)
-                if kind == zmq.DEALER:
-                    made.setsockopt(zmq.CURVE_SERVERKEY, cluster.public.encode())
-                return made
-
-            port._socket = with_server_key
-            network.attach = lambda *_: port
-            node = Node("a", network, REGISTRY, incarnation=0, limits=LIMITS)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(node.run, Recorder())
-                await node.push("items", ["b"], window=1).send(Item(0))
-                with trio.fail_after(5):
-                    while not b.reported(Unauthenticated):
-                        await case_heartbeat()
-                nursery.cancel_scope.cancel()
-            assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.1")]
-            assert recorder.deliveries == []
-
     case_heartbeat = partial(trio.sleep, LIMITS.heartbeat_interval)
-    trio.run(main)
+    async with Zmq(ZmqNetwork(addresses, curve=cluster)).world() as world:
+        recorder = Recorder()
+        b = await world.start("b", recorder)
+        # knows the server's public key, as a client must, but has a key pair of its own
+        network = ZmqNetwork(addresses, curve=cluster)
+        port = network.attach("a", 0, LIMITS)
+        port._curve = stranger
+        original, port._socket = port._socket, None
+
+        def with_server_key(kind):
+            import zmq
+
+            made = original(kind)
+            if kind == zmq.DEALER:
+                made.setsockopt(zmq.CURVE_SERVERKEY, cluster.public.encode())
+            return made
+
+        port._socket = with_server_key
+        network.attach = lambda *_: port
+        node = Node("a", network, REGISTRY, incarnation=0, limits=LIMITS)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.run, Recorder())
+            await node.push("items", ["b"], window=1).send(Item(0))
+            with trio.fail_after(5):
+                while not b.reported(Unauthenticated):
+                    await case_heartbeat()
+            nursery.cancel_scope.cancel()
+        assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.1")]
+        assert recorder.deliveries == []
 
 
 def test_admission_answers_as_zap_asks():
@@ -256,16 +247,12 @@ def test_bind_errors_name_address_and_remedy(directory):
     assert "shorter run directory" in bind_error({"a": f"ipc://{directory}/{'x' * 120}"})
 
 
-def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(directory):
+async def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(directory):
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(directory / "a"))
     assert (directory / "a").exists()
-
-    async def main():
-        async with Zmq(ZmqNetwork({"a": f"ipc://{directory}/a"})).world() as world:
-            await world.start("a")
-
-    trio.run(main)
+    async with Zmq(ZmqNetwork({"a": f"ipc://{directory}/a"})).world() as world:
+        await world.start("a")
     assert not (directory / "a").exists()
 
 
@@ -306,50 +293,43 @@ def test_a_name_server_that_does_not_answer_is_waited_for_ten_seconds():
     trio.run(main, clock=clock)
 
 
-def test_a_connection_made_anew_is_the_only_one(directory):
+async def test_a_connection_made_anew_is_the_only_one(directory):
     """The former one lingers, would take its place at the peer's inbox, and then end: nothing would arrive any more."""
     address = f"ipc://{directory}/there"
-
-    async def main():
-        network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": address})
-        port = network.attach("here", 0, Limits())
-        port.connect("there")
-        await port.bind(SimpleNamespace(on_back=None))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(port.serve)
-            port.send("there", [b"before"])
-            await trio.sleep(0.15)  # the next attempt to connect is due within the linger
-            port.renew("there")
-            with zmq.Context() as context, context.socket(zmq.ROUTER) as inbox:
-                monitor = inbox.get_monitor_socket(zmq.EVENT_ACCEPTED)
-                inbox.bind(address)
-                await trio.sleep(0.7)
-                accepted = 0
-                while monitor.poll(0):
-                    monitor.recv_multipart()
-                    accepted += 1
-                inbox.disable_monitor()
-                monitor.close()
-            nursery.cancel_scope.cancel()
-        await port.close()
-        assert accepted == 1
-
-    trio.run(main)
+    network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": address})
+    port = network.attach("here", 0, Limits())
+    port.connect("there")
+    await port.bind(SimpleNamespace(on_back=None))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(port.serve)
+        port.send("there", [b"before"])
+        await trio.sleep(0.15)  # the next attempt to connect is due within the linger
+        port.renew("there")
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as inbox:
+            monitor = inbox.get_monitor_socket(zmq.EVENT_ACCEPTED)
+            inbox.bind(address)
+            await trio.sleep(0.7)
+            accepted = 0
+            while monitor.poll(0):
+                monitor.recv_multipart()
+                accepted += 1
+            inbox.disable_monitor()
+            monitor.close()
+        nursery.cancel_scope.cancel()
+    await port.close()
+    assert accepted == 1
 
 
 @pytest.mark.parametrize("absent", [True, False])
-def test_closing_does_not_wait_for_peers_that_are_not_there(directory, absent):
-    async def main():
-        network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": f"ipc://{directory}/there"})
-        port = network.attach("here", 0, Limits(linger=0.3))
-        port.connect("there")
-        await port.bind(SimpleNamespace(on_back=None))
-        port.send("there", [b"goodbye"])
-        before = trio.current_time()
-        await port.close({"there"} if absent else ())
-        assert (trio.current_time() - before < 0.3) == absent
-
-    trio.run(main)
+async def test_closing_does_not_wait_for_peers_that_are_not_there(directory, absent):
+    network = ZmqNetwork({"here": f"ipc://{directory}/here", "there": f"ipc://{directory}/there"})
+    port = network.attach("here", 0, Limits(linger=0.3))
+    port.connect("there")
+    await port.bind(SimpleNamespace(on_back=None))
+    port.send("there", [b"goodbye"])
+    before = trio.current_time()
+    await port.close({"there"} if absent else ())
+    assert (trio.current_time() - before < 0.3) == absent
 
 
 BUSY = """

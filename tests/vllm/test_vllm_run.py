@@ -27,21 +27,17 @@ from tests.end_to_end.processes import (
 from tests.end_to_end.topologies import write_micro
 
 ENGINE = (
-    "--set",
     "actors.rollout_generator.settings.engine=actors.engines.vllm:VllmEngine",
-    "--set",
     "model.initialise.head_dim=32",  # the least that vLLM's attention takes
 )
-TALKS = ("--set", "stages.0.steps=250", "--set", "stages.0.batch=16", "--set", "stages.0.learning_rate=3e-3")
+TALKS = ("stages.0.steps=250", "stages.0.batch=16", "stages.0.learning_rate=3e-3")
 """Taught long enough to call the tool now and then."""
 SENT = (
-    *("--set", "actors.learner.settings.weights_in=gloo"),
-    *("--set", "actors.rollout_generator.links.transfer=learner"),
+    "actors.learner.settings.weights_in=gloo",
+    "actors.rollout_generator.links.transfer=learner",
 )
 LENGTHS = tuple(
-    part
-    for stage in (1, 2, 3)
-    for part in ("--set", f"stages.{stage}.max_response_tokens=120", "--set", f"stages.{stage}.max_turns=3")
+    part for stage in (1, 2, 3) for part in (f"stages.{stage}.max_response_tokens=120", f"stages.{stage}.max_turns=3")
 )
 
 
@@ -54,9 +50,8 @@ def engine_process(path: Path) -> int:
 @pytest.mark.sample
 def test_a_run_calls_tools_and_learns_from_rollouts_that_went_on_over_updates(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path, steps=6)
-    code, out, err = finish(start(path, *ENGINE, *TALKS, *LENGTHS))
-    assert code == 0, out + err
-    summary = check_finished(path, directory, out, steps=6)
+    said = finish(start(path, *ENGINE, *TALKS, *LENGTHS))
+    summary = check_finished(path, directory, said, steps=6)
     assert summary["tokens_sampled"] > 0
     steps = [row for row in rows(directory / "metrics.jsonl") if row["kind"] == "step"]
     assert sum(row["tool_calls"] for row in steps) > 0
@@ -70,20 +65,18 @@ def test_a_killed_engine_process_is_replaced_and_its_rollouts_are_written_again(
     process = start(path, *ENGINE, *LENGTHS, *SENT)
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     os.kill(engine_process(path), signal.SIGKILL)
-    code, out, err = finish(process)
-    assert code == 0, out + err
-    check_finished(path, directory, out, steps=6)
-    assert re.search(r"rollout_generator.0 exited with status 1; starting it again \(EngineError: .*has died", out)
+    said = finish(process)
+    check_finished(path, directory, said, steps=6)
+    assert re.search(r"rollout_generator.0 exited with status 1; starting it again \(EngineError: .*has died", said.out)
     assert processes_of(path) == []
 
 
 def test_memory_that_there_is_not_is_said_at_start(tmp_path: Path) -> None:
     path, directory = write_micro(tmp_path)
     setting = "actors.rollout_generator.settings.kv_tokens=100000000000"
-    code, out, err = finish(start(path, *ENGINE, "--set", setting))
-    assert code == 2, out + err
-    assert "rollout_generator.0: the engine cannot be started: vLLM: " in out + err
-    assert "Traceback" not in out + err
+    said = finish(start(path, *ENGINE, setting), 2)
+    assert "rollout_generator.0: the engine cannot be started: vLLM: " in said.all
+    assert "Traceback" not in said.all
     assert steps_trained(directory) == 0
     assert processes_of(path) == []
 

@@ -152,7 +152,8 @@ def test_an_empty_line_comes_now_and_then(monkeypatch, tmp_path):
     assert run(host("a", counts, main=True))[0] == 0
 
 
-def test_hosts_end_with_the_process_that_started_them(tmp_path):
+@pytest.mark.real_time
+async def test_hosts_end_with_the_process_that_started_them(tmp_path):
     """The kernel closes the pipes of a process that dies, however it dies."""
     script = f"""
 import sys, trio
@@ -164,13 +165,9 @@ async def nothing():
 a = HostCommand("a", ["sh", "-c", {STARTS + "cat; touch gone"!r}, "a"], b"\\n", True, "here")
 trio.run(Hosts([a], print).run, nothing())
 """
-
-    async def main():
-        with trio.fail_after(60):
-            process = await trio.lowlevel.open_process([sys.executable, "-c", script])
-            await file(tmp_path, "order.a")
-            process.kill()
-            await process.wait()
-            await file(tmp_path, "gone")
-
-    trio.run(main)
+    with trio.fail_after(60):
+        process = await trio.lowlevel.open_process([sys.executable, "-c", script])
+        await file(tmp_path, "order.a")
+        process.kill()
+        await process.wait()
+        await file(tmp_path, "gone")

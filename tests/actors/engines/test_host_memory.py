@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import trio
 
 from actors.engines.base import EngineError
 from actors.engines.reference import save_tiny_model
@@ -48,18 +47,16 @@ def test_a_fused_model_computes_the_same_after_its_weights_were_away(tmp_path: P
         assert torch.equal(qkv(inputs), expected)
 
 
-def test_an_engine_that_finds_no_memory_to_wake_dies_and_says_why(
+@pytest.mark.real_time
+async def test_an_engine_that_finds_no_memory_to_wake_dies_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: HostMemory) -> None:
         raise torch.OutOfMemoryError("12 GiB wanted, 3 GiB free")
 
-    async def main() -> None:
+    with pytest.RaisesGroup(EngineError, EngineError, flatten_subgroups=True) as caught:
         async with sleeping(new_subject(tmp_path)) as engine:
             await engine.sleep()
             monkeypatch.setattr(HostMemory, "put_back", full)
             await engine.wake()
-
-    with pytest.RaisesGroup(EngineError, EngineError, flatten_subgroups=True) as caught:
-        trio.run(main)
     assert "no memory on cpu to wake: 12 GiB wanted" in str(caught.value.exceptions[0])

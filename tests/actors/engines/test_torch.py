@@ -45,6 +45,8 @@ from hypothesis import strategies as st
 from actors.engines.torch.packing import rounded, spans
 from agent_rl.learning.linear import CACHES, PRODUCTS
 
+pytestmark = pytest.mark.real_time
+
 Update = Literal["keep", "recompute"]
 
 
@@ -139,46 +141,38 @@ def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
     assert trio.run(main) == whole[0, 33:].tolist()
 
 
-def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
+async def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        async with subject.running() as engine:
-            tokens = random_prompt(0, 40)
-            first = await engine.generate(turn("r", tokens, 10))
-            assert engine.figures.prefilled_tokens == 40
-            assert engine.figures.kv_tokens_used == 49, "the last token was never fed back"
-            await engine.generate(turn("r", [*tokens, *first.tokens.tolist(), 1, 2, 3], 10))
-            assert engine.figures.prefilled_tokens == 40 + 1 + 3
-            assert engine.figures.cached_tokens == 49
-            passes = engine.figures.passes.values()
-            assert sum(each.count for each in passes) == engine.figures.steps
-            assert sum(each.written for each in passes) == engine.figures.generated_tokens
-            assert engine.figures.passes["1+"].prefilled == engine.figures.prefilled_tokens
-            assert all(0 < each.cpu_seconds <= 1.1 * each.seconds + 0.001 for each in passes)
-            assert sum(each.context for each in passes) == sum(range(40, 50)) + sum(range(53, 63))
-            await engine.generate(turn("other", tokens, 1))
-            assert engine.figures.passes["1+"].context == 40 + 53 + 40, "a parked sequence is not computed"
-
-    trio.run(main)
+    async with subject.running() as engine:
+        tokens = random_prompt(0, 40)
+        first = await engine.generate(turn("r", tokens, 10))
+        assert engine.figures.prefilled_tokens == 40
+        assert engine.figures.kv_tokens_used == 49, "the last token was never fed back"
+        await engine.generate(turn("r", [*tokens, *first.tokens.tolist(), 1, 2, 3], 10))
+        assert engine.figures.prefilled_tokens == 40 + 1 + 3
+        assert engine.figures.cached_tokens == 49
+        passes = engine.figures.passes.values()
+        assert sum(each.count for each in passes) == engine.figures.steps
+        assert sum(each.written for each in passes) == engine.figures.generated_tokens
+        assert engine.figures.passes["1+"].prefilled == engine.figures.prefilled_tokens
+        assert all(0 < each.cpu_seconds <= 1.1 * each.seconds + 0.001 for each in passes)
+        assert sum(each.context for each in passes) == sum(range(40, 50)) + sum(range(53, 63))
+        await engine.generate(turn("other", tokens, 1))
+        assert engine.figures.passes["1+"].context == 40 + 53 + 40, "a parked sequence is not computed"
 
 
-def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
+async def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
     prompt = random_prompt(0, 40)
-
-    async def main() -> None:
-        async with subject.running(max_rollouts=8) as engine:
-            requests = [turn(f"r{i}", prompt, 12, temperature=1.0, seed=i) for i in range(8)]
-            results = await generate_all(engine, requests)
-            assert engine.figures.prefilled_tokens < 3 * 40
-            assert engine.figures.cached_tokens > 5 * 40
-            assert len({tuple(result.tokens.tolist()) for result in results}) > 4
-            for result in results:
-                expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)
-                assert abs(result.logprobs - expected).max() < 1e-4
-
-    trio.run(main)
+    async with subject.running(max_rollouts=8) as engine:
+        requests = [turn(f"r{i}", prompt, 12, temperature=1.0, seed=i) for i in range(8)]
+        results = await generate_all(engine, requests)
+        assert engine.figures.prefilled_tokens < 3 * 40
+        assert engine.figures.cached_tokens > 5 * 40
+        assert len({tuple(result.tokens.tolist()) for result in results}) > 4
+        for result in results:
+            expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)
+            assert abs(result.logprobs - expected).max() < 1e-4
 
 
 def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
@@ -251,70 +245,58 @@ def test_new_weights_make_host_memory_worthless_unless_keys_and_values_are_kept(
         trio.run(main)
 
 
-def test_idle_sequences_make_way_oldest_first(tmp_path: Path) -> None:
+async def test_idle_sequences_make_way_oldest_first(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        async with subject.running(max_rollouts=2) as engine:
-            tokens = {name: random_prompt(i, 20) for i, name in enumerate("abc")}
-            for name in "abc":
-                tokens[name] += (await engine.generate(turn(name, tokens[name], 5))).tokens.tolist()
-            assert engine.figures.preempted == 1
-            prefilled = engine.figures.prefilled_tokens
-            await engine.generate(turn("b", tokens["b"], 5))
-            assert engine.figures.prefilled_tokens == prefilled + 1, "b was still held"
-            again = await engine.generate(turn("a", tokens["a"], 5))
-            assert engine.figures.prefilled_tokens == prefilled + 1 + 25, "a had made way for c"
-            assert again.tokens.tolist() == subject.reference.greedy(tokens["a"], 5)
-
-    trio.run(main)
+    async with subject.running(max_rollouts=2) as engine:
+        tokens = {name: random_prompt(i, 20) for i, name in enumerate("abc")}
+        for name in "abc":
+            tokens[name] += (await engine.generate(turn(name, tokens[name], 5))).tokens.tolist()
+        assert engine.figures.preempted == 1
+        prefilled = engine.figures.prefilled_tokens
+        await engine.generate(turn("b", tokens["b"], 5))
+        assert engine.figures.prefilled_tokens == prefilled + 1, "b was still held"
+        again = await engine.generate(turn("a", tokens["a"], 5))
+        assert engine.figures.prefilled_tokens == prefilled + 1 + 25, "a had made way for c"
+        assert again.tokens.tolist() == subject.reference.greedy(tokens["a"], 5)
 
 
-def test_trio_goes_on_while_torch_works(tmp_path: Path) -> None:
+async def test_trio_goes_on_while_torch_works(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        async with subject.running() as engine, trio.open_nursery() as nursery:
-            nursery.start_soon(engine.generate, turn("r", random_prompt(0, 10), 500))
-            await eventually(lambda: engine.figures.generated_tokens > 0, "tokens are generated")
-            beats, before = 0, engine.figures.generated_tokens
-            while engine.figures.generated_tokens < 400:
-                await trio.sleep(0.001)
-                beats += 1
-            assert before < 400
-            assert beats > 5
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with subject.running() as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, turn("r", random_prompt(0, 10), 500))
+        await eventually(lambda: engine.figures.generated_tokens > 0, "tokens are generated")
+        beats, before = 0, engine.figures.generated_tokens
+        while engine.figures.generated_tokens < 400:
+            await trio.sleep(0.001)
+            beats += 1
+        assert before < 400
+        assert beats > 5
+        nursery.cancel_scope.cancel()
 
 
-def test_weights_that_are_not_finite_stop_the_engine(tmp_path: Path) -> None:
+async def test_weights_that_are_not_finite_stop_the_engine(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
     weights = load_file(subject.model_path / "model.safetensors")
     save_file({name: tensor * float("nan") for name, tensor in weights.items()}, tmp_path / "nan.safetensors")
+    failures: list[str] = []
 
-    async def main() -> None:
-        failures: list[str] = []
-
-        async def expect_failure(engine: TorchEngine) -> None:
-            with pytest.raises(EngineError, match="not finite") as caught:
-                await engine.generate(turn("r", random_prompt(0, 10), 5))
-            failures.append(str(caught.value))
-
-        engine = TorchEngine(
-            subject.model_path, max_rollouts=2, kv_tokens=None, dtype="float32", initial_policy=FIRST_POLICY
-        )
-        with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite")):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(engine.run)
-                await engine.load_weights(tmp_path / "nan.safetensors", PolicyVersion(2, 0))
-                with trio.CancelScope(shield=True):
-                    await expect_failure(engine)
-        assert len(failures) == 1
-        with pytest.raises(EngineError, match="not running"):
+    async def expect_failure(engine: TorchEngine) -> None:
+        with pytest.raises(EngineError, match="not finite") as caught:
             await engine.generate(turn("r", random_prompt(0, 10), 5))
+        failures.append(str(caught.value))
 
-    trio.run(main)
+    engine = TorchEngine(
+        subject.model_path, max_rollouts=2, kv_tokens=None, dtype="float32", initial_policy=FIRST_POLICY
+    )
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineError, match="not finite")):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            await engine.load_weights(tmp_path / "nan.safetensors", PolicyVersion(2, 0))
+            with trio.CancelScope(shield=True):
+                await expect_failure(engine)
+    assert len(failures) == 1
+    with pytest.raises(EngineError, match="not running"):
+        await engine.generate(turn("r", random_prompt(0, 10), 5))
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
@@ -325,20 +307,16 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         trio.run(engine.run)
 
 
-def test_stopping_fails_what_is_in_flight(tmp_path: Path) -> None:
+async def test_stopping_fails_what_is_in_flight(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
+    async with trio.open_nursery() as nursery, subject.running() as engine:
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery, subject.running() as engine:
+        async def expect_failure() -> None:
+            with pytest.raises(EngineError, match="has stopped"):
+                await engine.generate(turn("r", random_prompt(0, 10), 500))
 
-            async def expect_failure() -> None:
-                with pytest.raises(EngineError, match="has stopped"):
-                    await engine.generate(turn("r", random_prompt(0, 10), 500))
-
-            nursery.start_soon(expect_failure)
-            await eventually(lambda: engine.figures.running == 1, "the request runs")
-
-    trio.run(main)
+        nursery.start_soon(expect_failure)
+        await eventually(lambda: engine.figures.running == 1, "the request runs")
 
 
 @pytest.mark.parametrize(
@@ -351,39 +329,31 @@ def test_stopping_fails_what_is_in_flight(tmp_path: Path) -> None:
         (turn("busy", [1], 5), "in flight"),
     ],
 )
-def test_senseless_requests_are_refused(request_: object, word: str, tmp_path: Path) -> None:
+async def test_senseless_requests_are_refused(request_: object, word: str, tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        async with subject.running() as engine, trio.open_nursery() as nursery:
-            nursery.start_soon(engine.generate, turn("busy", [1, 2], 500))
-            await eventually(lambda: engine.figures.running == 1, "a request runs")
-            with pytest.raises(EngineError, match=word):
-                await engine.generate(request_)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="in flight"):
-                engine.release("busy")
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with subject.running() as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, turn("busy", [1, 2], 500))
+        await eventually(lambda: engine.figures.running == 1, "a request runs")
+        with pytest.raises(EngineError, match=word):
+            await engine.generate(request_)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="in flight"):
+            engine.release("busy")
+        nursery.cancel_scope.cancel()
 
 
-def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
+async def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
     subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        engine = TorchEngine(
-            subject.model_path, max_rollouts=4, kv_tokens=None, dtype="bfloat16", initial_policy=FIRST_POLICY
-        )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            prompts = [random_prompt(i, 20 + i) for i in range(4)]
-            requests = [turn(f"r{i}", prompt, 10, temperature=1.0, seed=i) for i, prompt in enumerate(prompts)]
-            for request, result in zip(requests, await generate_all(engine, requests), strict=True):
-                expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
-                assert abs(result.logprobs - expected).mean() < 0.2
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    engine = TorchEngine(
+        subject.model_path, max_rollouts=4, kv_tokens=None, dtype="bfloat16", initial_policy=FIRST_POLICY
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        prompts = [random_prompt(i, 20 + i) for i in range(4)]
+        requests = [turn(f"r{i}", prompt, 10, temperature=1.0, seed=i) for i, prompt in enumerate(prompts)]
+        for request, result in zip(requests, await generate_all(engine, requests), strict=True):
+            expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
+            assert abs(result.logprobs - expected).mean() < 0.2
+        nursery.cancel_scope.cancel()
 
 
 def test_weights_that_are_sent(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 
 from actors.engines.base import Engine, TurnRequest
@@ -43,7 +44,10 @@ async def write(engine: Engine, episode: Episode, chat: ChatFormat) -> None:
         episode.observed(TurnObserved((EnvironmentMessage(episode.turns, "user", "+4"),)), engine.policy)
 
 
-def test_a_rollout_that_changes_its_engine_at_each_turn_has_the_trajectory_of_one_that_stays(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_rollout_that_changes_its_engine_at_each_turn_has_the_trajectory_of_one_that_stays(
+    tmp_path: Path,
+) -> None:
     chat = ChatFormat(build_tokenizer(), builders.environments())
     model = model_directory(micro(tmp_path), tmp_path)
 
@@ -57,30 +61,27 @@ def test_a_rollout_that_changes_its_engine_at_each_turn_has_the_trajectory_of_on
             yield engine
             nursery.cancel_scope.cancel()
 
-    async def main() -> None:
-        stays = Episode(REQUEST, chat, observes=True)
-        async with running(4) as first, running(3) as second:
-            while stays.ended is None:
-                await write(first, stays, chat)
-                if stays.ended is None:
-                    stays.complete(0.0)
-            first.release(REQUEST.rollout)
-            moving = Episode(REQUEST, chat, observes=True)
-            for engine in (second, first, second, first):
-                await write(engine, moving, chat)
-                if moving.ended is None:
-                    moving.complete(0.0)
-                    engine.release(REQUEST.rollout)
-                    turns, moving = (
-                        tuple(moving.completed),
-                        Episode(replace(REQUEST, turns=tuple(moving.completed)), chat, observes=True),
-                    )
-                    assert not moving.resume(turns)
-        one, other = (each.trajectory(generator="g", seconds=0.0) for each in (stays, moving))
-        assert one.turns == other.turns == TURNS
-        first, second = one.unpack(), other.unpack()
-        for field in ("prompt_tokens", "tokens", "loss_mask", "policies"):
-            assert np.array_equal(getattr(first, field), getattr(second, field)), f"another {field}"
-        assert np.abs(first.logprobs - second.logprobs).max() < 1e-4
-
-    trio.run(main)
+    stays = Episode(REQUEST, chat, observes=True)
+    async with running(4) as first, running(3) as second:
+        while stays.ended is None:
+            await write(first, stays, chat)
+            if stays.ended is None:
+                stays.complete(0.0)
+        first.release(REQUEST.rollout)
+        moving = Episode(REQUEST, chat, observes=True)
+        for engine in (second, first, second, first):
+            await write(engine, moving, chat)
+            if moving.ended is None:
+                moving.complete(0.0)
+                engine.release(REQUEST.rollout)
+                turns, moving = (
+                    tuple(moving.completed),
+                    Episode(replace(REQUEST, turns=tuple(moving.completed)), chat, observes=True),
+                )
+                assert not moving.resume(turns)
+    one, other = (each.trajectory(generator="g", seconds=0.0) for each in (stays, moving))
+    assert one.turns == other.turns == TURNS
+    first, second = one.unpack(), other.unpack()
+    for field in ("prompt_tokens", "tokens", "loss_mask", "policies"):
+        assert np.array_equal(getattr(first, field), getattr(second, field)), f"another {field}"
+    assert np.abs(first.logprobs - second.logprobs).max() < 1e-4

@@ -50,7 +50,7 @@ class Engine:
             self.loaded.append((policy, source.key.encode()))
         else:
             try:
-                self.loaded.append((policy, source.read_bytes()))  # noqa: ASYNC240 - it is tiny
+                self.loaded.append((policy, source.read_bytes()))
             except FileNotFoundError as error:
                 raise EngineError(f"cannot read weights from {source}") from error
         self.policy = policy
@@ -115,139 +115,119 @@ class Desk:
         return policy
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("link", [False, True])
-def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
+async def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
     desk = Desk(tmp_path, monkeypatch, link=link)
     changes = []
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
-            assert desk.served.waiting_for == "PolicyPublished: a policy"
-            desk.publish(1, link=link)  # overtaken before its turn
-            newest = desk.publish(2, link=link)
-            await desk.served.ready.wait()
-            assert desk.engine.loaded == [(newest, b"weights of 2")]
-            assert (desk.served.waiting_for, changes) == ("", [newest])
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
+        assert desk.served.waiting_for == "PolicyPublished: a policy"
+        desk.publish(1, link=link)  # overtaken before its turn
+        newest = desk.publish(2, link=link)
+        await desk.served.ready.wait()
+        assert desk.engine.loaded == [(newest, b"weights of 2")]
+        assert (desk.served.waiting_for, changes) == ("", [newest])
+        nursery.cancel_scope.cancel()
     assert bool(desk.asked) == link
 
 
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
 @pytest.mark.parametrize("fault", [CallTimeout("no answer"), PeerLost("learner.0 was restarted")])
-def test_weights_that_could_not_be_fetched_are_asked_for_again(
+async def test_weights_that_could_not_be_fetched_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, link=True)
     desk.faults = [fault] * 3
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: None)
-            desk.publish(1, link=True)
-            began = trio.current_time()
-            await desk.served.ready.wait()
-            assert 3 * AGAIN_SECONDS <= trio.current_time() - began < 4 * AGAIN_SECONDS
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: None)
+        desk.publish(1, link=True)
+        began = trio.current_time()
+        await desk.served.ready.wait()
+        assert 3 * AGAIN_SECONDS <= trio.current_time() - began < 4 * AGAIN_SECONDS
+        nursery.cancel_scope.cancel()
 
 
-def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
     desk.engine.refuses = {PolicyVersion(1, 1)}
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: None)
-            desk.publish(1, link=False)
-            await trio.sleep(REPLACED_SECONDS / 2)
-            assert desk.served.waiting_for == "PolicyPublished: the weights of version 1"
-            assert not desk.served.ready.is_set()
-            newer = desk.publish(2, link=False)
-            await desk.served.ready.wait()
-            assert desk.engine.policy == newer
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: None)
+        desk.publish(1, link=False)
+        await trio.sleep(REPLACED_SECONDS / 2)
+        assert desk.served.waiting_for == "PolicyPublished: the weights of version 1"
+        assert not desk.served.ready.is_set()
+        newer = desk.publish(2, link=False)
+        await desk.served.ready.wait()
+        assert desk.engine.policy == newer
+        nursery.cancel_scope.cancel()
 
 
-def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
-
-    async def main() -> None:
-        policy = desk.publish(1, link=False)
-        (tmp_path / "learner" / weights_name(policy)).unlink()
-        with pytest.raises(EngineError, match="cannot read weights"):
-            await desk.served.run(lambda: None)
-        assert trio.current_time() >= REPLACED_SECONDS
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    policy = desk.publish(1, link=False)
+    (tmp_path / "learner" / weights_name(policy)).unlink()
+    with pytest.raises(EngineError, match="cannot read weights"):
+        await desk.served.run(lambda: None)
+    assert trio.current_time() >= REPLACED_SECONDS
 
 
-def test_weights_that_were_not_sent_to_the_end_are_asked_for_again(
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_weights_that_were_not_sent_to_the_end_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
     desk.faults, desk.engine.lost = [PeerLost("learner.0 was restarted")], 2
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: None)
-            policy = desk.keep(1)
-            await desk.served.ready.wait()
-            assert desk.offers == [TransferWanted(policy, Engine.ranks)] * 3
-            assert desk.engine.loaded == [(policy, b"key 3")]  # each time in a place of its own
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: None)
+        policy = desk.keep(1)
+        await desk.served.ready.wait()
+        assert desk.offers == [TransferWanted(policy, Engine.ranks)] * 3
+        assert desk.engine.loaded == [(policy, b"key 3")]  # each time in a place of its own
+        nursery.cancel_scope.cancel()
 
 
-def test_a_policy_that_a_newer_replaced_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_a_policy_that_a_newer_replaced_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: None)
-            older = desk.keep(1)
-            await trio.sleep(OFFER_SECONDS / 8)
-            newer = desk.keep(2)  # while the older is being asked for
-            await desk.served.ready.wait()
-            assert [wanted.policy for wanted in desk.offers] == [older, newer]
-            assert desk.engine.loaded == [(newer, b"key 2")]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: None)
+        older = desk.keep(1)
+        await trio.sleep(OFFER_SECONDS / 8)
+        newer = desk.keep(2)  # while the older is being asked for
+        await desk.served.ready.wait()
+        assert [wanted.policy for wanted in desk.offers] == [older, newer]
+        assert desk.engine.loaded == [(newer, b"key 2")]
+        nursery.cancel_scope.cancel()
 
 
-def test_a_run_whose_first_policy_never_comes_ends_with_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_a_run_whose_first_policy_never_comes_ends_with_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
     desk.engine.lost = 99
-
-    async def main() -> None:
-        desk.keep(1)
-        with pytest.raises(EngineRefusedError, match=r"in 3 attempts: the learner is gone; .* change weights_in"):
-            await desk.served.run(lambda: None)
-        assert len(desk.offers) == FIRST_ATTEMPTS
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    desk.keep(1)
+    with pytest.raises(EngineRefusedError, match=r"in 3 attempts: the learner is gone; .* change weights_in"):
+        await desk.served.run(lambda: None)
+    assert len(desk.offers) == FIRST_ATTEMPTS
 
 
-def test_later_policies_may_be_lost_as_often_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
+async def test_later_policies_may_be_lost_as_often_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, link=False)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.served.run, lambda: None)
-            desk.keep(1)
-            await desk.served.ready.wait()
-            desk.engine.lost = FIRST_ATTEMPTS + 2
-            newer = desk.keep(2)
-            await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
-            assert desk.engine.policy == newer
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0.05))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.served.run, lambda: None)
+        desk.keep(1)
+        await desk.served.ready.wait()
+        desk.engine.lost = FIRST_ATTEMPTS + 2
+        newer = desk.keep(2)
+        await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
+        assert desk.engine.policy == newer
+        nursery.cancel_scope.cancel()

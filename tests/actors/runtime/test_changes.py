@@ -148,46 +148,40 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
     assert not list(runtime_directory(load_topology(path)).parent.glob(runtime_directory(load_topology(path)).name))
 
 
-def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(folder, monkeypatch):
+@pytest.mark.real_time
+async def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(folder, monkeypatch):
     path = write(folder, settings="number = 1", replicas=2)
-
-    async def main():
-        async with running(path, 3):
-            before = events(folder)
-            answer = await swap(path, wanted("second", OTHER, "dies=true"))
-            assert not answer.done
-            assert "the new second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
-            assert events(folder) == before  # the former processes never stopped
-            assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
-            monkeypatch.setattr(changes, "available_bytes", lambda: 0)
-            answer = await swap(path, wanted("second", OTHER, "dies=true"))
-            assert not answer.done
-            assert "second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
-            assert "the former class and settings hold again" in answer.refused[0]
-            await until_events(folder, len(before) + 2)
-            assert events(folder)[len(before) :] == [
-                f"left second.0 {PLAIN} 1",
-                f"up second.0 {PLAIN} 1",
-            ]
-            assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
-
-    trio.run(main)
+    async with running(path, 3):
+        before = events(folder)
+        answer = await swap(path, wanted("second", OTHER, "dies=true"))
+        assert not answer.done
+        assert "the new second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
+        assert events(folder) == before  # the former processes never stopped
+        assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
+        monkeypatch.setattr(changes, "available_bytes", lambda: 0)
+        answer = await swap(path, wanted("second", OTHER, "dies=true"))
+        assert not answer.done
+        assert "second.0 exited with status 7 before it was ready: no such device" in answer.refused[0]
+        assert "the former class and settings hold again" in answer.refused[0]
+        await until_events(folder, len(before) + 2)
+        assert events(folder)[len(before) :] == [
+            f"left second.0 {PLAIN} 1",
+            f"up second.0 {PLAIN} 1",
+        ]
+        assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
     assert not (folder / "run" / "swaps.json").exists()
 
 
-def test_a_swap_that_is_refused_stops_nothing(folder):
+@pytest.mark.real_time
+async def test_a_swap_that_is_refused_stops_nothing(folder):
     path = write(folder)
-
-    async def main():
-        async with running(path, 2):
-            before = events(folder)
-            answer = await swap(path, wanted("second", "refused:Class"))
-            assert answer == Changed(("there is no module 'refused'", "mend it"), ())
-            answer = await swap(path, wanted("third", OTHER))
-            assert answer.refused == ("the run has no actor 'third'; there are first, second",)
-            assert events(folder) == before
-
-    trio.run(main)
+    async with running(path, 2):
+        before = events(folder)
+        answer = await swap(path, wanted("second", "refused:Class"))
+        assert answer == Changed(("there is no module 'refused'", "mend it"), ())
+        answer = await swap(path, wanted("third", OTHER))
+        assert answer.refused == ("the run has no actor 'third'; there are first, second",)
+        assert events(folder) == before
 
 
 def write_hosts(folder, second):
@@ -208,11 +202,12 @@ def start_b(path):
     return subprocess.Popen(command, start_new_session=True)
 
 
-def test_a_host_is_drained_and_the_run_goes_on(folder):
+@pytest.mark.real_time
+async def test_a_host_is_drained_and_the_run_goes_on(folder):
     path = write_hosts(folder, 'hosts = ["a", "b"]')
     other = start_b(path)
 
-    async def main():
+    try:
         async with running(path, 3, host="a"):
             answer = await swap(path, DrainWanted("b"))
             assert answer == Changed((), ("host b leaves: its actors stop in order",))
@@ -222,34 +217,30 @@ def test_a_host_is_drained_and_the_run_goes_on(folder):
             assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {PLAIN}"]
             answer = await swap(path, DrainWanted("b"))
             assert answer.refused == ("host b has left already",)
-
-    try:
-        trio.run(main)
     finally:
         other.kill()
         other.wait()
 
 
-def test_a_host_of_the_same_process_is_drained(folder):
+@pytest.mark.real_time
+async def test_a_host_of_the_same_process_is_drained(folder):
     path = write_hosts(folder, 'hosts = ["a", "b"]')
-
-    async def main():
-        async with running(path, 3):
-            answer = await swap(path, DrainWanted("b"))
-            assert answer == Changed((), ("host b has left: second.1",))
-            assert events(folder)[3:] == [f"left second.1 {PLAIN} 1"]
-
-    trio.run(main)
+    async with running(path, 3):
+        answer = await swap(path, DrainWanted("b"))
+        assert answer == Changed((), ("host b has left: second.1",))
+        assert events(folder)[3:] == [f"left second.1 {PLAIN} 1"]
 
 
-def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
+@pytest.mark.real_time
+@pytest.mark.slow
+async def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
     """The hosts have run directories of their own, as on two machines."""
     path = write_hosts(folder, 'host = "b"')
     elsewhere = path.with_name("elsewhere.toml")
     elsewhere.write_text(path.read_text().replace(str(folder / "run"), str(folder / "run_of_b")))
     other = start_b(elsewhere)
 
-    async def main():
+    try:
         async with running(path, 2, host="a"):
             answer = await swap(path, wanted("second", "refused:Class"))
             assert answer.refused == ("there is no module 'refused'", "mend it")
@@ -263,9 +254,6 @@ def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
             assert events(folder)[-1] == f"up first.0 {PLAIN} 3"
             answer = await swap(path, DrainWanted("b"))
             assert "no other host runs second" in answer.refused[0]
-
-    try:
-        trio.run(main)
         assert other.wait(30) == 0
     finally:
         other.kill()
@@ -276,50 +264,40 @@ def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
         assert resolved.actors["first"].settings == {"number": 3}
 
 
-def test_a_role_gets_another_number_of_processes(folder, capsys):
+@pytest.mark.real_time
+async def test_a_role_gets_another_number_of_processes(folder, capsys):
     path = write(folder, settings="number = 1", replicas=3, start="start = 1")
-
-    async def main():
-        async with running(path, 2):
-            answer = await swap(path, ScaleWanted("second", 3))
-            assert answer == Changed((), ("second.1 runs", "second.2 runs", "second has 3 processes"))
-            assert sorted(events(folder)[2:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 2)]
-            answer = await swap(path, wanted("second", OTHER))
-            assert len(answer.done) == 3
-            answer = await swap(path, ScaleWanted("second", 2))
-            assert answer == Changed((), ("second.2 has left", "second has 2 processes"))
-            assert events(folder)[-1] == f"left second.2 {OTHER} 1"
-            answer = await swap(path, ScaleWanted("second", 3))
-            assert answer.done[0] == "second.2 runs"
-            assert events(folder)[-1] == f"up second.2 {OTHER} 1"
-
-    trio.run(main)
+    async with running(path, 2):
+        answer = await swap(path, ScaleWanted("second", 3))
+        assert answer == Changed((), ("second.1 runs", "second.2 runs", "second has 3 processes"))
+        assert sorted(events(folder)[2:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 2)]
+        answer = await swap(path, wanted("second", OTHER))
+        assert len(answer.done) == 3
+        answer = await swap(path, ScaleWanted("second", 2))
+        assert answer == Changed((), ("second.2 has left", "second has 2 processes"))
+        assert events(folder)[-1] == f"left second.2 {OTHER} 1"
+        answer = await swap(path, ScaleWanted("second", 3))
+        assert answer.done[0] == "second.2 runs"
+        assert events(folder)[-1] == f"up second.2 {OTHER} 1"
     (folder / "events").unlink()
-
-    async def next_start():
-        async with running(path, 2):
-            assert sorted(events(folder)) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 1"]
-
     capsys.readouterr()
-    trio.run(next_start)
+    async with running(path, 2):
+        assert sorted(events(folder)) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 1"]
     output = " ".join(capsys.readouterr().out.split())
     assert "second was scaled in the last start, and now has as many processes as the file says: 1; it had 3" in output
 
 
-def test_replicas_that_do_not_start_are_none(folder):
+@pytest.mark.real_time
+async def test_replicas_that_do_not_start_are_none(folder):
     path = write(folder, replicas=2, start="start = 1")
-
-    async def main():
-        async with running(path, 2):
-            (folder / "dies").touch()
-            answer = await swap(path, ScaleWanted("second", 2))
-            assert "second.1 exited with status 7 before it was ready: no such device" in answer.refused[0]
-            assert answer.refused[-1] == "second keeps the processes that it had"
-            (folder / "dies").unlink()
-            answer = await swap(path, ScaleWanted("second", 2))
-            assert answer.done[0] == "second.1 runs"
-
-    trio.run(main)
+    async with running(path, 2):
+        (folder / "dies").touch()
+        answer = await swap(path, ScaleWanted("second", 2))
+        assert "second.1 exited with status 7 before it was ready: no such device" in answer.refused[0]
+        assert answer.refused[-1] == "second keeps the processes that it had"
+        (folder / "dies").unlink()
+        answer = await swap(path, ScaleWanted("second", 2))
+        assert answer.done[0] == "second.1 runs"
 
 
 @pytest.mark.slow
@@ -352,66 +330,57 @@ def test_replicas_come_and_go_on_other_hosts(folder):
     assert with_swaps(load_topology(path), folder / "run").wanted("second") == {0: "b", 1: "a", 2: "b", 3: "a"}
 
 
-def test_replicas_of_an_optional_host_that_is_away_run_once_it_comes(folder):
+@pytest.mark.real_time
+async def test_replicas_of_an_optional_host_that_is_away_run_once_it_comes(folder):
     path = write_hosts(folder, 'hosts = ["a", "b"]\nreplicas = 4\nstart = 2')
     path.write_text(path.read_text().replace("[hosts.b]", "[hosts.b]\noptional = true"))
-
-    async def main():
-        async with running(path, 2, host="a"):
-            answer = await swap(path, ScaleWanted("second", 4))
-            away = "second.3 runs as soon as its host b does"
-            assert answer == Changed((), ("second.2 runs", away, "second has 4 processes"))
-            other = start_b(path)
-            try:
-                await until_events(folder, 5)
-                assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 3)]
-                while (answer := await swap(path, DrainWanted("b"))).refused:
-                    assert "not" in answer.refused[0]  # not heard yet, or not started yet
-                    await trio.sleep(0.1)
-                with trio.fail_after(60):
-                    assert await trio.to_thread.run_sync(other.wait) == 0
-            finally:
-                other.kill()
-            answer = await swap(path, wanted("second", OTHER))
-            assert len(answer.done) == 2, "the host that left keeps nothing from being changed"
-
-    trio.run(main)
+    async with running(path, 2, host="a"):
+        answer = await swap(path, ScaleWanted("second", 4))
+        away = "second.3 runs as soon as its host b does"
+        assert answer == Changed((), ("second.2 runs", away, "second has 4 processes"))
+        other = start_b(path)
+        try:
+            await until_events(folder, 5)
+            assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 3)]
+            while (answer := await swap(path, DrainWanted("b"))).refused:
+                assert "not" in answer.refused[0]  # not heard yet, or not started yet
+                await trio.sleep(0.1)
+            with trio.fail_after(60):
+                assert await trio.to_thread.run_sync(other.wait) == 0
+        finally:
+            other.kill()
+        answer = await swap(path, wanted("second", OTHER))
+        assert len(answer.done) == 2, "the host that left keeps nothing from being changed"
 
 
-def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
+@pytest.mark.real_time
+async def test_no_change_is_taken_from_who_has_another_key(folder, monkeypatch):
     monkeypatch.setattr(control, "KEY_SECONDS", 0.5)
     path = write_hosts(folder, 'hosts = ["a", "b"]')
-
-    async def main():
-        async with running(path, 3):
-            before = events(folder)
-            (folder / "key").unlink()  # the run has read it
-            changes = (wanted("second", OTHER), ScaleWanted("second", 3), DrainWanted("b"))
-            for asked in changes:
-                with pytest.raises(RunRefused, match=r"there is no file .*key; copy the key of the run there"):
-                    await ask_run(folder / "run", asked)
-            CurveKeys.generate().save(folder / "key")
-            for asked in changes:
-                with pytest.raises(RunRefused, match=r"supervisor\.a refuses the key of this command: .*key is not"):
-                    await ask_run(folder / "run", asked)
-            assert events(folder) == before
-
-    trio.run(main)
+    async with running(path, 3):
+        before = events(folder)
+        (folder / "key").unlink()  # the run has read it
+        changes = (wanted("second", OTHER), ScaleWanted("second", 3), DrainWanted("b"))
+        for asked in changes:
+            with pytest.raises(RunRefused, match=r"there is no file .*key; copy the key of the run there"):
+                await ask_run(folder / "run", asked)
+        CurveKeys.generate().save(folder / "key")
+        for asked in changes:
+            with pytest.raises(RunRefused, match=r"supervisor\.a refuses the key of this command: .*key is not"):
+                await ask_run(folder / "run", asked)
+        assert events(folder) == before
 
 
-def test_a_swap_during_a_start_is_refused(folder):
+@pytest.mark.real_time
+async def test_a_swap_during_a_start_is_refused(folder):
     path = write(folder, settings="waits = true", replicas=2)
-
-    async def main():
-        async with running(path, 3):
-            answer = await ask_run(path.parent / "run", wanted("first", OTHER))
-            assert "second.0" in answer.refused[0]
-            assert "has not started yet" in answer.refused[0]
-            answer = await ask_run(path.parent / "run", ScaleWanted("second", 1))
-            assert "has not started yet" in answer.refused[0]
-            assert len(events(folder)) == 3
-
-    trio.run(main)
+    async with running(path, 3):
+        answer = await ask_run(path.parent / "run", wanted("first", OTHER))
+        assert "second.0" in answer.refused[0]
+        assert "has not started yet" in answer.refused[0]
+        answer = await ask_run(path.parent / "run", ScaleWanted("second", 1))
+        assert "has not started yet" in answer.refused[0]
+        assert len(events(folder)) == 3
 
 
 def test_without_a_run_the_command_says_so(tmp_path):
@@ -447,7 +416,7 @@ def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
         trio.run(run.asked, sender, asked)
 
 
-def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and_not_waited_for(tmp_path):
+async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and_not_waited_for(tmp_path):
     path, _ = write_two_hosts(tmp_path, (7000, 7100))
     text = path.read_text()
     for role in ("rollout_generator", "tool_executor"):
@@ -456,29 +425,23 @@ def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and
     path.write_text(text)
     topology = load_topology(path)
     heard = [name for host in ("a", "b") for name, _ in actor_nodes(topology, host)]
-
-    async def main():
-        network = MemoryNetwork()
-        async with trio.open_nursery() as nursery:
-            node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
-            reports = SimpleNamespace(say=print)
-            none = SimpleNamespace(actors={}, follow=print)
-            run = Changes(
-                topology, path, path, ["a"], none, again="", reports=reports, ending=trio.Event(), leave=print
-            )
-            run.begin(nursery, None)
-            run.link(node)
-            for name in heard:
-                run.heard(ActorStatus(name, name, "running", "", ActorFigures(), "", 0.0, 0.0))
-            await nursery.start(node.run, lambda _: None)
-            await trio.sleep(10)
-            with trio.fail_after(1):
-                answer = await run.asked(CONTROL, DrainWanted("b"))
-            assert not answer.done
-            assert "supervisor.b is not heard" in answer.refused[0]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    network = MemoryNetwork()
+    async with trio.open_nursery() as nursery:
+        node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
+        reports = SimpleNamespace(say=print)
+        none = SimpleNamespace(actors={}, follow=print)
+        run = Changes(topology, path, path, ["a"], none, again="", reports=reports, ending=trio.Event(), leave=print)
+        run.begin(nursery, None)
+        run.link(node)
+        for name in heard:
+            run.heard(ActorStatus(name, name, "running", "", ActorFigures(), "", 0.0, 0.0))
+        await nursery.start(node.run, lambda _: None)
+        await trio.sleep(10)
+        with trio.fail_after(1):
+            answer = await run.asked(CONTROL, DrainWanted("b"))
+        assert not answer.done
+        assert "supervisor.b is not heard" in answer.refused[0]
+        nursery.cancel_scope.cancel()
 
 
 class Alone:

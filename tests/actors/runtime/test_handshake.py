@@ -180,18 +180,15 @@ async def _greeted(host: Host, other: Handshake) -> None:
     host.greetings.heard("supervisor.b", other.hello())
 
 
-def test_why_a_host_does_not_start_is_said_until_it_runs(path: Path) -> None:
+@pytest.mark.real_time
+async def test_why_a_host_does_not_start_is_said_until_it_runs(path: Path) -> None:
     a, b = Host("a", load_topology(path)), Host("b", load_topology(path))
-
-    async def main() -> None:
-        await trio.lowlevel.checkpoint()
-        a.greetings.heard(starting_node("b"), replace(b.greetings.hello(), refusal="port 5800 is in use"))
-        assert a.said == ["host b does not start: port 5800 is in use"]
-        assert a.greetings.final_words == ["at the end: host b does not start: port 5800 is in use"]
-        a.greetings.heard("supervisor.b", b.greetings.hello())
-        assert a.greetings.final_words == []
-
-    trio.run(main)
+    await trio.lowlevel.checkpoint()
+    a.greetings.heard(starting_node("b"), replace(b.greetings.hello(), refusal="port 5800 is in use"))
+    assert a.said == ["host b does not start: port 5800 is in use"]
+    assert a.greetings.final_words == ["at the end: host b does not start: port 5800 is in use"]
+    a.greetings.heard("supervisor.b", b.greetings.hello())
+    assert a.greetings.final_words == []
 
 
 def test_a_host_that_is_heard_again_while_its_address_is_looked_at_was_no_mistake(

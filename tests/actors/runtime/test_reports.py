@@ -150,7 +150,7 @@ class Supervision:
         raise AssertionError
 
 
-def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_the_supervisor_of_its_host(
+async def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_the_supervisor_of_its_host(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "topology.toml"
@@ -160,37 +160,34 @@ def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_the_supe
     async def ignore(_: object) -> None:
         """Nobody sends the actor anything."""
 
-    async def main() -> None:
-        process: Any = SimpleNamespace(name="x.0", stopping=False, ended=trio.Event(), tell=lambda _: None)
-        heard = {host: Supervision() for host in "ab"}
-        async with trio.open_nursery() as nursery:
-            for host, supervision in heard.items():
-                peers = Peers(
-                    topology,
-                    path,
-                    path,
-                    [host],
-                    SimpleNamespace(actors={"x.0": process} if host == "b" else {}, follow=lambda _: None),  # type: ignore[arg-type]
-                    supervision,  # type: ignore[arg-type]
-                    again="",
-                    agreed={},
-                    incarnation=0,
-                    ending=trio.Event(),
-                    log=structlog.get_logger(),
-                )
-                await peers.open(nursery, network)
-            actor = Node("x.0", network, Registry.of(messages), incarnation=0)
-            link = actor.announce("status", ["supervisor.b"])
-            await nursery.start(partial(actor.run, ignore))
-            for state in ("starting", "running"):
-                link.set(status("x.0", state=state))
-                await trio.sleep(1.5)
-            assert heard["b"].said == heard["a"].said == ["x.0 starting", "x.0 running"]
-            await trio.sleep(10.0)
-            assert len(heard["a"].said) == 2, "a status that does not change is not heard again"
-            peers.ended("x.0")
+    process: Any = SimpleNamespace(name="x.0", stopping=False, ended=trio.Event(), tell=lambda _: None)
+    heard = {host: Supervision() for host in "ab"}
+    async with trio.open_nursery() as nursery:
+        for host, supervision in heard.items():
+            peers = Peers(
+                topology,
+                path,
+                path,
+                [host],
+                SimpleNamespace(actors={"x.0": process} if host == "b" else {}, follow=lambda _: None),  # type: ignore[arg-type]
+                supervision,  # type: ignore[arg-type]
+                again="",
+                agreed={},
+                incarnation=0,
+                ending=trio.Event(),
+                log=structlog.get_logger(),
+            )
+            await peers.open(nursery, network)
+        actor = Node("x.0", network, Registry.of(messages), incarnation=0)
+        link = actor.announce("status", ["supervisor.b"])
+        await nursery.start(partial(actor.run, ignore))
+        for state in ("starting", "running"):
+            link.set(status("x.0", state=state))
             await trio.sleep(1.5)
-            assert heard["a"].said[2:] == ["x.0 left"]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+        assert heard["b"].said == heard["a"].said == ["x.0 starting", "x.0 running"]
+        await trio.sleep(10.0)
+        assert len(heard["a"].said) == 2, "a status that does not change is not heard again"
+        peers.ended("x.0")
+        await trio.sleep(1.5)
+        assert heard["a"].said[2:] == ["x.0 left"]
+        nursery.cancel_scope.cancel()

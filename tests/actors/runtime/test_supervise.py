@@ -37,6 +37,8 @@ from agent_rl.records.run_directory import (
 from tests.full_disk import fill, small_disk
 from transport import CurveKeys
 
+pytestmark = pytest.mark.real_time
+
 # An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
 ENTRY = """\
 import argparse, ctypes, os, select, signal, socket, subprocess, sys, time, tomllib
@@ -574,17 +576,13 @@ def test_output_that_fails_ends_no_run(stage, output):
     assert "SIGTERM: stopping" in log
 
 
-def test_cancelling_the_supervisor_leaves_no_process(stage):
+async def test_cancelling_the_supervisor_leaves_no_process(stage):
     topology = stage.topology(a='replicas = 2\nsettings = { behaviour = "stubborn" }')
     heard = []
-
-    async def main():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
-            heard.extend(await stage.await_news(2))
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+        heard.extend(await stage.await_news(2))
+        nursery.cancel_scope.cancel()
     assert_gone(number for _, _, pid, _, grandchild in heard for number in (pid, int(grandchild)))
 
 
@@ -804,7 +802,7 @@ def test_a_run_that_is_finished_has_exit_code_0_on_all_hosts_whatever_that_of_a_
     assert run_both_hosts(stage, topology, stopped_exit_code=75) == {"a": 0, "b": 0}
 
 
-def test_a_stopped_run_has_the_exit_code_that_was_asked_for_on_all_hosts(stage):
+async def test_a_stopped_run_has_the_exit_code_that_was_asked_for_on_all_hosts(stage):
     topology = two_hosts(stage, 'settings = { behaviour = "running" }')
     codes = {}
 
@@ -813,21 +811,18 @@ def test_a_stopped_run_has_the_exit_code_that_was_asked_for_on_all_hosts(stage):
             topology, stage.path, host=host, entry_module="fake_entry", stopped_exit_code=75
         )
 
-    async def main():
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(one, "b")
-                await stage.await_news(1)
-                nursery.start_soon(one, "a")  # the signal reaches the newest receiver: the learner's host
-                await stage.await_news(1)
-                press(signal.SIGTERM)
-
-    trio.run(main)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, "b")
+            await stage.await_news(1)
+            nursery.start_soon(one, "a")  # the signal reaches the newest receiver: the learner's host
+            await stage.await_news(1)
+            press(signal.SIGTERM)
     assert codes == {"a": 75, "b": 75}
 
 
 @pytest.mark.slow
-def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys, monkeypatch):
+async def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys, monkeypatch):
     """The learner's host goes on, and says once what became of the other."""
     for name in ("SILENT_SECONDS", "NAMED_SECONDS"):
         monkeypatch.setattr(f"agent_rl.observe.silence.{name}", 2.0)
@@ -843,23 +838,19 @@ def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys
         return heard(greetings, peer, theirs)
 
     monkeypatch.setattr(Handshake, "heard", hears)
-
-    async def main():
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                command = [sys.executable, str(script), str(stage.path), "run", "b"]
-                other = await nursery.start(partial(trio.run_process, command, stdout=subprocess.DEVNULL))
-                nursery.start_soon(
-                    partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
-                )
-                await stage.await_news(2)
-                await greeted.wait()  # a host that was never here cannot leave
-                other.send_signal(signal.SIGTERM)
-                await other.wait()
-                await trio.sleep(4)
-                press(signal.SIGTERM)
-
-    trio.run(main)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            command = [sys.executable, str(script), str(stage.path), "run", "b"]
+            other = await nursery.start(partial(trio.run_process, command, stdout=subprocess.DEVNULL))
+            nursery.start_soon(
+                partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
+            )
+            await stage.await_news(2)
+            await greeted.wait()  # a host that was never here cannot leave
+            other.send_signal(signal.SIGTERM)
+            await other.wait()
+            await trio.sleep(4)
+            press(signal.SIGTERM)
     said = capsys.readouterr().out
     assert said.count("supervisor.b has stopped in order, and its actors with it; start its host again") == 1
     assert "silent" not in said

@@ -87,7 +87,7 @@ def test_what_a_call_started_ends_with_it(level: str) -> None:
 
 def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory: Path) -> None:
     async def main(sandbox: Sandbox) -> list[ToolOutput]:
-        [directory] = list(own_directory.glob("agent-rl.sandbox-*"))  # noqa: ASYNC240
+        [directory] = list(own_directory.glob("agent-rl.sandbox-*"))
         directory.rename(own_directory / "away")
         refused = await sandbox.execute("1")
         (own_directory / "away").rename(directory)

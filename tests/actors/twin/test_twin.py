@@ -32,6 +32,8 @@ from agent_rl.simulation.prediction import lines
 from agent_rl.simulation.profile import read_profile
 from agent_rl.simulation.trace import EngineModel, LearnerModel, Shape
 
+pytestmark = pytest.mark.clock(make=VirtualClock)
+
 SMALL = (
     "algorithm.groups_per_step=2",
     "algorithm.samples=4",
@@ -107,66 +109,57 @@ def in_virtual_time(main) -> None:
     trio.run(main, clock=VirtualClock())
 
 
-def test_an_engine_writes_the_turns_of_the_trace_in_the_time_of_its_model():
-    async def main():
-        async with trio.open_nursery() as nursery:
-            made = engine()
-            await nursery.start(made.run)
-            began = trio.current_time()
-            first = await made.generate(asked(10))
-            assert (array_length(first.tokens), trio.current_time() - began) == (100, pytest.approx(1.0))
-            second = await made.generate(asked(130))
-            assert array_length(second.tokens) == 50
-            with pytest.raises(EngineError, match="no turn of the trace begins after 131 tokens"):
-                await made.generate(asked(131))
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+async def test_an_engine_writes_the_turns_of_the_trace_in_the_time_of_its_model():
+    async with trio.open_nursery() as nursery:
+        made = engine()
+        await nursery.start(made.run)
+        began = trio.current_time()
+        first = await made.generate(asked(10))
+        assert (array_length(first.tokens), trio.current_time() - began) == (100, pytest.approx(1.0))
+        second = await made.generate(asked(130))
+        assert array_length(second.tokens) == 50
+        with pytest.raises(EngineError, match="no turn of the trace begins after 131 tokens"):
+            await made.generate(asked(131))
+        nursery.cancel_scope.cancel()
 
 
-def test_tokens_after_new_weights_are_of_the_new_policy():
-    async def main():
-        async with trio.open_nursery() as nursery:
-            made = engine()
-            await nursery.start(made.run)
+async def test_tokens_after_new_weights_are_of_the_new_policy():
+    async with trio.open_nursery() as nursery:
+        made = engine()
+        await nursery.start(made.run)
 
-            async def update() -> None:
-                await trio.sleep(0.4)
-                await made.load_weights(Path(), PolicyVersion(0, 1))
+        async def update() -> None:
+            await trio.sleep(0.4)
+            await made.load_weights(Path(), PolicyVersion(0, 1))
 
-            nursery.start_soon(update)
-            began = trio.current_time()
-            turn = await made.generate(asked(10))
-            assert trio.current_time() - began == pytest.approx(2.0)  # the pause, too
-            versions = [array_length(turn.tokens[turn.policies[:, 1] == version]) for version in (0, 1)]
-            assert versions == [40, 60]
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+        nursery.start_soon(update)
+        began = trio.current_time()
+        turn = await made.generate(asked(10))
+        assert trio.current_time() - began == pytest.approx(2.0)  # the pause, too
+        versions = [array_length(turn.tokens[turn.policies[:, 1] == version]) for version in (0, 1)]
+        assert versions == [40, 60]
+        nursery.cancel_scope.cancel()
 
 
-def test_an_engine_that_sleeps_writes_nothing_and_goes_on_where_it_was():
-    async def main():
-        async with trio.open_nursery() as nursery:
-            made = engine()
-            await nursery.start(made.run)
+async def test_an_engine_that_sleeps_writes_nothing_and_goes_on_where_it_was():
+    async with trio.open_nursery() as nursery:
+        made = engine()
+        await nursery.start(made.run)
 
-            async def sleep() -> None:
-                await trio.sleep(0.4)
-                await made.sleep()
-                assert made.figures.generated_tokens == 40
-                await trio.sleep(5.0)
-                assert made.figures.generated_tokens == 40
-                await made.wake()
+        async def sleep() -> None:
+            await trio.sleep(0.4)
+            await made.sleep()
+            assert made.figures.generated_tokens == 40
+            await trio.sleep(5.0)
+            assert made.figures.generated_tokens == 40
+            await made.wake()
 
-            nursery.start_soon(sleep)
-            began = trio.current_time()
-            turn = await made.generate(asked(10))
-            assert trio.current_time() - began == pytest.approx(6.0, abs=0.02)
-            assert array_length(turn.tokens) == 100
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+        nursery.start_soon(sleep)
+        began = trio.current_time()
+        turn = await made.generate(asked(10))
+        assert trio.current_time() - began == pytest.approx(6.0, abs=0.02)
+        assert array_length(turn.tokens) == 100
+        nursery.cancel_scope.cancel()
 
 
 def test_in_a_run_engines_sleep_while_the_learner_of_their_device_trains(monkeypatch):
@@ -183,19 +176,16 @@ def test_in_a_run_engines_sleep_while_the_learner_of_their_device_trains(monkeyp
     assert sorted(slept) == sorted(2 * names), "an engine begins asleep, and falls asleep for the step"
 
 
-def test_a_turn_that_is_given_up_leaves_the_engine():
-    async def main():
-        async with trio.open_nursery() as nursery:
-            made = engine()
-            await nursery.start(made.run)
-            with trio.move_on_after(0.5):
-                await made.generate(asked(10))
-            made.release("a")
-            assert made.figures.running == 0
-            assert made.model.next_event() == np.inf
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+async def test_a_turn_that_is_given_up_leaves_the_engine():
+    async with trio.open_nursery() as nursery:
+        made = engine()
+        await nursery.start(made.run)
+        with trio.move_on_after(0.5):
+            await made.generate(asked(10))
+        made.release("a")
+        assert made.figures.running == 0
+        assert made.model.next_event() == np.inf
+        nursery.cancel_scope.cancel()
 
 
 # A whole run

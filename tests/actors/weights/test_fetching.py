@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.weights import fetch as fetching
 from actors.weights import files
@@ -88,19 +87,17 @@ def test_what_is_fetched_is_what_was_published(learner: Learner, host: Path, siz
     assert fetched.fetched_bytes == size
 
 
-def test_generators_of_a_host_share_one_download(learner: Learner, host: Path) -> None:
+@pytest.mark.real_time
+async def test_generators_of_a_host_share_one_download(learner: Learner, host: Path) -> None:
     published = learner.publish(3)
     paths = []
 
-    async def main() -> None:
-        async def one() -> None:
-            paths.append(await FetchedWeights(host, learner.ask).fetch(published))
+    async def one() -> None:
+        paths.append(await FetchedWeights(host, learner.ask).fetch(published))
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(5):
-                nursery.start_soon(one)
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(one)
     assert {path.read_bytes() for path in paths} == {learner.content(3)}
     assert sorted(learner.asked) == list(range(0, SIZE, PART))
 
@@ -111,19 +108,15 @@ async def lock_held_for_ever(work: Callable[..., Any], *arguments: Any, **named:
     return work(*arguments)
 
 
-def test_a_download_of_another_generator_that_stands_still_is_given_up(learner: Learner, host: Path) -> None:
+async def test_a_download_of_another_generator_that_stands_still_is_given_up(learner: Learner, host: Path) -> None:
     published = learner.publish(3)
-
-    async def main() -> None:
-        began = trio.current_time()
-        with pytest.raises(FetchError, match="another generator of this host has been downloading"):
-            await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
-        assert LOCK_SECONDS <= trio.current_time() - began <= 2 * LOCK_SECONDS
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    began = trio.current_time()
+    with pytest.raises(FetchError, match="another generator of this host has been downloading"):
+        await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
+    assert LOCK_SECONDS <= trio.current_time() - began <= 2 * LOCK_SECONDS
 
 
-def test_a_download_of_another_generator_is_waited_for_while_it_grows(learner: Learner, host: Path) -> None:
+async def test_a_download_of_another_generator_is_waited_for_while_it_grows(learner: Learner, host: Path) -> None:
     """An hour of a slow link; then the other generator is gone, and nothing grows any more."""
     published = learner.publish(3)
     partial = host / f".{weights_name(published.policy)}-{published.checksum:08x}.partial"
@@ -134,38 +127,32 @@ def test_a_download_of_another_generator_is_waited_for_while_it_grows(learner: L
             await FetchedWeights(host, learner.ask, lock_held_for_ever).fetch(published)
         given_up.append(trio.current_time())
 
-    async def main() -> None:
-        began = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            for grown in range(60):
-                await trio.sleep(60.0)
-                partial.write_bytes(bytes(grown + 1))
-        assert 3600.0 < given_up[0] - began <= 3600.0 + 2 * LOCK_SECONDS
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for grown in range(60):
+            await trio.sleep(60.0)
+            partial.write_bytes(bytes(grown + 1))
+    assert 3600.0 < given_up[0] - began <= 3600.0 + 2 * LOCK_SECONDS
 
 
-def test_a_download_that_was_cut_off_goes_on_where_it_stopped(learner: Learner, host: Path) -> None:
+@pytest.mark.real_time
+async def test_a_download_that_was_cut_off_goes_on_where_it_stopped(learner: Learner, host: Path) -> None:
     published = learner.publish(3)
+    with trio.CancelScope() as scope:
 
-    async def main() -> None:
-        with trio.CancelScope() as scope:
+        async def stop(offset: int) -> None:
+            if offset == 7 * PART:
+                scope.cancel()
+                await trio.sleep_forever()
 
-            async def stop(offset: int) -> None:
-                if offset == 7 * PART:
-                    scope.cancel()
-                    await trio.sleep_forever()
-
-            learner.before = stop
-            await FetchedWeights(host, learner.ask).fetch(published)
-        assert scope.cancelled_caught
-        learner.before = learner._shuffle
-        learner.asked.clear()
-        path = await FetchedWeights(host, learner.ask).fetch(published)
-        assert path.read_bytes() == learner.content(3)
-
-    trio.run(main)
+        learner.before = stop
+        await FetchedWeights(host, learner.ask).fetch(published)
+    assert scope.cancelled_caught
+    learner.before = learner._shuffle
+    learner.asked.clear()
+    path = await FetchedWeights(host, learner.ask).fetch(published)
+    assert path.read_bytes() == learner.content(3)
     assert min(learner.asked) >= 3 * PART  # AHEAD parts may have been under way
     assert max(learner.asked) == 10 * PART
 
@@ -225,20 +212,18 @@ def test_older_policies_make_room_for_the_next(learner: Learner, host: Path) -> 
     assert len(list(host.iterdir())) == 2  # and the lock of the newest
 
 
-def test_a_download_that_another_generator_overtakes_is_told(learner: Learner, host: Path) -> None:
+@pytest.mark.real_time
+async def test_a_download_that_another_generator_overtakes_is_told(learner: Learner, host: Path) -> None:
     old, new = learner.publish(3), learner.publish(4)
 
-    async def main() -> None:
-        async def overtaken(offset: int) -> None:
-            if offset == 10 * PART:
-                learner.before = learner._shuffle
-                await FetchedWeights(host, learner.ask).fetch(new)
+    async def overtaken(offset: int) -> None:
+        if offset == 10 * PART:
+            learner.before = learner._shuffle
+            await FetchedWeights(host, learner.ask).fetch(new)
 
-        learner.before = overtaken
-        with pytest.raises(FetchError, match="overtaken by a newer policy"):
-            await FetchedWeights(host, learner.ask).fetch(old)
-
-    trio.run(main)
+    learner.before = overtaken
+    with pytest.raises(FetchError, match="overtaken by a newer policy"):
+        await FetchedWeights(host, learner.ask).fetch(old)
 
 
 def test_too_little_room_is_told_before_anything_is_fetched(

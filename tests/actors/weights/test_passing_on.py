@@ -169,14 +169,10 @@ def test_two_hosts_that_cannot_reach_each_other_both_get_the_policy(tmp_path: Pa
     assert len(network.done) == 4
 
 
-def test_a_host_that_comes_late_is_sent_nothing_by_the_learner(tmp_path: Path) -> None:
+async def test_a_host_that_comes_late_is_sent_nothing_by_the_learner(tmp_path: Path) -> None:
     network = Network(tmp_path, 3)
-
-    async def main() -> None:
-        for name in network.hosts:
-            await network.fetch(name)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    for name in network.hosts:
+        await network.fetch(name)
     assert network.links[LEARNER].sent == SIZE
 
 

@@ -66,87 +66,75 @@ def run(main: Any, *given: Any) -> None:
     trio.run(main, *given, clock=MockClock(autojump_threshold=0))
 
 
-def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with publishing(tmp_path / "weights") as bench:
-            for version in range(6):  # steps of a length that never ends together with a write
-                bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
-                assert trio.current_time() - bench.start == 3.75 * version  # it waited for nothing
-                await trio.sleep(3.75)
-            await bench.publisher.settled()
-            assert bench.versions() == [(10.0, 0), (20.0, 2), (30.0, 5)]
-            assert bench.publisher.take_figures().write_seconds == WRITING
-
-    run(main)
+async def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp_path: Path) -> None:
+    async with publishing(tmp_path / "weights") as bench:
+        for version in range(6):  # steps of a length that never ends together with a write
+            bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
+            assert trio.current_time() - bench.start == 3.75 * version  # it waited for nothing
+            await trio.sleep(3.75)
+        await bench.publisher.settled()
+        assert bench.versions() == [(10.0, 0), (20.0, 2), (30.0, 5)]
+        assert bench.publisher.take_figures().write_seconds == WRITING
 
 
-def test_a_new_place_in_the_recipe_is_told_with_the_weights_there_are(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with publishing(tmp_path / "weights") as bench:
-            policy = PolicyVersion(1, 0)
-            assert not bench.publisher.knows(policy)
-            bench.publisher.offer(policy, {}, 0, 0)
-            assert bench.publisher.knows(policy)
-            bench.publisher.offer(policy, None, 1, 0)  # before the first is written: written once, told once
-            await bench.publisher.settled()
-            bench.publisher.offer(policy, None, 2, 0)
-            await bench.publisher.settled()
-            assert [(when, message.stage) for when, message in bench.announced] == [(10.0, 1), (10.0, 2)]
-            assert bench.weights.path(policy).exists()
-
-    run(main)
+async def test_a_new_place_in_the_recipe_is_told_with_the_weights_there_are(tmp_path: Path) -> None:
+    async with publishing(tmp_path / "weights") as bench:
+        policy = PolicyVersion(1, 0)
+        assert not bench.publisher.knows(policy)
+        bench.publisher.offer(policy, {}, 0, 0)
+        assert bench.publisher.knows(policy)
+        bench.publisher.offer(policy, None, 1, 0)  # before the first is written: written once, told once
+        await bench.publisher.settled()
+        bench.publisher.offer(policy, None, 2, 0)
+        await bench.publisher.settled()
+        assert [(when, message.stage) for when, message in bench.announced] == [(10.0, 1), (10.0, 2)]
+        assert bench.weights.path(policy).exists()
 
 
-def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with publishing(tmp_path / "weights") as bench:
-            for engine in "ab":
-                bench.publisher.served(engine, PolicyVersion(1, 0))
-            bench.publisher.offer(PolicyVersion(1, 1), {}, 0, 0)
-            await trio.sleep(12.0)
-            bench.publisher.served("a", PolicyVersion(1, 1))
-            bench.publisher.offer(PolicyVersion(1, 2), {}, 0, 0)
-            assert bench.publisher.take_figures().update_seconds is None
-            await trio.sleep(3.0)
-            bench.publisher.served("b", PolicyVersion(1, 1))
-            figures = bench.publisher.take_figures()
-            assert (figures.update_version, figures.update_seconds) == (1.0, 15.0)
-            await trio.sleep(17.0)
-            for engine in "ab":
-                bench.publisher.served(engine, PolicyVersion(2, 0))  # newer in the order of policies
-            figures = bench.publisher.take_figures()
-            assert (figures.update_version, figures.update_seconds) == (2.0, 20.0)
-            assert bench.publisher.take_figures() == PublishFigures()
-
-    run(main)
+async def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_one(tmp_path: Path) -> None:
+    async with publishing(tmp_path / "weights") as bench:
+        for engine in "ab":
+            bench.publisher.served(engine, PolicyVersion(1, 0))
+        bench.publisher.offer(PolicyVersion(1, 1), {}, 0, 0)
+        await trio.sleep(12.0)
+        bench.publisher.served("a", PolicyVersion(1, 1))
+        bench.publisher.offer(PolicyVersion(1, 2), {}, 0, 0)
+        assert bench.publisher.take_figures().update_seconds is None
+        await trio.sleep(3.0)
+        bench.publisher.served("b", PolicyVersion(1, 1))
+        figures = bench.publisher.take_figures()
+        assert (figures.update_version, figures.update_seconds) == (1.0, 15.0)
+        await trio.sleep(17.0)
+        for engine in "ab":
+            bench.publisher.served(engine, PolicyVersion(2, 0))  # newer in the order of policies
+        figures = bench.publisher.take_figures()
+        assert (figures.update_version, figures.update_seconds) == (2.0, 20.0)
+        assert bench.publisher.take_figures() == PublishFigures()
 
 
-def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path) -> None:
+async def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path) -> None:
     def files() -> list[str]:
         return [path.name for path in tmp_path.glob("policy-*")]
 
-    async def main() -> None:
-        async with publishing(tmp_path) as bench:
-            for version in (1, 2):
-                bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
-                await bench.publisher.settled()
-                bench.publisher.served("rollout_generator.0", PolicyVersion(1, version))
-                bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))
-            bench.publisher.take_figures()
-            bench.publisher.gone("rollout_generator.1")
-            assert bench.publisher.take_figures().update_version == 2
-            bench.publisher.offer(PolicyVersion(1, 2), None, 1, 0)
+    async with publishing(tmp_path) as bench:
+        for version in (1, 2):
+            bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
             await bench.publisher.settled()
-            assert files() == ["policy-0001-00000002.safetensors"]
-            bench.publisher.gone("rollout_generator.0")
-            bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))  # it is back, and has to catch up
-            bench.publisher.offer(PolicyVersion(1, 3), {}, 0, 0)
-            await bench.publisher.settled()
-            assert bench.publisher.take_figures().update_version is None
-            bench.publisher.served("rollout_generator.1", PolicyVersion(1, 3))
-            assert bench.publisher.take_figures().update_version == 3
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+            bench.publisher.served("rollout_generator.0", PolicyVersion(1, version))
+            bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))
+        bench.publisher.take_figures()
+        bench.publisher.gone("rollout_generator.1")
+        assert bench.publisher.take_figures().update_version == 2
+        bench.publisher.offer(PolicyVersion(1, 2), None, 1, 0)
+        await bench.publisher.settled()
+        assert files() == ["policy-0001-00000002.safetensors"]
+        bench.publisher.gone("rollout_generator.0")
+        bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))  # it is back, and has to catch up
+        bench.publisher.offer(PolicyVersion(1, 3), {}, 0, 0)
+        await bench.publisher.settled()
+        assert bench.publisher.take_figures().update_version is None
+        bench.publisher.served("rollout_generator.1", PolicyVersion(1, 3))
+        assert bench.publisher.take_figures().update_version == 3
 
 
 def test_the_folder_of_weights_may_be_a_link_to_one_that_hosts_share(tmp_path: Path) -> None:

@@ -40,14 +40,6 @@ def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
     audit(tmp_path)
 
 
-def test_another_layout_is_refused(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.sqlite")
-    journal.set_fact("layout", "0")
-    journal.close()
-    with pytest.raises(JournalError, match="layout 0"):
-        Journal(journal.path)
-
-
 def test_the_balance_is_told_in_words(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     a, _ = open_groups(journal, 2)

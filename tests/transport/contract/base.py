@@ -230,16 +230,12 @@ async def _open_world(network: Network, limits: Limits, seconds: float) -> Async
 
 
 class ContractBase:
-    """A network's tests define these: the network, and how to run a test."""
+    """A network's tests define the network."""
 
     limits = Limits()
 
     def network(self, names: Iterable[str]) -> Network:
         """A fresh network for nodes of these names."""
-        raise NotImplementedError
-
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run one test to its end, in virtual or real time."""
         raise NotImplementedError
 
     def world(

@@ -40,197 +40,169 @@ class CallContract(ContractBase):
             await world.start(f"s{index}", recorder, concurrency=8) for index, recorder in enumerate(recorders)
         ]
 
-    def test_calls_go_to_the_fewest_outstanding(self) -> None:
+    async def test_calls_go_to_the_fewest_outstanding(self) -> None:
         """Two replicas share six calls, and no more than the limit is ever outstanding at one."""
+        async with self.world("a", "s0", "s1") as world, trio.open_nursery() as nursery:
+            recorders = [Recorder(), Recorder()]
+            for recorder in recorders:
+                recorder.gate = trio.Event()
+            a, _ = await self._replicas(world, recorders)
+            call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
+            answers: list[Item] = []
 
-        async def main() -> None:
-            async with self.world("a", "s0", "s1") as world, trio.open_nursery() as nursery:
-                recorders = [Recorder(), Recorder()]
-                for recorder in recorders:
-                    recorder.gate = trio.Event()
-                a, _ = await self._replicas(world, recorders)
-                call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
-                answers: list[Item] = []
+            async def ask(number: int) -> None:
+                answers.append(await call(Question(number)))
 
-                async def ask(number: int) -> None:
-                    answers.append(await call(Question(number)))
+            for number in range(6):
+                nursery.start_soon(ask, number)
+            for recorder in recorders:
+                await recorder.until(lambda recorder: recorder.started == 2)
+            await self.heartbeats(2)
+            assert [recorder.started for recorder in recorders] == [2, 2]
+            recorders[1].gate.set()
+            await recorders[1].count(4)  # the two that waited for room went where there was some
+            recorders[0].gate.set()
+            await recorders[0].count(2)
+            with trio.fail_after(PATIENCE):
+                while len(answers) < 6:
+                    await self.heartbeats(0.5)
+            assert sorted(answer.number for answer in answers) == list(range(6))
 
-                for number in range(6):
-                    nursery.start_soon(ask, number)
-                for recorder in recorders:
-                    await recorder.until(lambda recorder: recorder.started == 2)
-                await self.heartbeats(2)
-                assert [recorder.started for recorder in recorders] == [2, 2]
-                recorders[1].gate.set()
-                await recorders[1].count(4)  # the two that waited for room went where there was some
-                recorders[0].gate.set()
-                await recorders[0].count(2)
-                with trio.fail_after(PATIENCE):
-                    while len(answers) < 6:
-                        await self.heartbeats(0.5)
-                assert sorted(answer.number for answer in answers) == list(range(6))
-
-        self.run(main)
-
-    def test_deadline_and_cancellation_end_the_handler(self) -> None:
+    async def test_deadline_and_cancellation_end_the_handler(self) -> None:
         """The caller gets CallTimeout; the handler is cancelled; the room is free again."""
+        async with self.world("a", "s0") as world:
+            recorder = Recorder()
+            recorder.gate = trio.Event()
+            a, _ = await self._replicas(world, [recorder])
+            call = a.node.call("questions", ["s0"], outstanding=1, timeout=self.limits.heartbeat_interval * 4)
+            await raises(CallTimeout, call, Question(0))
+            await recorder.until(lambda recorder: recorder.started == 1 and recorder.running == 0)
+            with trio.move_on_after(self.limits.heartbeat_interval * 4):
+                await call(Question(1), timeout=5 * PATIENCE)  # only a cancellation can end it soon
+            await recorder.until(lambda recorder: recorder.started == 2 and recorder.running == 0)
+            recorder.gate.set()
+            assert await call(Question(2)) == Item(2)
+            assert a.node.figures["outstanding_calls"] == 0
 
-        async def main() -> None:
-            async with self.world("a", "s0") as world:
-                recorder = Recorder()
-                recorder.gate = trio.Event()
-                a, _ = await self._replicas(world, [recorder])
-                call = a.node.call("questions", ["s0"], outstanding=1, timeout=self.limits.heartbeat_interval * 4)
-                await raises(CallTimeout, call, Question(0))
-                await recorder.until(lambda recorder: recorder.started == 1 and recorder.running == 0)
-                with trio.move_on_after(self.limits.heartbeat_interval * 4):
-                    await call(Question(1), timeout=5 * PATIENCE)  # only a cancellation can end it soon
-                await recorder.until(lambda recorder: recorder.started == 2 and recorder.running == 0)
-                recorder.gate.set()
-                assert await call(Question(2)) == Item(2)
-                assert a.node.figures["outstanding_calls"] == 0
-
-        self.run(main)
-
-    def test_a_key_stays_with_its_replica(self) -> None:
+    async def test_a_key_stays_with_its_replica(self) -> None:
         """Until it is forgotten, even where another replica has fewer outstanding."""
+        async with self.world("a", "s0", "s1") as world:
+            recorders = [Recorder(), Recorder()]
+            a, _ = await self._replicas(world, recorders)
+            call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
+            for number in range(4):
+                await call(Question(number), key="session")
+            assert recorders[0].numbers == [0, 1, 2, 3]
+            recorders[0].gate = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, Question(4))
+                await recorders[0].until(lambda recorder: recorder.running == 1)
+                nursery.start_soon(lambda: call(Question(5), key="session"))
+                await recorders[0].until(lambda recorder: recorder.running == 2)
+                call.forget("session")
+                assert await call(Question(6), key="session") == Item(6)
+                recorders[0].gate.set()
+            assert recorders[1].numbers == [6]
 
-        async def main() -> None:
-            async with self.world("a", "s0", "s1") as world:
-                recorders = [Recorder(), Recorder()]
-                a, _ = await self._replicas(world, recorders)
-                call = a.node.call("questions", ["s0", "s1"], outstanding=2, timeout=PATIENCE)
-                for number in range(4):
-                    await call(Question(number), key="session")
-                assert recorders[0].numbers == [0, 1, 2, 3]
-                recorders[0].gate = trio.Event()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(call, Question(4))
-                    await recorders[0].until(lambda recorder: recorder.running == 1)
-                    nursery.start_soon(lambda: call(Question(5), key="session"))
-                    await recorders[0].until(lambda recorder: recorder.running == 2)
-                    call.forget("session")
-                    assert await call(Question(6), key="session") == Item(6)
-                    recorders[0].gate.set()
-                assert recorders[1].numbers == [6]
-
-        self.run(main)
-
-    def test_a_replaced_replica_loses_its_calls(self) -> None:
+    async def test_a_replaced_replica_loses_its_calls(self) -> None:
         """PeerLost names it, pinned keys are free, and the next call reaches the new process."""
+        async with self.world("a", "s0", "s1") as world:
+            recorder, other = Recorder(), Recorder()
+            recorder.gate = trio.Event()
+            a, (server, _) = await self._replicas(world, [recorder, other])
+            call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
+            lost: list[str] = []
 
-        async def main() -> None:
-            async with self.world("a", "s0", "s1") as world:
-                recorder, other = Recorder(), Recorder()
-                recorder.gate = trio.Event()
-                a, (server, _) = await self._replicas(world, [recorder, other])
-                call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
-                lost: list[str] = []
+            async def ask() -> None:
+                error = await raises(PeerLost, partial(call, key="session"), Question(0))
+                lost.append(error.peer)
 
-                async def ask() -> None:
-                    error = await raises(PeerLost, partial(call, key="session"), Question(0))
-                    lost.append(error.peer)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await recorder.until(lambda recorder: recorder.started == 1)
+                await server.stop()
+                successor = Recorder()
+                successor.gate = trio.Event()
+                await world.start("s0", successor, incarnation=1)
+            assert lost == ["s0"]
+            with trio.fail_after(PATIENCE):
+                while not call.targets["s0"].available:  # it is called again once it is heard
+                    await self.heartbeats(0.5)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, Question(1))
+                await successor.until(lambda successor: successor.started == 1)
+                assert await call(Question(2), key="session") == Item(2)
+                successor.gate.set()
+            assert other.numbers == [2]
 
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(ask)
-                    await recorder.until(lambda recorder: recorder.started == 1)
-                    await server.stop()
-                    successor = Recorder()
-                    successor.gate = trio.Event()
-                    await world.start("s0", successor, incarnation=1)
-                assert lost == ["s0"]
-                with trio.fail_after(PATIENCE):
-                    while not call.targets["s0"].available:  # it is called again once it is heard
-                        await self.heartbeats(0.5)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(call, Question(1))
-                    await successor.until(lambda successor: successor.started == 1)
-                    assert await call(Question(2), key="session") == Item(2)
-                    successor.gate.set()
-                assert other.numbers == [2]
-
-        self.run(main)
-
-    def test_a_replica_that_is_about_to_leave_finishes_and_gets_no_more_calls(self) -> None:
+    async def test_a_replica_that_is_about_to_leave_finishes_and_gets_no_more_calls(self) -> None:
         """Pinned keys move too. A call waits while there is no other replica."""
-
-        async def main() -> None:
-            async with self.world("a", "s0", "s1") as world:
-                recorders = [Recorder(), Recorder()]
-                a, (leaving, other) = await self._replicas(world, recorders)
-                call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
-                assert await call(Question(0), key="session") == Item(0)
-                recorders[0].gate = trio.Event()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(call, Question(1))
-                    await recorders[0].until(lambda recorder: recorder.started == 2)
-                    leaving.node.drain()
-                    while not a.reported(PeerDraining):
-                        await self.heartbeats(1)
-                    for number in (2, 3):
-                        assert await call(Question(number), key="session") == Item(number)
-                    recorders[0].gate.set()
-                    await leaving.node.idle()
-                    await leaving.stop()
-                assert a.reported(PeerDraining) == [PeerDraining("s0")]
-                assert not a.reported(PeerSilent)
-                assert recorders[1].numbers == [2, 3]
-                await other.stop()
-                while len(a.reported(PeerLeft)) < 2:
+        async with self.world("a", "s0", "s1") as world:
+            recorders = [Recorder(), Recorder()]
+            a, (leaving, other) = await self._replicas(world, recorders)
+            call = a.node.call("questions", ["s0", "s1"], outstanding=4, timeout=PATIENCE)
+            assert await call(Question(0), key="session") == Item(0)
+            recorders[0].gate = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, Question(1))
+                await recorders[0].until(lambda recorder: recorder.started == 2)
+                leaving.node.drain()
+                while not a.reported(PeerDraining):
                     await self.heartbeats(1)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(call, Question(4))
-                    await self.heartbeats(2)
-                    assert a.node.figures["waiting_to_send"] == 1
-                    assert not call.reachable
-                    back = Recorder()
-                    await world.start("s0", back, incarnation=1)
-                    await call.until_reachable()
-                assert back.numbers == [4]
+                for number in (2, 3):
+                    assert await call(Question(number), key="session") == Item(number)
+                recorders[0].gate.set()
+                await leaving.node.idle()
+                await leaving.stop()
+            assert a.reported(PeerDraining) == [PeerDraining("s0")]
+            assert not a.reported(PeerSilent)
+            assert recorders[1].numbers == [2, 3]
+            await other.stop()
+            while len(a.reported(PeerLeft)) < 2:
+                await self.heartbeats(1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, Question(4))
+                await self.heartbeats(2)
+                assert a.node.figures["waiting_to_send"] == 1
+                assert not call.reachable
+                back = Recorder()
+                await world.start("s0", back, incarnation=1)
+                await call.until_reachable()
+            assert back.numbers == [4]
 
-        self.run(main)
-
-    def test_calls_that_were_not_sent_to_a_lost_replica_go_to_another(self) -> None:
+    async def test_calls_that_were_not_sent_to_a_lost_replica_go_to_another(self) -> None:
         """They hold no room at the lost one."""
+        async with self.world("a", "s0", "s1") as world:
+            a = await world.start("a")
+            call = a.node.call("questions", ["s0", "s1"], outstanding=1, timeout=PATIENCE)
+            answers: list[object] = []
 
-        async def main() -> None:
-            async with self.world("a", "s0", "s1") as world:
-                a = await world.start("a")
-                call = a.node.call("questions", ["s0", "s1"], outstanding=1, timeout=PATIENCE)
-                answers: list[object] = []
+            async def ask(number: int) -> None:
+                answers.append(await call(Question(number)))
 
-                async def ask(number: int) -> None:
-                    answers.append(await call(Question(number)))
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(ask, number)
+                await self.heartbeats(2)
+                recorder = Recorder()
+                await world.start("s1", recorder)
+            assert len(answers) == 3
+            assert len(recorder.numbers) == 3
 
-                async with trio.open_nursery() as nursery:
-                    for number in range(3):
-                        nursery.start_soon(ask, number)
-                    await self.heartbeats(2)
-                    recorder = Recorder()
-                    await world.start("s1", recorder)
-                assert len(answers) == 3
-                assert len(recorder.numbers) == 3
-
-        self.run(main)
-
-    def test_refusal_and_undecodable_requests_fail_the_call(self) -> None:
+    async def test_refusal_and_undecodable_requests_fail_the_call(self) -> None:
         """With the reason; the link lives on."""
+        async with self.world("a", "s0") as world:
 
-        async def main() -> None:
-            async with self.world("a", "s0") as world:
+            async def refuse(delivery: Delivery) -> object:
+                await trio.lowlevel.checkpoint()
+                if delivery.message.number == 0:
+                    raise CallRefused("not today")
+                return Unheard(1) if delivery.message.number == 1 else Item(2)
 
-                async def refuse(delivery: Delivery) -> object:
-                    await trio.lowlevel.checkpoint()
-                    if delivery.message.number == 0:
-                        raise CallRefused("not today")
-                    return Unheard(1) if delivery.message.number == 1 else Item(2)
-
-                a, (server,) = await self._replicas(world, [Recorder(answers=refuse)])
-                call = a.node.call("questions", ["s0"], outstanding=1, timeout=PATIENCE)
-                assert (await raises(CallFailed, call, Question(0))).reason == "not today"
-                assert "Unheard" in (await raises(CallFailed, call, Question(1))).reason  # the reply
-                assert "Unheard" in (await raises(CallFailed, call, Unheard(2))).reason  # the request
-                assert await call(Question(3)) == Item(2)
-                assert len(server.reported(MalformedFrames)) == len(a.reported(MalformedFrames)) == 1
-
-        self.run(main)
+            a, (server,) = await self._replicas(world, [Recorder(answers=refuse)])
+            call = a.node.call("questions", ["s0"], outstanding=1, timeout=PATIENCE)
+            assert (await raises(CallFailed, call, Question(0))).reason == "not today"
+            assert "Unheard" in (await raises(CallFailed, call, Question(1))).reason  # the reply
+            assert "Unheard" in (await raises(CallFailed, call, Unheard(2))).reason  # the request
+            assert await call(Question(3)) == Item(2)
+            assert len(server.reported(MalformedFrames)) == len(a.reported(MalformedFrames)) == 1
