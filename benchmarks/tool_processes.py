@@ -136,19 +136,6 @@ def used_by(pid: int) -> tuple[float, float, float, float]:
     return own / ticks, reaped / ticks, faults, reaped_faults
 
 
-def tree_seconds(pid: int, *, without: int | None = None) -> float:
-    """Processor seconds of a process and of all processes below it, but for ``without`` and what is below that.
-
-    Children that have ended count from when they are reaped.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(tree_seconds(child, without=without) for child in children_of(pid) if child != without)
-
-
 def resident_mib(pid: int) -> float:
     """Memory of a process that is resident, shared pages included."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
