@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from actors.weights.transfer import bucket_bytes
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from benchmarks import tool_loads
@@ -62,7 +61,6 @@ def as_its_twin(prefix: str) -> Callable[[Figures], bool]:
 
 CHAOS = ("chaos.faults", "chaos.p95_s", "chaos.p95_heavy_s", "chaos.regenerated_turns_over_in_flight")
 FEW_FAULTS = ("--kinds", "kill", "stop", "double_kill", "supervisor", "clock_jump")
-ONE_TO_TWO = (1, 2)
 
 SMALLEST = {
     "learning": Smallest(
@@ -138,15 +136,6 @@ SMALLEST = {
         ("weights_s_1", "weights_3_over_1", "weights_cpu_3_over_1"),
         lambda figures: figures["weights_sent_3"] <= 2,  # hosts pass parts on
         lambda: skip_without("tc"),
-    ),
-    "weights: ranks": Smallest(
-        ("--ranks", *map(str, ONE_TO_TWO), "--mbyte", "256"),
-        ("transfer_seconds_2",),
-        lambda figures: all(
-            figures[f"transfer_rank_sent_mb_{ranks}"] == pytest.approx((256 << 20) / ranks / 1e6)
-            and figures[f"transfer_rank_growth_mb_{ranks}"] < bucket_bytes(ranks) / 1e6 + 20  # connections, threads
-            for ranks in ONE_TO_TWO
-        ),
     ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
