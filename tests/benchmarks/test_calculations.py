@@ -31,6 +31,7 @@ from benchmarks.bench_learner import save_model, side
 from benchmarks.bench_learning import overlap_of
 from benchmarks.bench_roc import curves, make, reached
 from benchmarks.bench_throughput import limit
+from benchmarks.bench_transport import SIZES, Rates, Size, lowest, trajectories
 from benchmarks.command import Failure, call
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
@@ -55,6 +56,24 @@ from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Fl
 from benchmarks.tool_service import Call
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
+from transport import encode
+from transport.codec import size_of
+
+# transport ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+def test_messages_have_the_size_they_are_named_for_and_differ(size: Size) -> None:
+    frames = [b"".join(map(bytes, encode(message))) for message in trajectories(size)]
+    assert len(set(frames)) == len(frames)
+    for message in trajectories(size):
+        assert size_of(encode(message)) == pytest.approx(size.bytes, rel=0.02)
+
+
+def test_the_run_that_flatters_the_links_least_is_told() -> None:
+    slow_pyzmq = Rates(1685, 3121, 1.83)
+    assert lowest([slow_pyzmq, Rates(4424, 3141, 0.71), Rates(4100, 3034, 0.74)]) == Rates(4424, 3141, 0.71)
+
 
 # learning -------------------------------------------------------------------------------------------------------------
 
