@@ -48,7 +48,7 @@ CORES = 2
 """Fresh interpreters, and the floor's children of each of its interpreters, at once."""
 FAILING = 6 / 40
 FRESH, FLOOR, SANDBOX, LINKED = "python3 -c", "floor", "sandbox", "over links"
-NOTHING = (0.0,) * 5
+NOTHING = (0.0,) * 3
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class Options:
 @dataclass
 class Side:
     """Costs of one side: calls a second of each round; of all calls, processor seconds of caller, interpreters and
-    children, and page faults of the last two.
+    children.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -102,11 +102,7 @@ class Side:
 
     def cpu_ms(self) -> list[float]:
         """Processor time a call, in ms, by part."""
-        return [1e3 * seconds / self.calls for seconds in self.used[:3]]
-
-    def faults(self) -> list[float]:
-        """Page faults a call, by part."""
-        return [faults / self.calls for faults in self.used[3:]]
+        return [1e3 * seconds / self.calls for seconds in self.used]
 
 
 def mix(passes: int, draw: random.Random) -> list[str]:
@@ -122,7 +118,7 @@ def loaded(code: str) -> tuple[str, ...]:
 
 
 def spent(pids: Sequence[int]) -> tuple[float, ...]:
-    """Processor seconds of this process, the interpreters and the children they reaped; page faults of these two."""
+    """Processor seconds of this process, the interpreters and the children they reaped."""
     return time.process_time(), *(sum(part) for part in zip(*map(used_by, pids), strict=True))
 
 
@@ -163,9 +159,9 @@ class Bench:
         options, pids = self.options, await self.warm_up(pids)
         for _ in range(options.rounds):
             codes = mix(options.fresh_passes, self.draw)
-            before: tuple[float, ...] = (0.0, 0.0, reaped_seconds(), 0.0, 0.0)
+            before: tuple[float, ...] = (0.0, 0.0, reaped_seconds())
             seconds = run_fresh(codes, CORES)
-            self._side(FRESH).count(len(codes), seconds, before, (0.0, 0.0, reaped_seconds(), 0.0, 0.0))
+            self._side(FRESH).count(len(codes), seconds, before, (0.0, 0.0, reaped_seconds()))
             codes = mix(options.passes, self.draw)
             before = spent(self.floor.pids)
             seconds, failed = self.floor.run([(code, loaded(code)) for code in codes])
@@ -229,10 +225,10 @@ class Bench:
             low, high = min(side.rates), max(side.rates)
             parts = side.cpu_ms()
             rows.append([name, statistics.median(side.rates), low, high, statistics.median(shares)])
-            costs.append([name, *parts, sum(parts), *side.faults()])
+            costs.append([name, *parts, sum(parts)])
         print_table("The mix at full load", ["side", "calls/s", "slowest", "fastest", "of the floor"], rows)
-        header = ["side", "caller", "interpreters", "children", "in all", "interpreters' pages", "children's pages"]
-        print_table("Processor time a call in ms, by part; pages touched first or copied, a call", header, costs)
+        header = ["side", "caller", "interpreters", "children", "in all"]
+        print_table("Processor time a call in ms, by part", header, costs)
         strong = self.sides[SANDBOX]
         return {
             "speedup_over_fresh": self._ratio(SANDBOX, FRESH),

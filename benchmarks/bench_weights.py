@@ -2,14 +2,10 @@
 
     agent-rl bench weights
     agent-rl bench weights --hosts 1 16 --mbyte 128 --mbit 100 --rounds 3
-    agent-rl bench weights --ranks 1 2 --mbyte 128 --rounds 3
 
 Hosts are namespaces of this machine with networks of their own, and each sends at most --mbit (root is needed). The
 learner's side and the generators' are the shipped ones, over ZeroMQ with CURVE; there is no model and no engine. Time
 is from the announcement to the last host that has the whole file; processor time is that of the learner's process.
-
---ranks measures only transfers (`weights_in = "gloo"`) from so many ranks of a learner to one engine process, on this
-machine (`sent_weights.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ from actors.rollout_generator.serving import ServedPolicy
 from actors.weights.files import PublishedWeights
 from agent_rl import messages
 from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
-from benchmarks import sent_weights
 from benchmarks.command import Hidden, WrongOptions
 from benchmarks.machines import Machine, machines, unavailable
 from benchmarks.reporting import print_figures, print_table
@@ -59,8 +54,6 @@ class Options:
     """Rate at which each host can send, in Mbit/s."""
     rounds: int = 1
     """Measurements of each number; the figures are medians."""
-    ranks: tuple[int, ...] = ()
-    """Measure transfers from so many ranks only."""
     part: Hidden = ()
 
 
@@ -70,20 +63,8 @@ def main(options: Options) -> int:
         name, place, content = options.part
         trio.run(_learner if name == LEARNER else _host, name, Path(place), Path(content))
         return 0
-    if options.ranks:
-        print_figures(transfers(options))
-    else:
-        print_figures(measured(options))
+    print_figures(measured(options))
     return 0
-
-
-def transfers(options: Options) -> dict[str, float]:
-    """Figures of a policy's transfer, for each number of ranks."""
-    found = {ranks: sent_weights.measured(ranks, options.mbyte, options.rounds) for ranks in options.ranks}
-    names = list(found[options.ranks[0]])
-    rows = [(ranks, *each.values()) for ranks, each in found.items()]
-    print_table(f"{options.mbyte} MiB of bfloat16 by gloo to one process", ("ranks", *names), rows)
-    return {f"transfer_{name}_{ranks}": each[name] for ranks, each in found.items() for name in names}
 
 
 def _fill(path: Path, mbyte: int) -> None:

@@ -1,4 +1,4 @@
-"""Models and prompts for bench_rollout: the quickstart's architecture, a larger one, and one made to call tools.
+"""Models and prompts for bench_rollout: the quickstart's architecture, and one made to call tools.
 
 Weights are random: what a decode step costs does not depend on them. Where it matters what is written (whether a turn
 ends, and in a tool call), `save_writer` sets them so that each token depends on the one before it alone.
@@ -38,20 +38,6 @@ def quickstart_model() -> InitialiseModel:
     spec = load_topology(EXAMPLE).model.initialise
     assert spec is not None
     return spec.model_copy(update={"max_length": MAX_LENGTH, "tie_embeddings": False})
-
-
-def larger_model() -> InitialiseModel:
-    """25M parameters: here arithmetic weighs more than what surrounds it."""
-    return InitialiseModel(
-        hidden_size=512,
-        layers=8,
-        heads=8,
-        kv_heads=4,
-        head_dim=64,
-        mlp_size=1536,
-        max_length=MAX_LENGTH,
-        tie_embeddings=False,
-    )
 
 
 @dataclass(frozen=True)

@@ -169,12 +169,12 @@ def requests(count: int, round_number: int) -> list[RolloutRequest]:
 
 
 @asynccontextmanager
-async def generator(model: Path, folder: Path, threads: int, *overrides: str) -> AsyncIterator[Stage]:
+async def generator(model: Path, folder: Path, threads: int) -> AsyncIterator[Stage]:
     """The production generator with the quickstart's settings, serving ``model``, among stand-ins."""
     settings = [f"run.directory={folder / 'run'}", f'model={{path="{model}"}}']
     settings += [f"actors.rollout_generator.settings.max_rollouts={AT_ONCE}"]
     settings += [f"actors.rollout_generator.settings.threads={threads}"]
-    topology = load_topology(EXAMPLE, [*settings, *overrides])
+    topology = load_topology(EXAMPLE, settings)
 
     def answer(message: Any) -> ToolResult | None:
         return ToolResult(message.call, "success", "3\n", "", "", 0.0, 0.0) if isinstance(message, ToolCall) else None

@@ -106,57 +106,6 @@ def stage_rows(rows: Sequence[dict[str, Any]], stage: int, *, after_step: int = 
     return chosen
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counters of a host at one moment: bytes at its network interfaces (loopback left out), ticks of its cores."""
-
-    sent: int
-    received: int
-    busy_ticks: int
-    all_ticks: int
-
-    @classmethod
-    def read(cls, text: str) -> Counters:
-        """From the texts of /proc/net/dev and /proc/stat, one after the other."""
-        sent = received = 0
-        ticks: list[int] = []
-        for line in text.splitlines():
-            name, colon, rest = line.partition(":")
-            fields = rest.split()
-            if colon and len(fields) >= 16 and name.strip() != "lo":
-                received += int(fields[0])
-                sent += int(fields[8])
-            elif line.startswith("cpu "):
-                ticks = [int(field) for field in line.split()[1:9]]
-        idle = sum(ticks[3:5])  # idle, and waiting for a disk
-        return cls(sent, received, sum(ticks) - idle, sum(ticks))
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Load of a host between two moments. Bytes are per second; ``cores_busy`` is of all its cores, whoever used them.
-
-    ``capacity`` is what it can send; None where that was not measured.
-    """
-
-    sent: float
-    received: float
-    cores_busy: float
-    capacity: float | None = None
-
-    @classmethod
-    def between(cls, before: Counters, after: Counters, seconds: float, capacity: float | None) -> Traffic:
-        """From two readings that are ``seconds`` apart."""
-        ticks = max(1, after.all_ticks - before.all_ticks)
-        sent, received = after.sent - before.sent, after.received - before.received
-        return cls(sent / seconds, received / seconds, (after.busy_ticks - before.busy_ticks) / ticks, capacity)
-
-    @property
-    def used(self) -> float:
-        """The share of what it can send that it sends."""
-        return self.sent / self.capacity if self.capacity else 0.0
-
-
 class Run:
     """A run under way."""
 
@@ -203,33 +152,15 @@ class Run:
         return [row for row in rows if row["kind"] == kind]
 
 
-def command_of(verb: str, file: Path, directory: Path, overrides: Sequence[str]) -> list[str]:
-    """``agent-rl VERB FILE`` with this run directory and these settings."""
-    settings = [part for setting in (f"run.directory={directory}", *overrides) for part in ("--set", setting)]
-    return [sys.executable, "-P", "-m", "actors.cli", verb, str(file), *settings]
-
-
 @asynccontextmanager
 async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
     """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
-    async with started(command_of("run", file, folder / "run", overrides), folder) as run:
-        yield run
-
-
-async def finished(file: Path, folder: Path, overrides: Sequence[str]) -> Run:
-    """The same, run to its end. Raises RunFailed."""
-    async with running(file, folder, overrides) as run:
-        await run.wait()
-        return run
-
-
-@asynccontextmanager
-async def started(command: Sequence[str], folder: Path) -> AsyncIterator[Run]:
-    """A command whose run directory is ``run`` in ``folder``, as in `running`."""
     directory, output = folder / "run", folder / "output"
+    settings = [part for setting in (f"run.directory={directory}", *overrides) for part in ("--set", setting)]
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(file), *settings]
     with output.open("wb") as out:
         process = await trio.lowlevel.open_process(
-            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         yield Run(process, directory, output)
@@ -238,3 +169,10 @@ async def started(command: Sequence[str], folder: Path) -> AsyncIterator[Run]:
             os.killpg(process.pid, signal.SIGKILL)
             with trio.CancelScope(shield=True):
                 await process.wait()
+
+
+async def finished(file: Path, folder: Path, overrides: Sequence[str]) -> Run:
+    """The same, run to its end. Raises RunFailed."""
+    async with running(file, folder, overrides) as run:
+        await run.wait()
+        return run

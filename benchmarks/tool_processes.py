@@ -125,28 +125,14 @@ def processes_of(pid: int) -> list[int]:
     return [pid, *children_of(pid)]
 
 
-def used_by(pid: int) -> tuple[float, float, float, float]:
-    """Processor seconds of an interpreter's processes and of the children they reaped; page faults of both."""
-    own = reaped = faults = reaped_faults = 0
+def used_by(pid: int) -> tuple[float, float]:
+    """Processor seconds of an interpreter's processes and of the children they reaped."""
+    own = reaped = 0
     for one in processes_of(pid):
         fields = [int(field) for field in Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[1:]]
         own, reaped = own + fields[10] + fields[11], reaped + fields[12] + fields[13]
-        faults, reaped_faults = faults + fields[6], reaped_faults + fields[7]
     ticks = os.sysconf("SC_CLK_TCK")
-    return own / ticks, reaped / ticks, faults, reaped_faults
-
-
-def tree_seconds(pid: int, *, without: int | None = None) -> float:
-    """Processor seconds of a process and of all processes below it, but for ``without`` and what is below that.
-
-    Children that have ended count from when they are reaped.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(tree_seconds(child, without=without) for child in children_of(pid) if child != without)
+    return own / ticks, reaped / ticks
 
 
 def resident_mib(pid: int) -> float:

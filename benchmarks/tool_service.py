@@ -202,7 +202,7 @@ class Service:
         return sum(each.figures.executor.calls for each in statuses if each.figures.executor) + int(sum(retried))
 
     def used(self) -> tuple[float, ...]:
-        """Processor seconds of the executors, their interpreters and the children; page faults of the last two."""
+        """Processor seconds of the executors, their interpreters and the children."""
         interpreters = [pid for child in self.executors for pid in children_of(child.pid)]
         parts = [sum(part) for part in zip(*map(used_by, interpreters), strict=True)]
         return (sum(own_seconds(child.pid) for child in self.executors), *parts)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +18,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.roc_filter.replay import encode_stored
 from actors.testing import running, stand_ins
-from agent_rl.config.examples import EXAMPLES
-from agent_rl.config.load import load_topology
-from agent_rl.config.topology import Topology
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.testing import tool_call, trajectory
-from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap, bench_throughput
+from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap
 from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_hostile import Heard
 from benchmarks.bench_learner import save_model, side
 from benchmarks.bench_learning import overlap_of
 from benchmarks.bench_roc import curves, make, reached
-from benchmarks.bench_throughput import Hosts, limit
-from benchmarks.command import Failure, WrongOptions, call
+from benchmarks.bench_throughput import limit
+from benchmarks.bench_transport import SIZES, Rates, Size, lowest, trajectories
+from benchmarks.command import Failure, call
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.learner_sides import Row, Setting, Spent, pad
@@ -55,12 +50,30 @@ from benchmarks.peer_trl import (
 from benchmarks.peer_trl import Setting as PeerSetting
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
 from benchmarks.rollout_sides import turns
-from benchmarks.runs import Counters, Run, RunFailed, Traffic, Window, stage_rows, window
+from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
 from benchmarks.tool_loads import Step, report_steps
-from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor, children_of, tree_seconds
+from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor
 from benchmarks.tool_service import Call
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
+from transport import encode
+from transport.codec import size_of
+
+# transport ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
+def test_messages_have_the_size_they_are_named_for_and_differ(size: Size) -> None:
+    frames = [b"".join(map(bytes, encode(message))) for message in trajectories(size)]
+    assert len(set(frames)) == len(frames)
+    for message in trajectories(size):
+        assert size_of(encode(message)) == pytest.approx(size.bytes, rel=0.02)
+
+
+def test_the_run_that_flatters_the_links_least_is_told() -> None:
+    slow_pyzmq = Rates(1685, 3121, 1.83)
+    assert lowest([slow_pyzmq, Rates(4424, 3141, 0.71), Rates(4100, 3034, 0.74)]) == Rates(4424, 3141, 0.71)
+
 
 # learning -------------------------------------------------------------------------------------------------------------
 
@@ -204,71 +217,33 @@ def test_rows_of_a_stage_are_those_in_which_the_learner_was_in_it() -> None:
 
 
 SPENT = {"kv_scheduler.0": {"rollout_generator: a newer policy (the staleness budget is spent)": 0.7}}
-SLOW, FAST, OTHER = (Traffic(2.2e6, 1e5, 0.4, can) for can in (2.4e6, 1e9, 9e6))
-FULL = {"a": Traffic(0.0, 0.0, 0.3, 1e9), "b": Traffic(0.0, 0.0, 0.97, 1e9)}
 
 
 @pytest.mark.parametrize(
-    ("busy", "cpu", "waits", "hosts", "limited_by"),
+    ("busy", "cpu", "waits", "limited_by"),
     [
-        ({"a.0": 0.95, "b.0": 0.2}, {}, {}, {}, "a.0"),
-        ({"rollout_generator.1": 0.95}, {}, {}, {}, "the engine of rollout_generator.1"),
-        ({"a.0": 0.5}, {"a.0": 0.4, "b.0": 1.5}, {}, {}, "cores (most: b.0)"),
-        ({"a.0": 0.5, "b.0": 0.1}, {"a.0": 0.4}, {}, {}, "a.0 (and waiting)"),
-        ({}, {}, {}, {}, "nothing was heard of any actor"),
-        ({"a.0": 0.5}, {}, {}, {"a": SLOW, "b": OTHER}, "the link of a, which sends 2.20 of 2.40 MB/s"),
-        ({"a.0": 0.5}, {}, {}, {"a": FAST, "b": OTHER}, "a.0 (and waiting)"),
-        ({"a.0": 0.5}, {"a.0": 0.2}, {}, FULL, "cores of b (most: a.0)"),
+        ({"a.0": 0.95, "b.0": 0.2}, {}, {}, "a.0"),
+        ({"rollout_generator.1": 0.95}, {}, {}, "the engine of rollout_generator.1"),
+        ({"a.0": 0.5}, {"a.0": 0.4, "b.0": 1.5}, {}, "cores (most: b.0)"),
+        ({"a.0": 0.5, "b.0": 0.1}, {"a.0": 0.4}, {}, "a.0 (and waiting)"),
+        ({}, {}, {}, "nothing was heard of any actor"),
         (
             {"a.0": 0.6, "b.0": 0.4},
             {},
             SPENT,
-            {},
             "staleness budget (spent 70 % of the time; from policy to policy mostly a.0)",
         ),
-        ({"a.0": 0.95}, {}, SPENT, {}, "a.0"),
+        ({"a.0": 0.95}, {}, SPENT, "a.0"),
     ],
 )
 def test_the_limit_of_a_topology(
     busy: dict[str, float],
     cpu: dict[str, float],
     waits: dict[str, dict[str, float]],
-    hosts: dict[str, Traffic],
     limited_by: str,
 ) -> None:
     actors = Window(10.0, 0.0, 0.0, 0.0, 0.0, 0.0, busy, cpu, waits)
-    assert limit(bench_throughput.Measured(actors, hosts or {"local": Traffic(0.0, 0.0, 0.1)}), 2) == limited_by
-
-
-def test_a_host_counts_bytes_besides_loopback_and_ticks_of_its_cores() -> None:
-    text = (
-        "Inter-|   Receive  |  Transmit\n face |bytes packets\n"
-        "    lo: 99 1 0 0 0 0 0 0 99 1 0 0 0 0 0 0\n"
-        "  eth0: 1000 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
-        "  eth1: 24 1 0 0 0 0 0 0 12 1 0 0 0 0 0 0\n"
-        "cpu  10 1 20 60 5 0 4 0 0 0\ncpu0 5 0 10 30 2 0 2 0 0 0\n"
-    )
-    assert Counters.read(text) == Counters(512, 1024, 35, 100)
-    between = Traffic.between(Counters(0, 24, 0, 0), Counters(512, 1024, 35, 100), 2.0, 1024.0)
-    assert between == Traffic(256.0, 500.0, 0.35, 1024.0)
-    assert between.used == 0.25
-
-
-def test_hosts_are_reached_by_ssh_and_the_main_host_is_this_machine() -> None:
-    roles = dict.fromkeys(("kv_scheduler", "roc_filter", "learner"), 'host="a"')
-    roles |= dict.fromkeys(("rollout_generator", "tool_executor"), 'hosts=["b"]')
-    placed = [*(f"actors.{role}.{where}" for role, where in roles.items()), "security.key_file=key"]
-
-    def topology(main: str) -> Topology:
-        hosts = f'hosts={{a={{address="{main}"}},b={{address="10.0.0.2"}}}}'
-        return load_topology(EXAMPLES / "quickstart.toml", [hosts, *placed])
-
-    hosts = Hosts(topology("127.0.0.1"), "ssh -p 22")
-    assert hosts.names == ("a", "b")
-    assert hosts.command("a", "cat", "a b") == ["cat", "a b"]
-    assert hosts.command("b", "cat", "a b") == ["ssh", "-p", "22", "10.0.0.2", "cat 'a b'"]
-    with pytest.raises(WrongOptions, match=r"main host a \(10.0.0.1\) is another machine"):
-        Hosts(topology("10.0.0.1"), "ssh")
+    assert limit(actors, 2) == limited_by
 
 
 def overlap(tokens_per_s: float, cpu: float = 1.0) -> bench_overlap.Measured:
@@ -415,38 +390,6 @@ def test_the_floor_runs_what_it_is_given_and_tells_what_failed() -> None:
         own = floor.own_seconds(calls)
     assert (failed, seconds > 0) == (1, True)
     assert own["x = [0] * 10**6"] > own["print(1)"] > 0
-
-
-BURN = """
-import subprocess, sys, time
-def burn(seconds):
-    began = time.process_time()
-    while time.process_time() - began < seconds: pass
-burn(float(sys.argv[1]))
-if len(sys.argv) > 2:
-    subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[2]])
-    print("burned", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_processor_time_is_that_of_a_process_and_all_below_it_but_for_one() -> None:
-    """A child burns 0.3 s and starts one that burns 0.2 s; both live."""
-    command = [sys.executable, "-c", BURN, "0.3", "0.2", BURN]
-    before = tree_seconds(os.getpid())
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"burned\n"
-        deadline = time.monotonic() + 30
-        while (spent := tree_seconds(child.pid)) < 0.5 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert 0.5 <= spent < 1.5
-        (grandchild,) = children_of(child.pid)
-        assert spent - 0.7 < tree_seconds(child.pid, without=grandchild) <= spent - 0.15
-        assert tree_seconds(os.getpid()) - before >= 0.45
-        assert tree_seconds(os.getpid(), without=child.pid) - before < 0.4
-        child.kill()
-    assert tree_seconds(child.pid) == 0.0
 
 
 def test_45000_concurrent_calls_need_follows_from_the_highest_rate_below_a_second(

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from actors.weights.transfer import bucket_bytes
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from benchmarks import tool_loads
@@ -44,6 +43,7 @@ class Smallest:
     holds: Callable[[Figures], object] = lambda _: True
     needs: Callable[[], object] = lambda: None
     codes: Sequence[int] = (0,)
+    slow: bool = True
 
 
 def nothing_lost(prefix: str) -> Callable[[Figures], bool]:
@@ -62,7 +62,6 @@ def as_its_twin(prefix: str) -> Callable[[Figures], bool]:
 
 CHAOS = ("chaos.faults", "chaos.p95_s", "chaos.p95_heavy_s", "chaos.regenerated_turns_over_in_flight")
 FEW_FAULTS = ("--kinds", "kill", "stop", "double_kill", "supervisor", "clock_jump")
-ONE_TO_TWO = (1, 2)
 
 SMALLEST = {
     "learning": Smallest(
@@ -133,20 +132,23 @@ SMALLEST = {
         lambda: (require("strong"), groups_or_skip("cpu")),
         codes=(0, 1),
     ),
+    "transport": Smallest(
+        ("--quick",),
+        (
+            *("push_ratio_1m", "push_ratio_8k", "push_per_s_1k", "push_p99_ms", "calls_per_s", "call_p99_ms"),
+            *("codec_encode_mb_per_s", "codec_decode_mb_per_s"),
+        ),
+        lambda figures: min(figures.values()) > 0 and figures["push_ratio_8k"] < 1.5,  # bare pyzmq does less
+        slow=False,
+    ),
     "weights": Smallest(
         ("--hosts", "1", "3", "--mbyte", "4", "--mbit", "100"),
         ("weights_s_1", "weights_3_over_1", "weights_cpu_3_over_1"),
         lambda figures: figures["weights_sent_3"] <= 2,  # hosts pass parts on
         lambda: skip_without("tc"),
     ),
-    "weights: ranks": Smallest(
-        ("--ranks", *map(str, ONE_TO_TWO), "--mbyte", "256"),
-        ("transfer_seconds_2",),
-        lambda figures: all(
-            figures[f"transfer_rank_sent_mb_{ranks}"] == pytest.approx((256 << 20) / ranks / 1e6)
-            and figures[f"transfer_rank_growth_mb_{ranks}"] < bucket_bytes(ranks) / 1e6 + 20  # connections, threads
-            for ranks in ONE_TO_TWO
-        ),
+    "chaos: a few kills": Smallest(
+        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost("chaos"), slow=False
     ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
@@ -182,8 +184,9 @@ SMALLEST = {
 """By name, which begins with the subject."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if each.slow else name for name, each in SMALLEST.items()]
+)
 def test_the_smallest_size_of_each_benchmark_has_its_figures(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
