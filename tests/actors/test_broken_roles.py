@@ -311,7 +311,10 @@ def test_a_broken_scheduler_fails(actor: Any, promise: str, said: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("policy", "said"),
-    [("round_robin", "rollouts at once in an engine of 2 rows"), ("worst_case", "which fit at their longest")],
+    [
+        ("benchmarks.scheduling.routers:RoundRobin", "rollouts at once in an engine of 2 rows"),
+        ("worst_case", "which fit at their longest"),
+    ],
 )
 def test_a_policy_that_does_not_promise_what_is_likely_fails(policy: str, said: str, tmp_path: Path) -> None:
     promise = "test_no_engine_is_promised_more_than_it_has"

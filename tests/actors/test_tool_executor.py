@@ -471,7 +471,9 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
                         await push.send(request)
                     made = [await stage["roc_filter"].receive(Trajectory) for _ in range(ROLLOUTS)]
                     for each in made:
-                        responses[each.rollout] = generator._chat.decode(each.tokens[each.loss_mask == 0].tolist())
+                        responses[each.rollout] = generator._chat.decode(
+                            each.unpack().tokens[each.unpack().loss_mask == 0].tolist()
+                        )
                     return made
         raise AssertionError("the body returns")
 
