@@ -33,7 +33,7 @@ from benchmarks.bench_chaos import EXAMPLE, SCRIPTED, SHORTENED, settings_in
 from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, summary_in
 from benchmarks.chaos.actors import written
 from benchmarks.chaos.host import Cluster, one_host
-from benchmarks.chaos.plan import Change, make_changes
+from benchmarks.chaos.plan import MOST_REPLICAS, SCALED, Change, make_changes
 from benchmarks.chaos.sight import Lines
 from benchmarks.command import Overrides
 from benchmarks.reporting import percentile, print_figures, print_table
@@ -164,6 +164,8 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
     classes = WITHOUT_MODEL if options.scripted else CLASSES
     settings = [*(SCRIPTED if options.scripted else SHORTENED), f"run.seed={seed}"]
     settings += [f"actors.{role}.class={names[0]}" for role, names in classes.items()]
+    for role in SCALED:  # the file is the ceiling
+        settings += [f"actors.{role}.replicas={MOST_REPLICAS}", f"actors.{role}.start=1"]
     settings += [*settings_in(folder, scripted=options.scripted), *options.overrides]
     made: list[Made] = []
     with one_host(EXAMPLE, folder, settings) as cluster:
