@@ -330,7 +330,7 @@ class Liveness:
     ::
 
         heard --(silent_after)--> silent --(lost_after)--> silent and gone --(heard again: back)--> heard
-          |                                ^--(doubted)
+          |                                ^--(doubted, or doubted and never heard)
           |-------(says goodbye: leaves)-------------------^
           `-------(its process has ended; next tick)-------^
 
@@ -341,6 +341,8 @@ class Liveness:
         self._silent_after = silent_after
         self._lost_after = lost_after
         self._heard: set[str] = set()
+        self._met: set[str] = set()
+        """Peers that were heard before the last tick."""
         self._heard_at: dict[str, float] = {}
         self._ticked_at: float | None = None
         self._left: dict[str, int] = {}
@@ -358,6 +360,7 @@ class Liveness:
         """Watch the peer no longer."""
         self._heard_at.pop(peer, None)
         self._heard.discard(peer)
+        self._met.discard(peer)
         self._ended.discard(peer)
         self.silent.discard(peer)
         self.gone.discard(peer)
@@ -387,14 +390,19 @@ class Liveness:
             self._ended.add(peer)
 
     def doubt(self, peers: Iterable[str], now: float) -> list[tuple[str, float]]:
-        """Exactly these peers are lost as soon as they are silent: somebody else has missed their host, too.
+        """Exactly these peers are lost as soon as they are silent, or at once if they were never heard.
 
         Returns those that are lost by that, each with the seconds since its last frame.
         """
         self._doubted = frozenset(peers)
-        lost = [(peer, now - self._heard_at[peer]) for peer in sorted(self._doubted & self.silent - self.gone)]
-        self.gone.update(peer for peer, _ in lost)
-        return lost
+        found = [peer for peer in self._heard_at if peer not in self.gone and self._is_lost_by_doubt(peer)]
+        self.silent.update(found)
+        self.gone.update(found)
+        return [(peer, now - self._heard_at[peer]) for peer in sorted(found)]
+
+    def _is_lost_by_doubt(self, peer: str) -> bool:
+        known = peer in self._met or peer in self._heard
+        return peer in self._doubted and (peer in self.silent or not known)
 
     def has_left(self, peer: str, incarnation: int) -> bool:
         """Whether this process said goodbye, or has ended. What arrives of it afterwards was sent before."""
@@ -421,11 +429,12 @@ class Liveness:
                 self.silent.add(peer)
                 newly_silent.append((peer, seconds))
             ended = peer in self._ended and peer not in self._heard
-            silent = peer in self.silent and (peer in self._doubted or seconds > self._lost_after)
-            if peer not in self.gone and (ended or silent):
+            silent = peer in self.silent and seconds > self._lost_after
+            if peer not in self.gone and (ended or silent or self._is_lost_by_doubt(peer)):
                 self.silent.add(peer)
                 self.gone.add(peer)
                 newly_lost.append((peer, seconds))
+        self._met |= self._heard
         self._heard.clear()
         self._ended.clear()
         return newly_silent, newly_lost

@@ -185,9 +185,10 @@ class Node:
                 outbound.send_heartbeat(self.incarnation)
 
     def doubt(self, peers: Iterable[str]) -> None:
-        """Exactly these peers are lost once they are silent (``Limits.silent_after``), rather than later.
+        """Exactly these peers are lost once they are silent (``Limits.silent_after``), or at once if never heard.
 
-        For whoever hears of another process that their host is silent. Peers that are heard stay what they are.
+        For whoever knows of others that these peers' host is silent, or that they are not to run. Peers that are heard
+        stay what they are.
         """
         self._lose(self._liveness.doubt(peers, trio.current_time()))
 

@@ -89,10 +89,11 @@ class Changes:
         reports: Reports,
         ending: trio.Event,
         leave: Callable[[int, str], None],
+        numbered: Callable[[Topology], None],
     ) -> None:
         """``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start.
 
-        ``leave`` ends this supervisor, by exit code and reason.
+        ``leave`` ends this supervisor, by exit code and reason. ``numbered`` hears which replicas are to run from now on.
         """
         self.topology = with_whole_paths(topology, beside.parent)
         """The topology with the changes that were carried out."""
@@ -110,6 +111,7 @@ class Changes:
         self._reports = reports
         self._say = reports.say
         self._leave = leave
+        self._numbered = numbered
         self._left = {name for name, host in topology.hosts.items() if host.optional} - set(hosts)
         """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
@@ -152,6 +154,7 @@ class Changes:
         self.topology = self.topology.scaled({role: numbers[role] for role in numbers.keys() & self.topology.actors})
         self._starting.starts(*(name for name in self._watched if name not in before))
         self._starting.forget(*before - {*self._watched})
+        self._numbered(self.topology)
         self._replicas.follow(self.topology)
 
     def _tell(self) -> None:

@@ -1,13 +1,14 @@
-"""Which hosts are lost: their supervisors are heard no more, so that an actor of them that is silent, too, is lost.
+"""Which actors are not to be waited for: those of hosts that are not heard, and replicas that are not to run now.
 
 ::
 
-    PeerGone of another supervisor --> LostHosts --line--> actors of this host --> Node.doubt: silent ones are lost
-    PeerBack of it -------------------^
+    PeerGone, PeerLeft of another supervisor --> LostHosts --line--> actors of this host --> Node.doubt
+    it is heard ---------------------------------^  ^--- numbers of replicas in force
 
 One silent process may be stopped, or busy, and is waited for (``run.lost_after_seconds``). Two processes of a host that
 are silent at once, the actor and the supervisor, are a host without power or network (``run.host_lost_after_seconds``).
-An actor that is heard is not lost, whatever its supervisor does.
+An actor that is heard is not lost, whatever its supervisor does. One that was never heard is lost at once: without
+that, calls of a new process would wait for replicas that the file allows and nobody has started.
 """
 
 from __future__ import annotations
@@ -16,48 +17,61 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent_rl.config.addresses import actor_nodes, supervisor_node
+from agent_rl.config.addresses import actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.topology import Topology
 
 if TYPE_CHECKING:
     from transport import LinkEvent
 
 WORD = b"doubted "
-"""The first word of the line about the actors of lost hosts; other lines are those of other files (`Peers.lines`)."""
+"""The first word of the line about these actors; other lines are those of other files (`Peers.lines`)."""
 
 
 class LostHosts:
-    """The lost ones among the hosts that other processes supervise. ``tell`` sends a line to this host's actors."""
+    """The actors that peers here do not wait for. ``tell`` sends a line to this host's actors."""
 
     def __init__(self, topology: Topology, hosts: Sequence[str], tell: Callable[[bytes], None]) -> None:
-        """``hosts``: those of this process."""
+        """``hosts``: those of this process. Optional hosts count as lost until they are heard."""
+        self._topology = topology
         self._tell = tell
-        self._lost: set[str] = set()
-        self._actors = {
-            supervisor_node(host): [name for name, _ in actor_nodes(topology, host)]
-            for host in topology.hosts_in_use
-            if host not in hosts
-        }
+        self._hosts = {supervisor_node(host): host for host in topology.hosts_in_use if host not in hosts}
+        self._lost = {node for node, host in self._hosts.items() if topology.hosts[host].optional}
 
     @property
     def doubted(self) -> list[str]:
-        """The actors of the lost hosts, in the order of the topology."""
-        return [name for supervisor, actors in self._actors.items() if supervisor in self._lost for name in actors]
+        """The actors of the lost hosts, and replicas that are not to run, in the order of the topology."""
+        lost = {self._hosts[supervisor] for supervisor in self._lost}
+        return [
+            name
+            for host in self._topology.hosts_in_use
+            for name, _ in actor_nodes(self._topology, host)
+            if host in lost or name not in wanted_nodes(self._topology, host)
+        ]
 
     def line(self) -> bytes:
         """The line for a lifeline."""
         return WORD + json.dumps(self.doubted).encode() + b"\n"
 
-    def link_event(self, event: LinkEvent) -> None:
-        """A link to another supervisor reports an event. A supervisor that says goodbye has stopped its actors."""
-        from transport import PeerBack, PeerGone
+    def follow(self, topology: Topology) -> None:
+        """These numbers of replicas are to run now."""
+        self._topology = topology
+        self._tell(self.line())
 
-        if isinstance(event, PeerGone) and event.peer in self._actors and event.peer not in self._lost:
+    def heard(self, supervisor: str) -> None:
+        """Another supervisor is heard."""
+        if supervisor in self._lost:
+            self._lost.discard(supervisor)
+            self._tell(self.line())
+
+    def link_event(self, event: LinkEvent) -> None:
+        """A link to another supervisor reports an event."""
+        from transport import PeerBack, PeerGone, PeerLeft
+
+        if isinstance(event, (PeerGone, PeerLeft)) and event.peer in self._hosts and event.peer not in self._lost:
             self._lost.add(event.peer)
             self._tell(self.line())
-        elif isinstance(event, PeerBack) and event.peer in self._lost:
-            self._lost.discard(event.peer)
-            self._tell(self.line())
+        elif isinstance(event, PeerBack):
+            self.heard(event.peer)
 
 
 def read(text: bytes) -> list[str]:

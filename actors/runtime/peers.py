@@ -5,7 +5,7 @@
     HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
     SwapWanted, ScaleWanted, DrainWanted, ChangesInForce ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
-    silence of a supervisor ------------> LostHosts --> nodes of the actors of this process (lifelines)
+    silence of a supervisor, replicas --> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
                        `-(not the main host)-----------> StatusReports --HostReport--> the main host
 """
@@ -111,6 +111,7 @@ class Peers:
             reports=supervision,
             ending=ending,
             leave=supervision.end,
+            numbered=self._lost.follow,
         )
         self._optional = {supervisor_node(name) for name, host in topology.hosts.items() if host.optional}
 
@@ -149,6 +150,7 @@ class Peers:
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)
                 self.changes.back(sender)
+                self._lost.heard(sender)
                 self._handshake.told(sender, message)
             case ChangesInForce() if sender == self._main:
                 self.changes.told(message)

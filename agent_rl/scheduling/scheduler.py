@@ -74,7 +74,7 @@ class GroupScheduler:
         rollouts in flight; None: they are not kept.
 
         ``awaited`` are generators that may run rollouts for a former process of the scheduler. The filter is asked
-        what is unfinished once each has reported, or after `awaits_no_longer`.
+        what is unfinished once each has reported or is gone, or after `awaits_no_longer`.
         """
         self._awaited = set(awaited)
         self._running_at: dict[str, tuple[str, int]] = {}
@@ -156,7 +156,7 @@ class GroupScheduler:
 
     def engine_gone(self, generator: str) -> list[Instruction]:
         """The generator is lost, or has left: its rollouts move. It is here again when it reports its load."""
-        return self._lost(generator, self._members.gone(generator))
+        return [*self._lost(generator, self._members.gone(generator)), *self._awaits_less({generator})]
 
     def engine_silent(self, generator: str) -> list[Instruction]:
         """Nothing is heard of the generator: it gets no new rollouts, and keeps those that it has."""

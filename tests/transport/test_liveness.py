@@ -66,7 +66,8 @@ def test_a_peer_in_doubt_is_lost_once_it_is_silent_and_one_that_is_heard_never()
     liveness = Liveness(5.0, 20.0)
     for peer in ("dark", "heard", "paused"):
         liveness.expect(peer, 0.0)
-    seen = []
+        liveness.heard(peer)
+    seen = [liveness.tick(0.0, 1.0)]
     for now in range(1, 8):
         liveness.heard("heard")
         seen.append(liveness.tick(float(now), 1.0))
@@ -77,6 +78,21 @@ def test_a_peer_in_doubt_is_lost_once_it_is_silent_and_one_that_is_heard_never()
     assert liveness.doubt(["dark", "heard"], 7.0) == []
     assert liveness.tick(8.0, 1.0) == ([], [])  # "heard" was heard up to now, and "paused" may only be slow
     assert [liveness.tick(float(now), 1.0) for now in range(9, 14)][-1] == ([("heard", 6.0)], [("heard", 6.0)])
+
+
+def test_a_peer_in_doubt_that_was_never_heard_is_lost_at_once():
+    liveness = Liveness(5.0, 20.0)
+    assert liveness.doubt(["absent", "there"], 0.0) == []  # told before the first link is made
+    for peer in ("absent", "there", "later"):
+        liveness.expect(peer, 0.0)
+    liveness.heard("there")
+    assert liveness.tick(0.0, 1.0) == ([], [("absent", 0.0)])
+    assert liveness.doubt(["absent", "there", "later"], 0.5) == [("later", 0.5)]
+    assert liveness.gone == {"absent", "later"}
+    assert liveness.doubt([], 1.0) == []
+    assert liveness.gone == {"absent", "later"}  # until they are heard
+    assert liveness.back("later", 2.0) == 2.0
+    assert liveness.gone == {"absent"}
 
 
 def test_a_peer_that_came_back_is_waited_for_again_when_its_host_is_heard():

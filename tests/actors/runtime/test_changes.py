@@ -411,6 +411,7 @@ def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
         reports=reports,
         ending=trio.Event(),
         leave=print,
+        numbered=lambda _: None,
     )
     with pytest.raises(CallRefused, match="may not change the run"):
         trio.run(run.asked, sender, asked)
@@ -430,7 +431,18 @@ async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_on
         node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
         reports = SimpleNamespace(say=print)
         none = SimpleNamespace(actors={}, follow=print)
-        run = Changes(topology, path, path, ["a"], none, again="", reports=reports, ending=trio.Event(), leave=print)
+        run = Changes(
+            topology,
+            path,
+            path,
+            ["a"],
+            none,
+            again="",
+            reports=reports,
+            ending=trio.Event(),
+            leave=print,
+            numbered=print,
+        )
         run.begin(nursery, None)
         run.link(node)
         for name in heard:
@@ -483,6 +495,7 @@ class Alone:
             reports=SimpleNamespace(say=print),
             ending=trio.Event(),
             leave=print,
+            numbered=lambda _: None,
         )
 
     async def faults_of(self, *_):

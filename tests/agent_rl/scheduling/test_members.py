@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ class Generator:
 class World:
     """Scheduler, filter and learner over generators that come and go. Instructions are carried out at once."""
 
-    def __init__(self, **algorithm: Any) -> None:
+    def __init__(self, awaited: Collection[str] = (), **algorithm: Any) -> None:
         made = builders.algorithm(**algorithm)
         stages = [builders.rl_stage(steps=STEPS)]
         self.scheduler = GroupScheduler(
@@ -45,6 +46,7 @@ class World:
             algorithm_of=lambda _: made,
             problems=lambda stage, number, purpose: builders.problem(number),
             prompt_tokens=lambda problem: 10,
+            awaited=awaited,
         )
         self.book = GroupBook(
             algorithm_of=lambda _: made, stages=stages, seed=0, select=named_selection("paper", made.keep)
@@ -319,3 +321,14 @@ def test_rollouts_of_another_stage_or_of_a_dropped_group_do_not_move() -> None:
     world.do(world.scheduler.policy_published(PolicyPublished(later.policy, later.uri, 1, 1)))
     assert world.scheduler.engine_gone("gen.1")[0] == Withdraw("gen.1")
     assert world.scheduler.figures.rollouts_in_flight == 0
+
+
+def test_a_restarted_scheduler_asks_what_is_unfinished_once_each_generator_has_reported_or_is_gone():
+    world = World(awaited=ENGINES)
+    first, *others = ENGINES
+    world.load(first)
+    assert not world.placed
+    for name in others:
+        assert not world.placed
+        world.do(world.scheduler.engine_gone(name))
+    assert world.placed
