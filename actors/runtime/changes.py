@@ -93,7 +93,7 @@ class Changes:
     ) -> None:
         """``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start.
 
-        ``leave`` ends this supervisor, by exit code and reason. ``numbered`` hears which replicas are to run from now on.
+        ``leave`` ends this supervisor, by exit code and reason. ``numbered`` hears which replicas are to run now.
         """
         self.topology = with_whole_paths(topology, beside.parent)
         """The topology with the changes that were carried out."""
