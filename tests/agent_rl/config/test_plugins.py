@@ -23,7 +23,7 @@ from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
 from agent_rl.learning.losses.check_loss import check_loss
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.topology_checks.declared import declared_format
+from agent_rl.topology_checks.contracts import declared_format
 from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.config.test_standard import FIRST
 

@@ -12,10 +12,11 @@ from safetensors.numpy import save_file
 
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
-from agent_rl.config.source import Source, TopologyError
+from agent_rl.config.source import TopologyError
 from agent_rl.files.file_systems import file_system
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, describe, needs, size_text, steps_kept
-from agent_rl.topology_checks.files import file_faults
+from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.files import run_directory
 from agent_rl.topology_checks.topology import check_topology, find_cycle
 from tests.end_to_end.topologies import write_three_hosts
 
@@ -357,9 +358,10 @@ def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
 def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
     monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
     path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
-    topology, source = load_topology(path), Source(path)
+    topology = load_topology(path)
     assert topology.journal_host == "a"
-    assert [len(file_faults(topology, path, source, host)) for host in (None, "a", "b", "c")] == [1, 1, 0, 0]
+    found = [list(run_directory(topology, Facts(tmp_path, host))) for host in (None, "a", "b", "c")]
+    assert [len(each) for each in found] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
