@@ -50,11 +50,6 @@ def described_model(name: str) -> ModelFiles:
     return ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
 
 
-def described_model(name: str) -> ModelFiles:
-    """What the files of a model directory, or of a name on the hub, say. Raises HubError and Unreadable."""
-    return ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
-
-
 def model_files(name: str, report: Callable[[str], object] = lambda _: None) -> Path:
     """A directory with the whole model; ``report`` gets a sentence before a download begins. Raises HubError."""
     directory = _cached(name, SMALL + WEIGHTS, ("config.json", "*.safetensors"))
