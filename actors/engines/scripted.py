@@ -20,8 +20,8 @@ class ScriptedEngine:
     """``script(turn number, request)`` returns a turn's text or an exception to raise.
 
     A turn takes ``pace(request)`` seconds, or without ``pace`` a millisecond for each token. Paths below ``/weights``
-    are accepted as weights; other paths are refused, as an engine refuses a broken file. ``made`` gets the engine when a
-    generator makes it, so that a test can look at the requests.
+    are accepted as weights; other paths are refused, as an engine refuses a broken file. ``made`` gets the engine when
+    a generator makes it, so that a test can look at the requests.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class ScriptedEngine:
         pace: Callable[[TurnRequest], float] | None = None,
         made: Callable[[ScriptedEngine], None] | None = None,
         longest: int = 10_000,
-        max_rollouts: int = 8,
-        kv_tokens: int = 1000,
+        rows: int = 8,
+        cache_tokens: int = 1000,
         **_: Any,
     ) -> None:
         from transformers import AutoTokenizer  # here, since it loads torch where that can be loaded
@@ -42,8 +42,8 @@ class ScriptedEngine:
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
         self._script = script
         self._pace = pace
-        self._max_rollouts = max_rollouts
-        self._kv_tokens = kv_tokens
+        self._rows = rows
+        self._cache_tokens = cache_tokens
         self._policy = initial_policy
         self._longest = longest
         self._turns: dict[str, int] = {}
@@ -82,7 +82,7 @@ class ScriptedEngine:
             if self._pace is not None:
                 seconds = self._pace(request)
                 await trio.sleep(seconds)
-                self._busy += seconds / self._max_rollouts
+                self._busy += seconds / self._rows
             for _ in tokens:
                 if self._pace is None:
                     await trio.sleep(0.001)
@@ -154,8 +154,8 @@ class ScriptedEngine:
     def figures(self) -> EngineFigures:
         """The figures of an engine that is never full."""
         return EngineFigures(
-            kv_tokens_total=self._kv_tokens,
-            max_rollouts=self._max_rollouts,
+            kv_tokens_total=self._cache_tokens,
+            max_rollouts=self._rows,
             running=self._running,
             generated_tokens=self._generated,
             busy_seconds=self._busy,

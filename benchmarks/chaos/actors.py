@@ -226,8 +226,8 @@ class ScriptedTurns(ScriptedEngine):
             script=script,
             pace=pace,
             longest=LENGTH,
-            max_rollouts=rows,
-            kv_tokens=rows * LENGTH,
+            rows=rows,
+            cache_tokens=rows * LENGTH,
         )
 
     async def load_weights(self, path: Path, policy: PolicyVersion) -> None:

@@ -111,8 +111,8 @@ class Generator(RolloutGenerator):
             initial_policy=PolicyVersion(0, 0),
             script=script,
             pace=lambda request: 0.5 + request.seed % 1000 / 1000,
-            max_rollouts=ROWS,
-            kv_tokens=1_000_000,
+            rows=ROWS,
+            cache_tokens=1_000_000,
         )
 
 
