@@ -33,9 +33,10 @@ A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set
 table by table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from
 the folder of the first file, `run.directory` and `model.path` from the working directory.
 
-`agent-rl check --full FILE` prints a topology with every default; a key for which the tables show no default is empty.
-A role without `class` has its standard class. A link that the file does not write leads to every role that receives its
-messages. Standard roles are added where a role of the file needs them.
+`agent-rl check --full FILE` prints a topology with every default. Numbers are above 0 where the tables show no other
+lower limit, and a key without a default is empty. A role without `class` has its standard class. A link that the file
+does not write leads to every role that receives its messages. Standard roles are added where a role of the file needs
+them.
 
 Where a field takes code of your own, write `module:Name` ([interfaces](write_an_actor.md#without-a-class)), or one of
 the short names below.
@@ -126,11 +127,11 @@ TYPES = {
     "SelectionName": "str",
     "AdvantageName": "str",
     "LossName": "str",
-    "PositiveInt": "int > 0",
-    "PositiveFloat": "float > 0",
+    "PositiveInt": "int",
+    "PositiveFloat": "float",
     "NonNegativeInt": "int >= 0",
     "Isolation": "str",
-    "TopP": "float > 0, <= 1",
+    "TopP": "float <= 1",
     "Wanted": "str",
 }
 
@@ -139,9 +140,12 @@ def _type(annotation: str, field: FieldInfo) -> str:
     shown = re.sub(r"Annotated\[(\w+), .*\]", r"\1", annotation).removesuffix(" | None")
     limits = re.findall(r"(Gt|Ge|Lt|Le)\(\w+=([-.\w]+)\)", str(field.metadata)) if shown not in TYPES else []
     signs = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+    if shown in {"int", "float"} and not limits:
+        shown = f"any {shown}"
     for name, limited in TYPES.items():
         shown = shown.replace(name, limited)
-    return ", ".join([f"`{shown}`", *(f"{signs[kind]} {limit}" for kind, limit in limits)]).replace("|", "\\|")
+    bounds = [f"{signs[kind]} {limit}" for kind, limit in limits if (kind, float(limit)) != ("Gt", 0)]
+    return f"`{' '.join([shown, ', '.join(bounds)]).rstrip()}`".replace("|", "\\|")
 
 
 def _default(field: FieldInfo) -> str:

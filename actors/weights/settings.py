@@ -34,7 +34,7 @@ class LearnerSettings(Settings):
     """Where policies are published. ``run_directory``: on disk. ``shared_memory``: in this host's memory, for its own
     generators and for links. ``nccl``, ``gloo``: sent to each engine, with GPUs or without."""
     mismatch_tokens: NonNegativeInt = 1024
-    """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics."""
+    """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     engine_sleep_seconds: PositiveFloat = 300.0
     """With ``share = "time"``: how long a step waits until the engines on its devices sleep. Then the learner trains
     beside those that are awake."""
