@@ -23,7 +23,7 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install lock train test test-all chaos chromium test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install lock train test test-all chaos programs test-vllm test-vllm-sample bench-trl check format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
@@ -55,13 +55,16 @@ train: install
 test: install
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install chromium $(OLDEST)/installed $(VLLM)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed
+	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
-# The tests of the report open it in a browser; without one they are skipped, and say so.
-chromium:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } \
-		|| echo "NOT INSTALLED: chromium; the tests that open the report in a browser are skipped"
+# Programs of other projects that slow tests need: a browser, ssh, Slurm. Tests without theirs are skipped, and say so.
+PROGRAMS := chromium openssh-server slurmctld slurmd slurm-client munge
+programs:
+	@for each in chromium sshd slurmctld slurmd sbatch munged; do PATH="$$PATH:/usr/sbin" command -v $$each >/dev/null || exit 1; done \
+		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y $(PROGRAMS) >/dev/null; } \
+		|| echo "NOT INSTALLED, and tests with them are skipped: some of $(PROGRAMS)"
 
 # Two hundred random faults of the quickstart on one host, then over three in namespaces (as root): an hour or more each.
 # `make test-all` has 200 without a model, which take about a quarter of an hour, and shorter runs of the others.

@@ -4,12 +4,13 @@
 
 The topology runs as `agent-rl run` would run it, in a directory of its own. Once the stage to be measured (the first of
 kind rl, or else evaluate; or --stage NAME) has done --warm-steps steps, what the actors do is measured for --seconds;
-then the run is interrupted. The topology must have one host. Stages before the measured one run first: name a trained
-model by --set to skip them.
+then the run is interrupted. A file with several hosts is started as by `agent-rl up`, from its main host. Stages before
+the measured one run first: name a trained model by --set to skip them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from actors.cluster.places import is_here
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
@@ -47,6 +49,8 @@ class Options:
     """The stage's name."""
     warm_steps: int = 2
     """Steps of the stage that come before."""
+    ssh: str = "ssh"
+    """How other machines are reached, as for agent-rl up."""
     overrides: Overrides = ()
     """As for agent-rl run."""
 
@@ -54,7 +58,7 @@ class Options:
 # What limits ---------------------------------------------------------------------------------------------------------
 
 
-def limit(actors: Window, cores: int) -> str:
+def limit(actors: Window, cores: float) -> str:
     """Name what keeps the topology from being faster, from the shares that were measured.
 
     An actor that is busy all the time; else the cores; else the staleness budget, when the scheduler waits for the next
@@ -89,9 +93,11 @@ def stage_to_measure(stages: Sequence[Stage], name: str | None) -> int:
     raise WrongOptions(f"the file has no stage to measure among {names}: name one of kind rl or evaluate with --stage")
 
 
-async def measure(options: Options, file: Path, folder: Path, stage: int, warm_steps: int) -> Window:
-    """Run the topology until the stage was measured for so long, or has ended."""
-    async with running(file, folder, options.overrides) as run:
+async def measure(
+    options: Options, file: Path, folder: Path, stage: int, warm_steps: int, up: Sequence[str] | None
+) -> Window:
+    """Run the topology until the stage was measured for so long, or has ended. ``up``: as of `running`."""
+    async with running(file, folder, options.overrides, up=up) as run:
         await run.until(lambda rows: bool(stage_rows(rows, stage, after_step=warm_steps)))
         with trio.move_on_after(options.seconds + 1):
             await run.process.wait()
@@ -115,20 +121,21 @@ def main(options: Options) -> int:
     if faults:
         print("\n".join(fault.render(file) for fault in faults), file=sys.stderr)
         return 2
-    if len(topology.hosts_in_use) > 1:
-        raise WrongOptions(f"{file} has several hosts: name a file with one host")
+    up = ("--ssh", options.ssh) if len(topology.hosts_in_use) > 1 else None
+    if up and not is_here(topology.hosts[topology.main_host].address):
+        raise WrongOptions(f"{file}: the main host {topology.main_host} is another machine; call this there")
     number = stage_to_measure(topology.stages, options.stage)
     stage = topology.stages[number]
     warm_steps = options.warm_steps if stage.kind == "rl" else 0
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as folder:
-        measured = trio.run(measure, options, file, Path(folder), number, warm_steps)
-    report(measured, stage.name)
+        measured = trio.run(measure, options, file, Path(folder), number, warm_steps, up)
+    report(measured, stage.name, math.inf if up else len(os.sched_getaffinity(0)))
     return 0
 
 
-def report(actors: Window, stage: str) -> None:
-    """Print tables and figures."""
-    limited_by = limit(actors, len(os.sched_getaffinity(0)))
+def report(actors: Window, stage: str, cores: float) -> None:
+    """Print tables and figures. ``cores``: those that all actors share; infinite for several hosts."""
+    limited_by = limit(actors, cores)
     names = ("rollouts", "generated_tokens", "trained_tokens", "tool_calls", "steps")
     rates: dict[str, float] = {f"{name}_per_s": getattr(actors, f"{name}_per_s") for name in names}
     print_table(f"stage {stage}, {actors.seconds:.0f} s", ("figure", "value"), list(rates.items()))

@@ -153,11 +153,17 @@ class Run:
 
 
 @asynccontextmanager
-async def running(file: Path, folder: Path, overrides: Sequence[str]) -> AsyncIterator[Run]:
-    """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block."""
+async def running(
+    file: Path, folder: Path, overrides: Sequence[str], *, up: Sequence[str] | None = None
+) -> AsyncIterator[Run]:
+    """``agent-rl run FILE`` in ``folder``; whatever happens, none of its processes outlives the block.
+
+    With ``up``, all hosts of the file are started: by ``agent-rl up FILE`` and these words.
+    """
     directory, output = folder / "run", folder / "output"
     settings = [part for setting in (f"run.directory={directory}", *overrides) for part in ("--set", setting)]
-    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(file), *settings]
+    words = ("run",) if up is None else ("up", *up)
+    command = [sys.executable, "-P", "-m", "actors.cli", *words, str(file), *settings]
     with output.open("wb") as out:
         process = await trio.lowlevel.open_process(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

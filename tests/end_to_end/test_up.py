@@ -216,6 +216,5 @@ def test_throughput_is_measured_over_ssh(cluster: Cluster) -> None:
     figures = json.loads(out.strip().splitlines()[-1])
     assert figures["limited_by"] in out
     assert figures["rollouts_per_s"] > 0
-    for host in "ab":
-        assert figures[f"can_send_per_s_{host}"] > figures[f"sent_per_s_{host}"] > 0
+    assert figures["busy_rollout_generator.0"] > 0  # on the other machine
     cluster.assert_nothing_left()
