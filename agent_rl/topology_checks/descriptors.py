@@ -10,7 +10,7 @@ from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 
 OWN = 512
-"""Files, libraries, engine or interpreters, and the 128 strangers that an inbox on TCP takes (transport/gate.py)."""
+"""Files, libraries, engine or interpreters, and the 128 strangers that an inbox on TCP takes (transport/curve.py)."""
 EACH_CHILD = 4
 """Of a supervisor: a process, a pipe, a file in memory, and a log while it starts."""
 
