@@ -175,12 +175,12 @@ class Uninvited(_Monitor):
         elif event["event"] == _WRONG_KEY:
             self._wrong_keys += 1
         else:
-            client, new = self._clients.pop(descriptor, None), self._newcomers.pop(descriptor, None)
+            known, new = self._clients.pop(descriptor, None), self._newcomers.pop(descriptor, None)
             failure, self._failure = self._failure, 0
             if new is not None and not failure and self._wrong_keys:
                 self._wrong_keys -= 1
             elif failure == _PROTOCOL or (new is not None and not failure):
-                self._on_refused(UNKNOWN if client is None else client.address)
+                self._on_refused(UNKNOWN if known is None else known.address)
 
     def admitted(self, address: str) -> None:
         """A client has shown the key. Which connection of its address is unknown, and the oldest is taken for it."""

@@ -109,4 +109,4 @@ async def _serve(address: str, keys: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(_serve, *sys.argv[1:])
+    trio.run(_serve, sys.argv[1], sys.argv[2])
