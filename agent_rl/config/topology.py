@@ -94,7 +94,8 @@ class EnvironmentEntry(Part):
     weight: PositiveFloat = 1.0
     """The share of groups about a problem of this environment, relative to the other weights."""
     settings: dict[str, Any] = Field(default={})
-    """Keyword arguments of the constructor, besides ``seed`` and ``base``."""
+    """Keyword arguments of the constructor, besides ``seed`` and ``base``. A value ``"env:NAME"`` is that of the
+    environment variable NAME on each host."""
     base: Path = Path()
     """The folder from which relative paths of the settings start, relative to the folder of the topology file."""
     tools: tuple[str, ...] = ()

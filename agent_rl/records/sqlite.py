@@ -435,6 +435,8 @@ def _condition(where: dict[str, Any]) -> tuple[str, list[Any]]:
 
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     if not read_only:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            path.touch(0o600)  # SQLite gives its log the same rights
         return sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
     # Without a log no program writes, and a reader must not create a log.
     settled = not path.with_name(f"{path.name}-wal").exists()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_rl.config.hidden import redacted
 from agent_rl.files.disk import older
 from agent_rl.files.reading_json import read_json
 from agent_rl.records.audit import Audit
@@ -167,7 +168,7 @@ def _read_settings(directory: Path, records: Records) -> None:
     if not isinstance(settings, dict):
         records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
         return
-    records.settings = settings
+    records.settings = redacted(settings)
     while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
         kind, _, name = words.partition(" stage named ")
         records.stages.append(RecipeStage(kind, name))
