@@ -34,7 +34,7 @@ class ScriptedEngine:
         longest: int = 10_000,
         **_: Any,
     ) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self._script = script
         self._policy = initial_policy
         self._longest = longest

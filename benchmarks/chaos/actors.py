@@ -212,7 +212,7 @@ class ScriptedTurns:
         """``answers``: the right answer of each rollout."""
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(directory)
+        self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         self._answers = answers
         self._rows = rows
         self._running = self._generated = 0

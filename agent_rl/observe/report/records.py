@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from agent_rl.config.hidden import redacted
 from agent_rl.files.disk import older
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import open_file, read_json
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.journal import JOURNAL
@@ -137,7 +137,8 @@ def figure(row: Row, name: str) -> float:
 def _rows(path: Path, notes: list[str]) -> list[Row]:
     """The rows of a file of JSON lines. Invalid lines are left out and noted."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with open_file(path) as file:
+            lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
         notes.append(f"There is no {path.name}.")
         return []
