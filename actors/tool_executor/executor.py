@@ -11,6 +11,7 @@ that the model reads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -182,7 +183,9 @@ class ToolExecutor(Actor):
     def _hidden(self) -> tuple[str, ...]:
         """The user's folders, and the packages of the environments where these are installed beside others."""
         entries = self.context.topology.environments
-        folders = {Path.cwd(), *(self.context.base.absolute() / entry.base for entry in entries)}
+        folders = {self.context.base.absolute() / entry.base for entry in entries}
+        with contextlib.suppress(FileNotFoundError):  # it was removed
+            folders.add(Path.cwd())
         named = (name for entry in entries for name in (entry.class_path, entry.rollout or "", *entry.tools))
         return (*map(str, folders), *places(named, without=self.context.settings.warm_modules))
 
