@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import trio
 
@@ -112,11 +113,17 @@ async def hostile_calls(sandbox: Sandbox, attack: Attack, ended: Counter[str]) -
     """So many calls of an attack at once, begun again when they end, until the block ends. Counts their outcomes."""
 
     async def go_on(number: int) -> None:
-        while True:
-            ended[(await sandbox.execute(attack.code, name=f"hostile-{number}")).outcome] += 1
+        name = f"hostile-{number}"
+        for turn in count():
+            if attack.in_session:  # a new rollout each time, whose notebook is lost
+                result = await sandbox.run_cell(f"{name}.{turn}", turn, attack.code, [attack.accomplice])
+                sandbox.end_session(f"{name}.{turn}")
+            else:
+                result = await sandbox.execute(attack.code, name=name)
+            ended[result.outcome] += 1
 
     async with trio.open_nursery() as nursery:
-        for number in range(HOSTILE):
+        for number in range(3 * HOSTILE if attack.in_session else HOSTILE):
             nursery.start_soon(go_on, number)
         await trio.sleep(AHEAD_SECONDS)
         yield
@@ -130,7 +137,7 @@ class Bench:
     def __init__(self, sandbox: Sandbox, options: Options) -> None:
         self.sandbox, self.options = sandbox, options
         self.neighbours = Neighbours(sandbox)
-        self.quiet: list[float] = []
+        self.quiet: list[Heard] = []
         self.broken: list[str] = []
 
     async def shares(self, attacks: Sequence[Attack]) -> dict[str, float | str | None]:
@@ -138,15 +145,15 @@ class Bench:
         classes: list[tuple[Attack, Heard, Counter[str]]] = []
         await self.neighbours.heard(QUIET_SECONDS)  # until the children that wait are there
         for attack in attacks:
-            self.quiet.append((await self.neighbours.heard(min(QUIET_SECONDS, self.options.seconds))).p95)
+            self.quiet.append(await self.neighbours.heard(min(QUIET_SECONDS, self.options.seconds)))
             ended: Counter[str] = Counter()
             async with hostile_calls(self.sandbox, attack, ended):
                 heard = await self.neighbours.heard(self.options.seconds)
             classes.append((attack, heard, ended))
-            print(f"{attack.name}: p95 {1e3 * heard.p95:.1f} ms, alone {1e3 * self.quiet[-1]:.1f}", file=sys.stderr)
+            print(f"{attack.name}: p95 {1e3 * heard.p95:.1f} ms, alone {1e3 * self.quiet[-1].p95:.1f}", file=sys.stderr)
         if not classes:
             return {}
-        quiet = statistics.median(self.quiet)
+        quiet = statistics.median(heard.p95 for heard in self.quiet)
         ratios = {attack.name: heard.p95 / quiet for attack, heard, _ in classes}
         rows = []
         for attack, heard, ended in classes:
@@ -163,10 +170,17 @@ class Bench:
         return {
             "quiet_p95_ms": 1e3 * quiet,
             "neighbour_p95_ratio": ratios[worst],
+            "replay_neighbour_p50_ratio": self._replays(classes),
             "worst_class": worst,
             "neighbour_timeouts": sum(heard.harmed["timeout"] for _, heard, _ in classes),
             "neighbours_harmed": sum(heard.harmed.total() for _, heard, _ in classes),
         }
+
+    def _replays(self, classes: Sequence[tuple[Attack, Heard, Counter[str]]]) -> float | None:
+        """Median seconds of honest calls while lost notebooks are rebuilt, over those of calls alone."""
+        alone = statistics.median(seconds for heard in self.quiet for seconds in heard.seconds)
+        found = [statistics.median(heard.seconds) for attack, heard, _ in classes if attack.in_session]
+        return found[0] / alone if found else None
 
 
 async def reach(level: Level, attacks: Sequence[Attack]) -> list[str]:
@@ -188,7 +202,7 @@ async def measure(options: Options) -> dict[str, float | str | None]:
     taking, there = ([a for a in part if not options.only or a.name in options.only] for part in (SHARES, REACH))
     if options.quick:
         options.seconds, taking, there = 0.4, [a for a in taking if a.name in QUICK], there[:QUICK_REACHING]
-    sandbox = Sandbox(interpreters=INTERPRETERS, children=CHILDREN, limits=LIMITS, sessions=0, memory_bytes=MEMORY)
+    sandbox = Sandbox(interpreters=INTERPRETERS, children=CHILDREN, limits=LIMITS, sessions=64, memory_bytes=MEMORY)
     async with trio.open_nursery() as nursery:
         await nursery.start(sandbox.run)
         bench = Bench(sandbox, options)

@@ -33,11 +33,13 @@ A topology is one TOML file, or several: `agent-rl run base.toml mine.toml --set
 table by table, an array of tables (`[[stages]]`) is replaced whole, and `--set` comes last. Relative paths start from
 the folder of the first file, `run.directory` and `model.path` from the working directory.
 
-`agent-rl check --full FILE` prints a topology with every default. A role without `class` has its standard class. A link
-that the file does not write leads to every role that receives its messages. Standard roles are added where a role of
-the file needs them.
+`agent-rl check --full FILE` prints a topology with every default. Numbers are above 0 where the tables show no other
+lower limit, and a key without a default is empty. A role without `class` has its standard class. A link that the file
+does not write leads to every role that receives its messages. Standard roles are added where a role of the file needs
+them.
 
-Where a field takes code of your own, write `module:Name`, or one of the short names below.
+Where a field takes code of your own, write `module:Name` ([interfaces](write_an_actor.md#without-a-class)), or one of
+the short names below.
 """
 TABLES: dict[str, str] = {
     "Run": "[run]",
@@ -90,12 +92,14 @@ def page() -> str:
 
 def _section(model: type[BaseModel]) -> Iterator[str]:
     yield textwrap.fill(_text(inspect.getdoc(model) or ""), 120) + "\n"
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
+    yield "| key | type, default | meaning |"
+    yield "|---|---|---|"
     written = _written(model)
     for name, field in model.model_fields.items():
         annotation, meaning = written[name]
-        yield f"| `{field.alias or name}` | {_type(annotation, field)} | {_default(field)} | {meaning} |"
+        if name == "kind":  # the heading says it
+            continue
+        yield f"| `{field.alias or name}` | {_type(annotation, field)}{_default(field)} | {meaning} |"
     yield ""
 
 
@@ -123,9 +127,12 @@ TYPES = {
     "SelectionName": "str",
     "AdvantageName": "str",
     "LossName": "str",
-    "PositiveInt": "int > 0",
-    "PositiveFloat": "float > 0",
+    "PositiveInt": "int",
+    "PositiveFloat": "float",
     "NonNegativeInt": "int >= 0",
+    "Isolation": "str",
+    "TopP": "float <= 1",
+    "Wanted": "str",
 }
 
 
@@ -133,24 +140,24 @@ def _type(annotation: str, field: FieldInfo) -> str:
     shown = re.sub(r"Annotated\[(\w+), .*\]", r"\1", annotation).removesuffix(" | None")
     limits = re.findall(r"(Gt|Ge|Lt|Le)\(\w+=([-.\w]+)\)", str(field.metadata)) if shown not in TYPES else []
     signs = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+    if shown in {"int", "float"} and not limits:
+        shown = f"any {shown}"
     for name, limited in TYPES.items():
         shown = shown.replace(name, limited)
-    return ", ".join([f"`{shown}`", *(f"{signs[kind]} {limit}" for kind, limit in limits)]).replace("|", "\\|")
+    bounds = [f"{signs[kind]} {limit}" for kind, limit in limits if (kind, float(limit)) != ("Gt", 0)]
+    return f"`{' '.join([shown, ', '.join(bounds)]).rstrip()}`".replace("|", "\\|")
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "required"
-    if isinstance(field.default, BaseModel):
-        return "its defaults"
+        return ", required"
     if field.default is None:
         return ""
-    if isinstance(field.default, Path):
-        return f'`"{field.default}"`'
-    if isinstance(field.default, dict) and field.default:
-        return ", ".join(f"`{name}`" for name in field.default)
-    shown = str(field.default).lower() if isinstance(field.default, bool) else repr(field.default).replace("'", '"')
-    return f"`{shown}`" if field.default not in ((), {}) else "none"
+    if isinstance(field.default, BaseModel):
+        return ", its defaults"
+    default = str(field.default) if isinstance(field.default, Path) else field.default
+    shown = str(default).lower() if isinstance(default, bool) else repr(default).replace("'", '"')
+    return f", `{shown}`" if default not in ((), {}) else ""
 
 
 if __name__ == "__main__":

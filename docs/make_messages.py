@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 from pathlib import Path
 
 from agent_rl import messages
@@ -25,7 +26,8 @@ def page() -> str:
     for name, kind in vars(messages).items():
         if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__.startswith(messages.__name__):
             parts += ["", f"## {name}", "", (inspect.getdoc(kind) or "").replace("``", "`"), ""]
-            parts += [f"- `{field.name}`: `{field.type}`" for field in dataclasses.fields(kind)]
+            fields = ", ".join(f"`{field.name}: {field.type}`" for field in dataclasses.fields(kind))
+            parts += textwrap.wrap(fields, 120, break_long_words=False)
     return "\n".join(parts).rstrip() + "\n"
 
 

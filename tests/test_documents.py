@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,28 @@ def test_each_figure_of_the_paper_has_a_command_or_says_what_is_missing():
     assert rows_without_command(text) == []
     table = "| figure of the paper | command | missing |\n|---|---|---|\n| 60.9 | none | |\n| 1 | `agent-rl eval` | |\n"
     assert rows_without_command(table) == ["| 60.9 | none | |"]
+
+
+FOREIGN = {"ecbfb94"}
+"""Commits of other projects."""
+
+
+def git(*words: str, lines: str = "") -> str | None:
+    """What git prints; None where there is no git, or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], input=lines, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout
+
+
+def test_each_commit_that_a_document_names_exists():
+    if (git("rev-parse", "--is-shallow-repository") or "true").strip() == "true":
+        pytest.skip("the history is not here")
+    text = "\n".join(path.read_text() for path in DOCUMENTS)
+    found = {*re.findall(r"\b(?=\d*[a-f])(?=[a-f]*\d)[\da-f]{7}\b|(?<=\()\d{7}(?=\))", text)}
+    names = sorted(found - FOREIGN)
+    kinds = git("cat-file", "--batch-check=%(objecttype)", lines="".join(f"{name}^{{commit}}\n" for name in names))
+    assert kinds is not None
+    assert names
+    assert [name for name, kind in zip(names, kinds.splitlines(), strict=True) if kind != "commit"] == []

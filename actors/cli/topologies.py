@@ -115,8 +115,7 @@ def sound_topology(
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError, first_of
     from agent_rl.config.user_modules import look_beside
-    from agent_rl.topology_checks.topology import check_topology
-    from agent_rl.topology_checks.warnings import warnings
+    from agent_rl.topology_checks.topology import check_topology, warnings
 
     file, topology = first_of(files), None
     look_beside(file)

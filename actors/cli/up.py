@@ -112,7 +112,8 @@ def _checked(files: tuple[Path, ...], overrides: Sequence[str]) -> tuple[Topolog
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import Source, TopologyError
     from agent_rl.config.user_modules import look_beside
-    from agent_rl.topology_checks.hosts import host_faults
+    from agent_rl.topology_checks.facts import Facts
+    from agent_rl.topology_checks.hosts import host_findings
     from agent_rl.topology_checks.topology import check_topology
 
     try:
@@ -126,7 +127,8 @@ def _checked(files: tuple[Path, ...], overrides: Sequence[str]) -> tuple[Topolog
         look_beside(files[0])
         faults = check_topology(topology, files, overrides, host=here[0])
     elif not faults:  # each host checks what it has
-        faults = host_faults(topology, files[0], source, started="")
+        found = host_findings(topology, Facts(files[0].parent, started=""))
+        faults = [source.fault(*each) for each in found]
     if faults:
         raise Mistake(lines=[fault.render(files[0]) for fault in faults])
     return topology, set(here)

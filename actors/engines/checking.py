@@ -22,7 +22,7 @@ class TorchEngineSettings(Settings):
     """The keys of ``engine_settings`` for `actors.engines.torch.engine.TorchEngine`."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
-    """The fate of the KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
+    """The KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
     host_kv_tokens: NonNegativeInt = 0
     """Tokens of KV cache kept in host memory for rollouts that were set aside or had no room. 0: they are prefilled
     again."""
@@ -34,9 +34,9 @@ class VllmEngineSettings(Settings):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
 
     kv_on_update: Literal["keep", "recompute"] = "recompute"
-    """As for the torch engine, but vLLM recomputes by default."""
+    """As for the torch engine."""
     block_size: PositiveInt = 32
-    """Tokens of a block of vLLM's KV cache."""
+    """Tokens of a block of the KV cache."""
 
 
 KNOWN: Mapping[str, type[Settings]] = {

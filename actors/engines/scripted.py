@@ -1,4 +1,4 @@
-"""An engine for tests that writes scripted text in virtual time: the engine interface without a model."""
+"""An engine without a model, for tests and benches: scripted text at a given pace, and a record of what was asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import trio
-from transformers import AutoTokenizer
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
 from agent_rl.messages import PolicyVersion
@@ -18,10 +17,11 @@ LOGPROB = -0.25
 
 
 class ScriptedEngine:
-    """``script(turn number, request)`` returns a turn's text or an exception to raise; a token takes a millisecond.
+    """``script(turn number, request)`` returns a turn's text or an exception to raise.
 
-    Paths below ``/weights`` are accepted as weights. Other paths are refused, as an engine refuses a broken file.
-    ``made`` gets the engine when a generator makes it, so that a test can look at the requests.
+    A turn takes ``pace(request)`` seconds, or without ``pace`` a millisecond for each token. Paths below ``/weights``
+    are accepted as weights; other paths are refused, as an engine refuses a broken file. ``made`` gets the engine when
+    a generator makes it, so that a test can look at the requests.
     """
 
     def __init__(
@@ -30,12 +30,20 @@ class ScriptedEngine:
         *,
         initial_policy: PolicyVersion,
         script: Callable[[int, TurnRequest], Any],
+        pace: Callable[[TurnRequest], float] | None = None,
         made: Callable[[ScriptedEngine], None] | None = None,
         longest: int = 10_000,
+        rows: int = 8,
+        cache_tokens: int = 1000,
         **_: Any,
     ) -> None:
+        from transformers import AutoTokenizer  # here, since it loads torch where that can be loaded
+
         self._tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self._script = script
+        self._pace = pace
+        self._rows = rows
+        self._cache_tokens = cache_tokens
         self._policy = initial_policy
         self._longest = longest
         self._turns: dict[str, int] = {}
@@ -46,7 +54,8 @@ class ScriptedEngine:
         self.requests: list[TurnRequest] = []
         self.written: dict[str, list[list[int]]] = {}
         """The tokens of each turn, by rollout."""
-        self._generated = 0
+        self._generated = self._running = 0
+        self._busy = 0.0
         self._awake = trio.Event()
         self._awake.set()
         self.slept = trio.Event()
@@ -60,7 +69,7 @@ class ScriptedEngine:
         await trio.sleep_forever()
 
     async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write the script's text token by token, under the policy of the moment."""
+        """Write the script's text, each token under the policy of the moment."""
         self.requests.append(request)
         number = self._turns[request.rollout] = self._turns.get(request.rollout, 0) + 1
         text = self._script(number, request)
@@ -68,10 +77,19 @@ class ScriptedEngine:
             raise text
         tokens = [*self._tokenizer.encode(text, add_special_tokens=False), min(request.stop_tokens)]
         policies = []
-        for _ in tokens:
-            await trio.sleep(0.001)
-            await self._awake.wait()
-            policies.append([self._policy.epoch, self._policy.version])
+        self._running += 1
+        try:
+            if self._pace is not None:
+                seconds = self._pace(request)
+                await trio.sleep(seconds)
+                self._busy += seconds / self._rows
+            for _ in tokens:
+                if self._pace is None:
+                    await trio.sleep(0.001)
+                await self._awake.wait()
+                policies.append([self._policy.epoch, self._policy.version])
+        finally:
+            self._running -= 1
         stopped = len(tokens) <= request.max_tokens
         count = min(len(tokens), request.max_tokens)
         self._generated += count
@@ -135,4 +153,10 @@ class ScriptedEngine:
     @property
     def figures(self) -> EngineFigures:
         """The figures of an engine that is never full."""
-        return EngineFigures(kv_tokens_total=1000, max_rollouts=8, generated_tokens=self._generated)
+        return EngineFigures(
+            kv_tokens_total=self._cache_tokens,
+            max_rollouts=self._rows,
+            running=self._running,
+            generated_tokens=self._generated,
+            busy_seconds=self._busy,
+        )

@@ -43,24 +43,23 @@ REPORT_SECONDS = 3.0
 
 
 class KVSchedulerSettings(Settings):
-    """How to estimate prompt lengths before tokenization, and how many requests a generator may have pending."""
+    """The scheduling policy, estimates of prompt lengths, and windows."""
 
     policy: str = "predictive"
-    """The scheduling policy, which places rollouts on engines: a short name, or ``module:Class``
-    (`agent_rl.scheduling.policies.base.PlacementPolicy`)."""
-    policy_settings: dict[str, Any] = Field(default_factory=dict)
-    """What the class of the policy is called with, by name."""
+    """Places rollouts on engines: a short name, or ``module:Class`` (docs/scheduling.md)."""
+    policy_settings: dict[str, Any] = Field(default={})
+    """Arguments of the policy's class."""
     characters_per_token: PositiveFloat = 1.0
-    """A value below the tokenizer's real ratio is safe: rollouts are promised too much KV cache, not too little."""
+    """Of a prompt. A value below the tokenizer's is safe: it promises rollouts too much KV cache."""
     template_tokens: PositiveInt = 16
     """Tokens that the chat template adds to a problem."""
     request_window: PositiveInt = 1024
-    """The most requests sent to a generator that the generator has not acknowledged."""
+    """Most requests that a generator has not acknowledged."""
     kept_turns_mib: PositiveInt = 1024
-    """Memory for the completed turns of rollouts in flight, and as much in files of the run directory. When it is
-    full, a rollout whose generator is lost goes on from an earlier turn, or starts again from its beginning."""
+    """Memory for completed turns of rollouts in flight, and as much in files of the run directory. When it is full, a
+    rollout whose generator is lost goes on from an earlier turn, or begins again."""
     unfinished_timeout_seconds: PositiveFloat = 60.0
-    """Seconds to wait until the filter says which groups are unfinished. After that, the scheduler asks again."""
+    """After so long without an answer about unfinished groups, the scheduler asks again."""
 
 
 class KVScheduler(Actor):

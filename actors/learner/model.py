@@ -225,7 +225,7 @@ class TrainedModel:
         from actors.learner.orders import LeadTrainer
         from agent_rl.learning.ranks import LOOPBACK, Ranks, joined
         from agent_rl.learning.trainer import Trainer
-        from agent_rl.topology_checks.declared import chat_format
+        from agent_rl.topology_checks.contracts import chat_format
 
         context, topology, settings = self._context, self._context.topology, self._context.settings
         ranks, kind, entry = Ranks(), Trainer, topology.actors[context.role]

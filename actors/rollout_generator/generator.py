@@ -59,8 +59,7 @@ from agent_rl.observe.metrics import Rate
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.template import made_format
-from agent_rl.topology_checks.contracts import declaration
-from agent_rl.topology_checks.declared import format_faults
+from agent_rl.topology_checks.contracts import declaration, format_faults
 from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 

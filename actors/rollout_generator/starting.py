@@ -27,45 +27,42 @@ class RolloutGeneratorSettings(Settings):
     engine: str = "torch"
     """A short name, or ``module:Class`` (``actors.engines.base.Engine``)."""
     chat_format: str = ""
-    """The format of episodes: a short name or ``module:Class`` (`agent_rl.rollout.prompts.ChatFormat`). Empty: that of
-    the actor's class."""
+    """Format of episodes: a short name or ``module:Class``. Empty: that of the actor's class."""
     engine_settings: dict[str, Any] = Field(default={})
-    """Settings of the engine; those of the built-in engines are listed below."""
+    """Settings of the engine; those of built-in engines are below."""
     max_rollouts: PositiveInt = 64
-    """The most rollouts at once: rows of the torch engine's KV cache."""
+    """Most rollouts at once: rows of the torch engine's KV cache."""
     kv_tokens: PositiveInt | None = None
-    """Capacity of the KV cache in tokens. None: enough for max_rollouts sequences of the model's maximum length."""
+    """Capacity of the KV cache in tokens. None: ``max_rollouts`` sequences of the model's maximum length."""
     threads: PositiveInt = 1
-    """Number of torch's threads."""
+    """Threads of torch."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     tool_timeout_seconds: PositiveFloat = 300.0
-    """Deadline from sending a call to its result, with its wait at the executor. The executor's own limits are shorter,
-    and a silent executor is noticed within seconds."""
+    """From sending a call to its result, queueing included."""
     loop_seconds: PositiveFloat = 60.0
-    """Limit of a rollout for the own time of a user's loop, without waiting for model and tools."""
+    """Limit of a rollout for a user's loop itself, without waiting for model and tools."""
     tool_attempts: PositiveInt = 3
-    """Attempts at a call whose executor was lost or could not run it, at another executor if there is one. Then the
-    rollout fails."""
+    """Attempts at a call whose executor was lost or could not run it. Then the rollout fails."""
     tool_calls_outstanding: PositiveInt = 256
-    """Calls at once per executor. Further calls wait in the generator without a limit; the rollouts take turns."""
+    """Calls under way per executor. Others wait in the generator, and rollouts take turns."""
     tool_calls_per_turn: PositiveInt | None = None
-    """The most calls of one turn that are run; one error answers the others. None: no limit."""
+    """Most calls of one turn that are run; one error answers the others. None: no limit."""
     tool_calls_at_once: PositiveInt = 16
-    """Calls of one turn that run or wait at once. Further calls start when these end."""
+    """Calls of one turn that run or wait at once."""
     tool_response_chars: PositiveInt = 4096
     """A longer tool response is cut in the middle."""
     error_detail: Literal["traceback", "last_line"] = "traceback"
-    """The part of an error that the model reads. The last line suits models without room for tracebacks."""
+    """What the model reads of an error. The last line suits models without room for tracebacks."""
     keep_turns: bool = True
-    """Whether completed turns are sent to the scheduler. A rollout whose generator is lost then goes on from its last
-    completed turn at another one; otherwise it starts again from its beginning."""
+    """Whether the scheduler keeps completed turns, so that a rollout whose generator is lost goes on from the last one.
+    Else it begins again."""
     load_interval_seconds: PositiveFloat = 0.25
-    """Interval at which the engine's load is announced."""
+    """How often the engine's load is announced."""
     finish_seconds: PositiveFloat = 10.0
-    """When the generator is stopped while the run goes on: how long it finishes rollouts. The others then move."""
+    """How long a generator that is stopped while the run goes on finishes rollouts. The others then move."""
     trajectory_window: PositiveInt = 256
-    """The most trajectories that the filter has not acknowledged."""
+    """Most trajectories that the filter has not acknowledged."""
 
 
 NAMED_PROBLEMS = 5

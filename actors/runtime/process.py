@@ -48,7 +48,7 @@ from agent_rl.observe.logs import open_log
 from agent_rl.records.journal import JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused, run_clock
 from agent_rl.rollout.prompts import PromptError
-from agent_rl.topology_checks.descriptors import raise_descriptor_limit
+from agent_rl.topology_checks.hosts import raise_descriptor_limit
 from transport import (
     BindError,
     Delivery,

@@ -47,7 +47,7 @@ from agent_rl.records.run_directory import (
 from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.swaps import end_swaps, forget_swaps, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
-from agent_rl.topology_checks.descriptors import raise_descriptor_limit
+from agent_rl.topology_checks.hosts import raise_descriptor_limit
 
 
 async def run_topology(

@@ -58,37 +58,34 @@ class ToolExecutorSettings(Settings):
     """Warm interpreters and the limits of a call."""
 
     isolation: Isolation = "host"
-    """How model code is isolated: as strongly as the host allows, or a level to insist on; see docs/sandbox.md."""
+    """``host``: as strongly as the host allows; or the level to insist on: ``strong``, ``filtered``, ``limits``
+    (docs/sandbox.md)."""
     interpreters: PositiveInt = 1
-    """Warm interpreters that calls are forked from."""
+    """Warm interpreters."""
     children: PositiveInt = 8
     """Calls running at once, times ``interpreters``."""
     checkers: PositiveInt = 1
     """Interpreters that judge answers; they never run model code."""
     warm_modules: tuple[str, ...] = ("numpy", "sympy")
     """Modules imported before forking, for code that names them. Each has interpreters of its own, and so have the
-    first two, the first three and so on; they are started when the first code comes that names all of these."""
+    first two, three and so on, started when first needed."""
     wall_seconds: PositiveFloat = 4.0
-    """The most a call may take: the model's code in the sandbox, and a tool's own code on the host unless the tool says
-    otherwise."""
+    """Most seconds of a call: of the model's code, and of a tool's code on the host unless the tool says otherwise."""
     cpu_seconds: PositiveFloat = 4.0
     """Processor time of each process of a call."""
     memory_mib: PositiveInt = 512
     """Address space of each process of a call, beyond the interpreter's."""
     processes: PositiveInt = 16
-    """Processes and threads of a call. Those of one call that hold a lock of the kernel keep its neighbours waiting the
-    longer the more they are."""
+    """Processes and threads of a call. Many of them can keep neighbours waiting."""
     control_groups: Wanted = "host"
-    """Whether the calls are limited in total too: where the host allows it, always ("required"), or not ("off")."""
+    """Whether calls are limited in total too: where the host allows it, ``required``, or ``off``."""
     calls_memory_mib: PositiveInt | None = None
-    """Memory of all calls and their interpreters together; by default half of what the machine, or the groups around
-    the executor, have. The checkers have half as much, in a group of their own."""
+    """Memory of all calls and interpreters together; the checkers have half as much. None: half of what the machine, or
+    the groups around the executor, have."""
     calls_weight: Annotated[int, Field(ge=1, le=10000)] = WEIGHT
-    """Processor time of all calls and their interpreters together, where there is not enough for all who want some:
-    against 100 for each group beside theirs, and in version 1 for each process of the executor's own group. The
-    checkers have as much."""
+    """Share of processor time of all calls and interpreters where there is not enough (docs/sandbox.md)."""
     output_bytes: PositiveInt = 65536
-    """The most bytes of a call's output; a longer output is cut."""
+    """A longer output of a call is cut."""
     file_mib: PositiveInt = 16
     """Size of a file."""
     scratch_mib: PositiveInt = 64
@@ -96,17 +93,17 @@ class ToolExecutorSettings(Settings):
     sessions: PositiveInt = 64
     """Live notebooks; the one idle longest is ended to make room."""
     code_bytes: PositiveInt = 1 << 20
-    """A call whose arguments are larger, as JSON, is refused."""
+    """A call with larger arguments, as JSON, is refused."""
     threads: PositiveInt = 32
-    """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
+    """Threads for tools that block; a call that hangs keeps its thread."""
     check_seconds: PositiveFloat = 10.0
-    """The most a check of an environment's may take, in a checker's child."""
+    """Most seconds of a check, in a checker's child."""
     finish_seconds: PositiveFloat = 20.0
-    """When the executor is stopped while the run goes on: how long it finishes calls. The others are run elsewhere."""
+    """How long an executor that is stopped while the run goes on finishes calls. The others run elsewhere."""
     judge_seconds: PositiveFloat = 10.0
-    """The most that an environment's own code may take to judge a rollout; its checks are not counted."""
+    """Most seconds of an environment's own code to judge a rollout, without its checks."""
     observe_seconds: PositiveFloat = 30.0
-    """The most that an environment may take to answer a turn, beside waiting for the sandbox."""
+    """Most seconds of an environment to answer a turn, without waiting for the sandbox."""
 
 
 class ToolExecutor(Actor):

@@ -27,25 +27,25 @@ class LearnerSettings(Settings):
     threads: PositiveInt = 1
     """Threads of torch."""
     device: str = "cpu"
-    """The device, as torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
+    """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     logits_mib: PositiveInt = 128
     """Memory for one block of logits; the peak is three times as much."""
     weights_in: Literal["run_directory", "shared_memory", "nccl", "gloo"] = "run_directory"
     """Where policies are published. ``run_directory``: on disk. ``shared_memory``: in this host's memory, for its own
-    generators and for links. ``nccl``, ``gloo``: the learner sends them to each engine, with GPUs or without."""
+    generators and for links. ``nccl``, ``gloo``: sent to each engine, with GPUs or without."""
     mismatch_tokens: NonNegativeInt = 1024
     """Tokens of a step computed again with the weights that sampled them, to tell staleness from numerics; 0: none."""
     engine_sleep_seconds: PositiveFloat = 300.0
-    """With ``share = "time"``: the longest that a step waits until the engines on the learner's devices have started
-    and are asleep. Then the learner trains beside those that are awake."""
+    """With ``share = "time"``: how long a step waits until the engines on its devices sleep. Then the learner trains
+    beside those that are awake."""
     rank_timeout_seconds: PositiveFloat = 600.0
-    """With several ranks: seconds that one waits for another, in each operation and for rank 0's next order."""
+    """How long a rank waits for another, in each operation and for rank 0's next order."""
     rank_silent_seconds: PositiveFloat = 30.0
-    """With several ranks: when rank 0 has heard nothing of a rank's process for so long, it ends all ranks."""
+    """When rank 0 has heard nothing of a rank for so long, it ends all ranks."""
     rank_meeting_seconds: PositiveFloat = 50.0
-    """With several ranks: seconds from the start in which all must have met. Importing torch takes most of them."""
+    """From the start until all ranks must have met. Importing torch takes most of it."""
     record_timeout_seconds: PositiveFloat = 120.0
-    """Seconds the filter may take to record a step. After that, the learner restarts and reports the step again."""
+    """How long the filter may take to record a step. Then the learner restarts and reports it again."""
 
 
 def _out_of_reach(topology: Topology) -> list[str]:

@@ -75,6 +75,8 @@ def draw(directory: Path, decode: Callable[[bytes], Any], *, rollouts: int, step
                 try:
                     problem = "" if row is None else str(decode(row.opened).problem.text)
                     decoded = [decode(each.payload) for each in trajectories[: -(-missing // len(groups))]]
+                    for each in decoded:
+                        each.unpack()  # raises BodyError, a ValueError
                 except ValueError as error:
                     raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
                 chosen += [(index + 1, each, problem) for each in decoded if each.oldest is not None]

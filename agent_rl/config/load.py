@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from agent_rl.config.schema import inner, names_of, stage_key
-from agent_rl.config.source import SMALLER, Fault, Files, Source, TopologyError, first_of
+from agent_rl.config.source import SMALLER, Fault, Files, Finding, Source, TopologyError, first_of
 from agent_rl.config.standard import KEEPER, completed, several_ranks
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
@@ -25,15 +24,15 @@ def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
     is for ``agent_rl.topology_checks.topology`` to say.
     """
     source = Source(files, overrides)
-    faults = list(source.faults)
     data = completed(source.data)
-    topology = None
+    topology: Topology | None = None
+    findings: list[Finding] = []
     try:
         topology = Topology.model_validate(data)
     except ValidationError as error:
-        faults += validation_faults(error, Topology, source, data)
-    faults += _reference_faults(data, source)
-    faults += _number_faults(data, (), source)
+        findings += invalid_values(error, Topology, data)
+    findings += [*_reference_findings(data), *_number_findings(data, ())]
+    faults = source.faults + [source.fault(*found) for found in findings]
     if faults or topology is None:
         raise TopologyError(first_of(files), in_order(faults))
     return topology
@@ -44,11 +43,11 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
     return sorted(faults, key=lambda fault: (fault.line is None, str(fault.file or ""), fault.line or 0))
 
 
-def validation_faults(
-    error: ValidationError, model: type[BaseModel], source: Source, data: Any, prefix: KeyPath = ()
-) -> list[Fault]:
+def invalid_values(
+    error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
+) -> Iterable[Finding]:
     """Translate pydantic's errors to the keys of the file; ``prefix`` is the path of the validated table ``data``."""
-    messages: dict[KeyPath, Fault] = {}
+    found: dict[KeyPath, Finding] = {}
     mistakes = error.errors(include_url=False)
     for mistake in mistakes:
         kind = mistake["type"]
@@ -62,11 +61,10 @@ def validation_faults(
         if kind.startswith("union_tag"):
             path = (*path, str(mistake["ctx"]["discriminator"]).strip("'"))
         message, remedy = _explain(kind, mistake, path, model, data)
-        fault = source.fault((*prefix, *path), message, remedy)
-        if path in messages:  # each member of a union objects to the same value
-            fault = replace(fault, message=f"{messages[path].message} or {message}")
-        messages[path] = fault
-    return list(messages.values())
+        if path in found:  # each member of a union objects to the same value
+            message = f"{found[path].message} or {message}"
+        found[path] = Finding((*prefix, *path), message, remedy)
+    return found.values()
 
 
 _WANTED = {
@@ -146,69 +144,60 @@ def _file_path(loc: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPa
     return path
 
 
-def _number_faults(value: Any, path: KeyPath, source: Source) -> list[Fault]:
+def _number_findings(value: Any, path: KeyPath) -> Iterator[Finding]:
     """Whole numbers of more than 64 bits: no message between actors can carry them."""
     if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return [fault for key, item in items for fault in _number_faults(item, (*path, key), source)]
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return [source.fault(path, "is beyond 64 bits", SMALLER)]
-    return []
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _number_findings(item, (*path, key))
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield Finding(path, "is beyond 64 bits", SMALLER)
 
 
-def _reference_faults(data: Mapping[str, Any], source: Source) -> list[Fault]:
+def _reference_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     """What no type can say: either-or keys, and names that must exist elsewhere in the file.
 
     Looks at raw values, so that it reports these beside faults of type.
     """
-    faults: list[Fault] = []
     model = data.get("model")
     if isinstance(model, dict):
-        given = [
-            key for key in ("path", "initialise") if model.get(key) or (key == "initialise" and model.get(key) == {})
-        ]
-        if len(given) != 1:
+        given = bool(model.get("path")) + bool(model.get("initialise") or model.get("initialise") == {})
+        if given != 1:
             said = "both are given" if given else "neither is given"
-            faults.append(source.fault(("model",), f"needs exactly one of path and initialise, {said}"))
+            yield Finding(("model",), f"needs exactly one of path and initialise, {said}")
     actors = data.get("actors")
     hosts = data.get("hosts", {"local": {}})
     if not isinstance(actors, dict) or not isinstance(hosts, dict):
-        return faults
+        return
     for role, entry in actors.items():
         if not isinstance(entry, dict):
             continue
         if entry.get("class") != KEEPER:  # its hosts are the learner's
-            faults += _placement_faults(role, entry, hosts, source)
+            yield from _placement_findings(("actors", role), entry, hosts)
         links = entry.get("links", {})
         for link, leads_to in links.items() if isinstance(links, dict) else ():
             for target in (leads_to,) if isinstance(leads_to, str) else leads_to if isinstance(leads_to, list) else ():
                 if isinstance(target, str) and target not in actors:
-                    key = ("actors", role, "links", link)
-                    faults.append(source.fault(key, f"no actor is named {target!r}", suggest(target, actors)))
-    return faults
+                    remedy = suggest(target, actors)
+                    yield Finding(("actors", role, "links", link), f"no actor is named {target!r}", remedy)
 
 
-def _placement_faults(role: str, entry: Mapping[str, Any], hosts: Mapping[str, Any], source: Source) -> list[Fault]:
+def _placement_findings(place: KeyPath, entry: Mapping[str, Any], hosts: Mapping[str, Any]) -> Iterator[Finding]:
     """Hosts of a role that the file does not name or names twice, and keys that exclude each other."""
-    place = ("actors", role)
-    faults = []
     for key, other in (("hosts", "host"), ("replicas_per_host", "replicas")):
         if key in entry and other in entry:
-            faults.append(source.fault((*place, key), f"is given beside {other}", f"write either {key} or {other}"))
+            yield Finding((*place, key), f"is given beside {other}", f"write either {key} or {other}")
     several = entry.get("hosts")
     named = several if isinstance(several, list) else [entry.get("host", "local")]
     key = "hosts" if isinstance(several, list) else "host"
     names = [name for name in named if isinstance(name, str)]
     for name in dict.fromkeys(names):
         if name not in hosts:
-            faults.append(source.fault((*place, key), f"no host is named {name!r}", suggest(name, hosts)))
+            yield Finding((*place, key), f"no host is named {name!r}", suggest(name, hosts))
         if names.count(name) > 1:
             remedy = "name it once; replicas_per_host says how many processes a host has"
-            faults.append(source.fault((*place, key), f"names {name!r} {names.count(name)} times", remedy))
+            yield Finding((*place, key), f"names {name!r} {names.count(name)} times", remedy)
     count = entry.get("replicas")
     of_ranks = several_ranks(entry)  # the hosts share the ranks of one replica
     if isinstance(count, int) and not isinstance(count, bool) and 0 < count < len(set(names)) and not of_ranks:
         remedy = f"write replicas = {len(names)} or more, or replicas_per_host"
-        message = f"{count} for {len(names)} hosts: one would have none"
-        faults.append(source.fault((*place, "replicas"), message, remedy))
-    return faults
+        yield Finding((*place, "replicas"), f"{count} for {len(names)} hosts: one would have none", remedy)

@@ -17,13 +17,13 @@ class Parallel(Part):
     replicate: PositiveInt = 1
     """Copies of the sharded model, each trained on other sequences."""
     tensor: PositiveInt = 1
-    """Ranks that compute each layer together: heads, MLP and vocabulary are divided among them."""
+    """Ranks that compute each layer together."""
     checkpoint_activations: bool = False
-    """Keep only the input of each layer for the backward pass: a third more work, far less memory."""
+    """Compute activations again for the backward pass: a third more work, far less memory."""
     offload: bool = False
     """Keep weights, gradients and moments of several ranks in host memory, and update them there."""
     compile: bool = False
-    """Compile the model with torch.compile; the first steps take minutes. With one rank only."""
+    """Use torch.compile, on one rank only; the first steps take minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,51 +26,46 @@ class Run(Part):
     """The run: its name, where its files go, and when it ends."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Letters, digits, ``.``, ``_`` and ``-``. The name is shown to people and is part of the names of sockets."""
+    """Letters, digits, ``.``, ``_`` and ``-``. Shown to people, and part of the names of sockets."""
     seed: int = 0
-    """The seed of all that is drawn in the run: problems, sampling, order, initial weights."""
+    """The seed of problems, sampling, order and initial weights."""
     directory: Path
-    """The folder of journal, logs, metrics and checkpoints, on a local disk; relative to the working directory."""
+    """The folder of journal, logs, metrics and checkpoints: on a local disk, relative to the working directory."""
     mode: Literal["asynchronous", "synchronous"] = "asynchronous"
-    """``synchronous``: rollout and training take turns, as with a staleness budget of 0."""
+    """``synchronous``: rollout and training take turns, without staleness."""
     max_minutes: PositiveFloat | None = None
-    """Training and select stages end when this start of the run has lasted so long, by the monotonic clock. Evaluation
-    stages after them still run. The restart of an actor changes nothing, and the next ``agent-rl run`` has the same
-    time again."""
+    """Training and select stages end so long after the start; evaluation stages after them still run. The next
+    ``agent-rl run`` has the same time again."""
     checkpoint_every: PositiveInt = 50
     """RL steps between checkpoints. The end of a stage is always a checkpoint."""
     checkpoint_seconds: PositiveFloat = 5.0
-    """Seconds between checkpoints within a supervised stage, of which the newest is kept. Where saving is slow, the
-    time between them grows, so that saving takes at most a twentieth of the time."""
+    """Seconds between checkpoints within a supervised stage, of which the newest is kept; more where saving is slow."""
     keep_checkpoints: PositiveInt = 3
-    """How many of the newest checkpoints are kept."""
+    """How many of the newest are kept."""
     keep_trajectories: Literal["all", "replay"] | PositiveInt = "replay"
-    """Which training trajectories stay in the journal, for `agent-rl export` and the report. ``all``; ``replay``: those
-    that a restart from the oldest checkpoint may need, and samples; a number: also those of so many last steps.
-    Trajectories of evaluate stages always stay."""
+    """Which training trajectories stay in the journal, for `agent-rl export` and the report: ``all``; ``replay``: those
+    that a restart may need, and samples; a number: also those of so many last steps. Those of evaluate stages always
+    stay."""
     log_mib: PositiveFloat = 16.0
-    """The size at which a log is renamed to ``.1``; an actor's logs take at most four times as much."""
+    """A larger log is renamed to ``.1``; an actor's logs take at most four times as much."""
     timeline_mib: PositiveFloat = 64.0
-    """The size at which ``timeline.jsonl`` is renamed in the same way; both files take at most twice as much."""
+    """A larger ``timeline.jsonl`` is renamed likewise; both files take at most twice as much."""
     lost_after_seconds: PositiveFloat = 20.0
-    """An actor that its peers hear nothing of for so long is lost to them, until they hear it again: rollouts and tool
-    calls go to other generators and executors."""
+    """After so long a silence peers take an actor for lost: its rollouts and tool calls go to others."""
     host_lost_after_seconds: PositiveFloat = 7.0
-    """The same for an actor of another host whose supervisor is silent as well: such a host has lost its power or its
-    network, where a single silent process may only be slow. Less than 5 s has no effect: so long a silence is none."""
+    """The same where the supervisor of the actor's host is silent as well. Less than 5 has no effect."""
     give_up_minutes: PositiveFloat | None = None
-    """The run ends when some actor has had no generator, executor, filter or learner to send to for so long. None: the
-    actor waits for ever."""
+    """The run ends when an actor has had no peer of some role to send to for so long. None: never."""
     status_seconds: float = Field(default=0.5, gt=0, le=1)
-    """How often an actor reports its figures. A row of ``timeline.jsonl`` covers two reports, and more in long runs."""
+    """How often an actor reports its figures; a row of ``timeline.jsonl`` covers two reports or more."""
     report_standstill_seconds: PositiveFloat = 180.0
-    """After so long without progress, the run prints which actor waits for what, and goes on."""
+    """After so long without progress, the run prints which actor waits for what."""
     trackers: tuple[str, ...] = ()
-    """Where the rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name`` of your own."""
+    """Where rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name``."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
-    """The port at which the learner's host answers ``GET /metrics`` with the metrics of all actors, for Prometheus."""
+    """The port at which the learner's host answers ``GET /metrics`` for Prometheus."""
     metrics_address: str = "127.0.0.1"
-    """The address of ``metrics_port``. The default address can be reached from this machine only."""
+    """Its address; the default can be reached from this machine only."""
 
 
 class Host(Part):
@@ -79,61 +74,58 @@ class Host(Part):
     address: str = "127.0.0.1"
     """The name or address under which other hosts reach it."""
     base_port: int = Field(default=5700, ge=1024, le=60000)
-    """The first of its TCP ports: the supervisor has this one, and each actor one of the next."""
+    """The first of its TCP ports, the supervisor's; each actor has one of the next."""
     gpus: NonNegativeInt | None = None
-    """How many GPUs the machine has. None: as many as are found there. ``agent-rl check`` believes this number on a
-    machine without GPUs."""
+    """Number of GPUs. None: those found there. ``agent-rl check`` believes it on a machine without GPUs."""
     optional: bool = False
-    """Whether the host may come and go while the run is under way (``agent-rl run FILE --host NAME``, ``agent-rl
-    drain``). The run neither waits for an optional host nor ends because it fails."""
+    """Whether the host may come (``agent-rl run FILE --host NAME``) and go (``agent-rl drain``) during the run, which
+    neither waits for it nor ends because it fails."""
 
 
 class Security(Part):
     """The protection of links between hosts."""
 
     key_file: Path | None = None
-    """The CURVE key that all hosts of the run share (``agent-rl keys FILE`` makes one); relative to the topology file.
-    It encrypts and authenticates links between hosts. Without it several hosts are refused, also on loopback, which
-    every user of the machine can reach."""
+    """The CURVE key of all hosts (``agent-rl keys FILE`` makes one), relative to the topology file. It encrypts and
+    authenticates links. Several hosts need it, also on loopback."""
 
 
 class ActorEntry(Part):
     """One role: its class, hosts, number of processes, settings and links."""
 
     class_path: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """``module:Class``. A standard role may leave it out and has its standard class then."""
+    """``module:Class``; a standard role may leave it out."""
     host: str | None = None
-    """The machine that runs it: a name of ``[hosts]``. Without ``host`` and ``hosts`` it is ``local``."""
+    """The machine that runs it, a name of ``[hosts]``; else ``local``."""
     hosts: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """The machines that run it, in place of ``host``. A machine that is not up yet may start later."""
+    """The machines that run it, in place of ``host``. One that is not up yet may start later."""
     replicas: PositiveInt | None = None
-    """How many processes the role has. They are dealt round over the hosts, in the order of ``hosts``. Without
-    ``replicas`` and ``replicas_per_host`` each host has one."""
+    """Number of processes, dealt round over the hosts. Without it and ``replicas_per_host``: one on each host."""
     start: PositiveInt | None = None
-    """How many of the processes run at first: those with the lowest numbers. ``agent-rl scale`` changes the number
-    between 1 and ``replicas``. None: all of them."""
+    """How many of them run at first, the lowest numbers. ``agent-rl scale`` changes it, up to ``replicas``. None:
+    all."""
     replicas_per_host: PositiveInt | None = None
-    """How many processes the role has on each host, in place of ``replicas``. The numbers of replicas go host by host,
-    so that another host at the end of ``hosts`` changes no name."""
+    """Number of processes on each host, in place of ``replicas``; a further host at the end of ``hosts`` changes no
+    name."""
     ranks: PositiveInt = 1
-    """Processes that train one model together (see ``model.parallel``). With ``hosts`` each host has an equal part of
-    them, in the order of ``hosts``; the first host has rank 0, which is the actor. Only the learner has several."""
+    """Processes that train one model together (``model.parallel``), an equal part on each of ``hosts``; the first has
+    rank 0, the actor. Learner only."""
     gpus_per_replica: NonNegativeInt | None = None
-    """The GPUs of each process. None: with ``device = "cuda"`` as many as the engine's parallel sizes make, else none.
-    The process sees these alone, as ``cuda:0`` and so on, and runs on cores near them."""
+    """GPUs of each process, which sees these alone, as ``cuda:0`` and so on. None: with ``device = "cuda"`` as many as
+    the engine's parallel sizes make, else none."""
     share: Literal["none", "time"] = "none"
-    """``time``: the role may have devices of other roles that say so, as on a machine with one GPU. While the learner
-    trains, an engine on a device of the learner's sleeps: it writes no tokens, and gives its memory back."""
+    """``time``: the role may share devices with other roles that say so. While the learner trains, an engine on its
+    device sleeps and gives its memory back."""
     settings: dict[str, Any] = {}
-    """The settings of the class; those of the standard classes are listed below."""
+    """Settings of the class; those of standard classes are below."""
     links: dict[str, str | tuple[str, ...]] = {}
-    """The role or roles that each link of the class leads to, by the name of the link."""
+    """By link of the class, the role or roles that it leads to."""
     restarts: NonNegativeInt = 3
-    """Restarts within ``restart_window_seconds``, and in a row of a process that ends before it did anything."""
+    """Restarts within ``restart_window_seconds``; also, in a row, of a process that ends before it did anything."""
     restart_window_seconds: PositiveFloat = 60.0
     """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
-    """An actor that sends no status for so long is killed and restarted; ``inf``: never."""
+    """An actor without status for so long is killed and restarted; ``inf``: never."""
 
     @model_validator(mode="before")
     @classmethod

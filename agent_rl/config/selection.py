@@ -23,7 +23,7 @@ class TaskFilter(Part):
     max_problem_chars: PositiveInt | None = None
     """Problems of more characters are left out."""
     ids: Path | None = None
-    """A text file of ids, as `agent-rl data difficulty` writes it with `--ids`, relative to the topology file."""
+    """A text file of ids, one a line (docs/data.md), relative to the topology file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Difficulty(Part):
     """The problems that are kept, by the share of samples that were right; by default, those not always solved."""
 
     below: float = Field(default=1.0, gt=0, le=1)
-    """Problems are kept whose share is below this."""
+    """Problems with a share below this are kept."""
     at_least: float = Field(default=0.0, ge=0, lt=1)
     """And at least this."""
     drop_unsolved: bool = False
@@ -78,22 +78,21 @@ class SelectStage(Part):
     """Each training problem is sampled with the policy of the moment; later stages draw from what is kept."""
 
     kind: Literal["select"]
-    """Which stage this is."""
     name: str = "select"
-    """The name that is shown, and the key of the figures; each select or evaluate stage has its own."""
+    """The name shown, and the key of the figures; unique."""
     max_response_tokens: PositiveInt
-    """The most tokens of a response, tool responses included."""
+    """Most tokens of a response, tool responses included."""
     max_turns: PositiveInt
-    """The most turns of the model in a rollout."""
+    """Most turns of the model in a rollout."""
     samples: PositiveInt = 8
-    """Rollouts that are sampled for each problem."""
+    """Sampled rollouts of each problem."""
     temperature: PositiveFloat = 1.0
-    """The temperature of the sampling."""
+    """As of an evaluate stage."""
     top_p: TopP = 1.0
     """As of an evaluate stage."""
     top_k: PositiveInt | None = None
     """As of an evaluate stage."""
     filter: TaskFilter = TaskFilter()
-    """The problems that are sampled. Later stages draw from no others."""
+    """The problems that are sampled; later stages draw from no others."""
     keep: Difficulty = Difficulty()
     """The problems that are kept."""

@@ -8,12 +8,20 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, get_origin
+from typing import Any, NamedTuple, TypeAlias, get_origin
 
 from agent_rl.config.schema import inner, names_of, plain, stage_key
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
 from agent_rl.config.topology import Topology
+
+
+class Finding(NamedTuple):
+    """What a check finds: a key, what is wrong there, and what helps. `Source.fault` adds file and line."""
+
+    key: KeyPath
+    message: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

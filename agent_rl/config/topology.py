@@ -42,12 +42,11 @@ class InitialiseModel(Part):
     mlp_size: PositiveInt = 384
     """Width of the feed-forward layers."""
     max_length: PositiveInt = 256
-    """The most tokens of a sequence, prompt included."""
+    """Most tokens of a sequence, prompt included."""
     tie_embeddings: bool = True
     """Whether input and output embeddings are one tensor."""
     byte_fallback: bool = False
-    """Whether a character beyond printable ASCII becomes the tokens of its UTF-8 bytes. Without it, such a character
-    becomes the unknown token, and the vocabulary is 256 tokens smaller."""
+    """Whether a character beyond printable ASCII becomes its UTF-8 bytes (256 more tokens), not the unknown token."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> Self:
@@ -60,11 +59,11 @@ class Lora(Part):
     """Low-rank adapters (peft), trained instead of all weights. Published and saved weights have them merged."""
 
     rank: PositiveInt = 16
-    """The rank of the adapters."""
+    """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
     """Adapters are scaled by ``alpha / rank``."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
-    """Names of the linear layers to adapt, as in ``["q_proj", "v_proj"]``."""
+    """Linear layers to adapt, as in ``["q_proj", "v_proj"]``."""
 
 
 class Model(Part):
@@ -75,33 +74,33 @@ class Model(Part):
     initialise: InitialiseModel | None = None
     """A small model with fresh weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type of the weights that are served. With bfloat16 the learner updates float32 copies."""
+    """Type of the weights served. With bfloat16 the learner updates float32 copies."""
     lora: Lora | None = None
-    """Low-rank adapters; None: all weights are trained."""
+    """None: all weights are trained."""
     parallel: Parallel = Parallel()
-    """How several processes of the learner share the model, and what saves memory."""
+    """How the learner's processes share the model."""
     chat_template: str | None = None
-    """How conversations are written: "chatml", or a Jinja file relative to the topology file; None: the tokenizer's."""
+    """``chatml``, or a Jinja file relative to the topology file; None: the tokenizer's."""
 
 
 class EnvironmentEntry(Part):
     """One environment: its problems, its tools, and the judgement of its rollouts."""
 
     class_path: str = Field(alias="class", min_length=1)
-    """``module:Class`` (see agent_rl/environments/base.py), or a built-in one: "maths", "arithmetic"."""
+    """``module:Class`` (agent_rl/environments/base.py), or a short name."""
     name: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]*$", validate_default=True)
-    """The name in figures; without one, the name of the class or its short name."""
+    """Name in figures; else the name of the class, or its short name."""
     weight: PositiveFloat = 1.0
-    """The share of groups about a problem of this environment, relative to the other weights."""
+    """Share of the groups, relative to the other environments."""
     settings: dict[str, Any] = Field(default={})
     """Keyword arguments of the constructor, besides ``seed`` and ``base``. A value ``"env:NAME"`` is that of the
     environment variable NAME on each host."""
     base: Path = Path()
-    """The folder from which relative paths of the settings start, relative to the folder of the topology file."""
+    """Folder from which relative paths of the settings start, relative to the topology file's."""
     tools: tuple[str, ...] = ()
-    """Tools besides those of the environment, each as ``module:name`` or a short name."""
+    """Further tools, each ``module:name`` or a short name."""
     rollout: str | None = None
-    """A loop in place of the agent loop: ``module:function``, ``async def rollout(problem, model, tools)``."""
+    """A loop in place of the agent loop: ``module:function`` (``async def rollout(problem, model, tools)``)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,26 +114,25 @@ class SftStage(Part):
     """Supervised steps on demonstrations."""
 
     kind: Literal["sft"]
-    """Which stage this is."""
     name: str = "sft"
-    """The name that is shown."""
+    """The name shown."""
     steps: NonNegativeInt = 0
-    """Optimizer steps; 0: as many as ``epochs`` need. A stage has either ``steps`` or ``epochs``."""
+    """Optimizer steps; write either ``steps`` or ``epochs``."""
     epochs: float = Field(default=0.0, ge=0)
-    """Passes over ``data``, also a fraction of one; 0: ``steps`` says when the stage ends."""
+    """Passes over ``data``, also a fraction of one."""
     batch: PositiveInt = 64
     """Demonstrations in a step."""
     data: tuple[str, ...] = ()
-    """Files (or globs) of conversations (docs/data.md), relative to the topology file; none: demonstrations. Their rows
-    are shuffled over all files."""
+    """Files or globs of conversations (docs/data.md), relative to the topology file; none: the environments'
+    demonstrations."""
     weights: tuple[PositiveFloat, ...] = ()
     """How often the rows of each entry of ``data`` come in an epoch; none: once."""
     learning_rate: PositiveFloat = 5e-6
-    """The rate after the warm-up. With ``[model.initialise]`` the default is 3e-3."""
+    """Rate after the warm-up; with ``[model.initialise]`` 3e-3 by default."""
     warmup_steps: NonNegativeInt = 10
-    """Steps in which the rate rises linearly to ``learning_rate``."""
+    """Steps in which the rate rises linearly."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """The rate after the warm-up: constant, or a cosine to zero at the last step."""
+    """After the warm-up: constant, or a cosine to zero at the last step."""
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
@@ -151,23 +149,22 @@ class EvaluateStage(Part):
     """Success on held-out problems, sampled and greedy, on the live generators."""
 
     kind: Literal["evaluate"]
-    """Which stage this is."""
     name: str
-    """The name that is shown, and the key of the figures; each evaluate stage has its own."""
+    """The name shown, and the key of the figures; unique."""
     problems: PositiveInt
-    """How many held-out problems are asked, from the first one."""
+    """Held-out problems asked, from the first one."""
     max_response_tokens: PositiveInt
-    """The most tokens of a response, tool responses included."""
+    """Most tokens of a response, tool responses included."""
     max_turns: PositiveInt
-    """The most turns of the model in a rollout."""
+    """Most turns of the model in a rollout."""
     temperature: PositiveFloat = 1.0
-    """The temperature of sampled rollouts; the greedy answer has none."""
+    """Of sampled rollouts."""
     top_p: TopP = 1.0
-    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it."""
+    """Sampled are the fewest likeliest tokens whose share of probability reaches it."""
     top_k: PositiveInt | None = None
-    """The number of likeliest tokens that rollouts are sampled from. None: all."""
+    """Sampled are so many likeliest tokens. None: all."""
     samples: PositiveInt = 1
-    """Rollouts that are sampled for each problem."""
+    """Sampled rollouts of each problem."""
     greedy: bool = True
     """Whether each problem is also answered once greedily."""
 
@@ -183,7 +180,7 @@ class EvaluateStage(Part):
 
 
 class Collapse(Part):
-    """When the training of a stage counts as collapsed, by means over the last ``window`` steps. The run then stops.
+    """When training counts as collapsed, by means over ``window`` steps. The run then stops.
 
     The best checkpoint before the collapse is kept, whatever ``run.keep_checkpoints`` says.
     """
@@ -191,9 +188,9 @@ class Collapse(Part):
     window: PositiveInt = 20
     """Steps of each mean."""
     success_below: float = Field(default=0.5, ge=0, lt=1)
-    """Success below this share of the best window, and lower than it by 0.1 or more; 0: never."""
+    """Success below this share of the best window, and at least 0.1 lower; 0: never."""
     entropy_below: float = Field(default=0.0, ge=0)
-    """Entropy of the policy below this, in nats for each token; 0: never."""
+    """Entropy of the policy below this, in nats a token; 0: never."""
     length_factor: float | None = Field(default=None, gt=1)
     """Responses longer or shorter than in the best window by this factor; None: never."""
 
@@ -202,52 +199,51 @@ class Interim(Part):
     """Evaluations within an rl stage, on the live generators, while training goes on."""
 
     every: PositiveInt
-    """Steps between them. None comes at the end of the stage; add an evaluate stage for that."""
+    """Steps between them; none at the end of the stage (add an evaluate stage for that)."""
     problems: PositiveInt
-    """How many held-out problems are asked, from the first one; the same ones each time."""
+    """Held-out problems asked, from the first one; the same each time."""
     samples: PositiveInt = 1
-    """Rollouts that are sampled for each problem."""
+    """Sampled rollouts of each problem."""
     temperature: PositiveFloat = 1.0
-    """The temperature of the sampling."""
+    """As of an evaluate stage."""
     top_p: TopP = 1.0
     """As of an evaluate stage."""
     top_k: PositiveInt | None = None
     """As of an evaluate stage."""
     max_response_tokens: PositiveInt | None = None
-    """The most tokens of a response; None: as the stage says."""
+    """None: as the stage."""
     max_turns: PositiveInt | None = None
-    """The most turns of the model; None: as the stage says."""
+    """None: as the stage."""
 
 
 class RlStage(Part):
     """Steps of GRPO-RoC."""
 
     kind: Literal["rl"]
-    """Which stage this is."""
     name: str = "rl"
-    """The name that is shown."""
+    """The name shown."""
     steps: PositiveInt
-    """Training steps, each of ``groups_per_step`` groups."""
+    """Training steps."""
     max_response_tokens: PositiveInt
-    """The most tokens of a response, tool responses included."""
+    """Most tokens of a response, tool responses included."""
     max_turns: PositiveInt
-    """The most turns of the model in a rollout."""
+    """Most turns of the model in a rollout."""
     learning_rate: PositiveFloat = 1e-6
-    """The rate after the warm-up."""
+    """Rate after the warm-up."""
     warmup_steps: NonNegativeInt = 20
-    """Steps in which the rate rises linearly to ``learning_rate``."""
+    """Steps in which the rate rises linearly."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """The rate after the warm-up: constant, as in the paper, or a cosine to zero at the last step."""
+    """After the warm-up: constant, or a cosine to zero at the last step."""
     reset_optimizer: bool = False
     """Whether the stage starts with a fresh optimizer."""
     filter: TaskFilter = TaskFilter()
     """The problems that the stage draws from."""
     collapse: Collapse = Collapse()
-    """When the training of the stage counts as collapsed."""
+    """When training counts as collapsed."""
     evaluate: Interim | None = None
-    """Evaluations while the stage trains; None: no evaluations."""
+    """Evaluations while the stage trains."""
     samples: PositiveInt | None = None
-    """In this stage, in place of ``algorithm.samples``, as are the keys below."""
+    """In place of ``algorithm.samples``."""
     groups_per_step: PositiveInt | None = None
     """In place of ``algorithm.groups_per_step``."""
     temperature: PositiveFloat | None = None
@@ -298,7 +294,7 @@ class Topology(Part):
     stages: tuple[Stage, ...] = Field(min_length=1)
     fetch: dict[str, str] = Field(default={})
     """By folder, the arguments of ``agent-rl data fetch`` that fill it, as in ``"data/gsm8k" = "openai/gsm8k"``. Where
-    a file of the folder is missing, ``check`` shows the command. Nothing is fetched by itself."""
+    a file is missing, ``check`` shows the command."""
     hosts: dict[str, Host] = Field(default={"local": Host()})
     security: Security = Security()
     actors: dict[str, ActorEntry] = Field(min_length=1)

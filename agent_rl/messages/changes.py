@@ -9,9 +9,8 @@ from dataclasses import dataclass
 class SwapWanted:
     """Give a role another class or other settings: its processes stop in order, and new ones take their places.
 
-    ``class_path``: ``module:Class``; empty: the class stays. ``settings``: ``key=value``, the value in TOML. The other
-    settings stay, unless ``fresh``. ``only_check``: check whether the swap is possible, and stop nothing. The
-    supervisor of the learner's host sends the message on to the other supervisors.
+    An empty ``class_path`` keeps the class. ``settings``: ``key=value``, the value in TOML; the others stay, unless
+    ``fresh``. ``only_check``: say whether the swap is possible, and stop nothing.
     """
 
     role: str
@@ -23,16 +22,14 @@ class SwapWanted:
 
 @dataclass(frozen=True, slots=True)
 class DrainWanted:
-    """Stop all actors of a host in order, and do without them. The host's supervisor ends, if it has no other host."""
+    """Stop all actors of a host in order, and do without them."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleWanted:
-    """Give a role another number of processes, of those that the file has: replicas with the highest numbers come last,
-    and go first.
-    """
+    """Give a role another number of processes: replicas with the highest numbers come last, and go first."""
 
     role: str
     number: int
@@ -40,11 +37,7 @@ class ScaleWanted:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasWanted:
-    """The supervisor of the learner's host asks that of another host to start and stop replicas of a role.
-
-    ``number``: how many processes the role has from now on, on all hosts. ``starts``, ``stops``: replicas that start or
-    stop, as ``role.number``.
-    """
+    """Start and stop replicas of a role (``role.number``), which has ``number`` of them from now on, on all hosts."""
 
     role: str
     number: int

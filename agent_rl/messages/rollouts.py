@@ -21,10 +21,7 @@ ToolOutcome: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyVersion:
-    """The weights that wrote a token. Each restore raises the epoch, each published update the version.
-
-    The order is lexicographic.
-    """
+    """The weights that wrote a token. Each restore raises the epoch, each published update the version."""
 
     epoch: int
     version: int
@@ -34,7 +31,7 @@ class PolicyVersion:
 class Problem:
     """One task: the text that the model reads and, where there is one, the ground truth ``answer``.
 
-    ``environment`` names the problem's environment. ``payload`` is JSON that the environment needs beside the text.
+    ``payload`` is JSON that the environment needs beside the text.
     """
 
     id: str
@@ -48,9 +45,7 @@ class Problem:
 class Sampling:
     """How tokens are sampled, and the limits at which a rollout ends.
 
-    ``temperature`` 0 means greedy. ``max_response_tokens`` counts everything after the prompt, tool responses included.
-    ``top_p``: the share of probability that is sampled from, at most 1 (all). ``top_k``: the number of tokens that are
-    sampled from; 0: all.
+    ``temperature`` 0 is greedy, ``top_k`` 0 means all. ``max_response_tokens`` counts tool responses too.
     """
 
     temperature: float
@@ -72,10 +67,9 @@ class Evaluation:
 class GroupOpened:
     """A new group. The journal stores the group before the scheduler requests any of its rollouts.
 
-    ``evaluation`` is None for a training group and for one of a select stage, which says as ``stage_groups`` how many
-    groups the stage has; other stages do not. ``number`` counts the stage's groups from 0; each evaluation within
-    an rl stage has its own count. Group id, task and seeds are functions of run seed, stage, evaluation and number.
-    ``policy`` is the oldest policy that an engine served at opening: a lower bound for every token of the group.
+    ``evaluation`` is None for a training group and for one of a select stage, which alone has ``stage_groups``.
+    ``number`` counts the groups of the stage, or of the evaluation within an rl stage. Group id, task and seeds are
+    functions of run seed, stage, evaluation and number. ``policy`` is a lower bound for every token of the group.
     """
 
     group: str
@@ -98,8 +92,8 @@ class GroupOpened:
 class ToolCallRecord:
     """One tool call of a trajectory, after turn ``turn`` (from 1).
 
-    The executor reports ``outcome``; no code parses it from a text. ``response`` is the text that the model read, and
-    ``cut`` says that the result was longer. A malformed call has neither a tool nor arguments.
+    ``response`` is the text that the model read; ``cut``: the result was longer. A malformed call has neither a tool
+    nor arguments.
     """
 
     turn: int
@@ -127,12 +121,9 @@ class CompletedTurn:
 
     ``number`` counts from 1. Shapes, with w tokens of the model, r runs of tokens by one policy, and g tokens of the
     answer: ``written`` [w]; ``logprobs`` [w]; ``policies`` [r, 3], the epoch, version and length of each run;
-    ``answer`` [g], appended under ``policy``. ``calls`` and ``replies`` are new since the turn before. ``state`` is the
-    environment's snapshot, ``tool_states`` those of the tools that this turn has changed. ``seconds`` have passed since
-    the rollout began.
-
-    ``after`` is a checksum of the rollout up to this turn, and ``before`` that of the turn before; the first ``before``
-    is of the prompt. So turns of two runs of one rollout are never joined.
+    ``answer`` [g], appended under ``policy``. ``state`` and ``tool_states`` are snapshots of the environment and of
+    tools that the turn has changed. ``seconds`` count from the rollout's start. ``after`` and ``before`` are checksums
+    of the rollout up to this turn and the turn before, so that turns of two runs of one rollout are never joined.
     """
 
     number: int
@@ -154,10 +145,9 @@ class CompletedTurn:
 class TurnsCompleted:
     """Turns of a running rollout, for the scheduler to keep until the rollout is done, and what the rollout does then.
 
-    ``turns`` are those that were answered since the last message; they may be none. ``then`` says how the rollout goes
-    on: its next turn is being written (``writes``); tools or the environment answer its last turn (``waits``); the
-    generator has let go of it, as the scheduler asked (``left``), and ``move`` is that of the request; it is over
-    (``ended``). ``tokens`` counts the rollout's tokens, prompt included; 0: not known, or an end without a result.
+    ``then``: its next turn is being written (``writes``); tools or the environment answer its last turn (``waits``);
+    the generator has let go of it, as the request of this ``move`` asked (``left``); it is over (``ended``). ``tokens``
+    counts the rollout's tokens, prompt included; 0: not known, or an end without a result.
     """
 
     rollout: str
@@ -172,8 +162,8 @@ class TurnsCompleted:
 class RolloutRequest:
     """Sample one rollout. Acknowledged when its Trajectory is.
 
-    ``turns``: those that another process of a generator has completed. The rollout goes on from the last one. ``move``
-    counts how often the rollout has left or lost its generator. Of several copies, the one of the highest move counts.
+    The rollout goes on from the last of ``turns``. ``move`` counts how often it has left or lost its generator: of
+    several copies, the one of the highest move counts.
     """
 
     rollout: str
@@ -193,12 +183,10 @@ class RolloutRequest:
 class GroupsUnwanted:
     """Groups that were dropped, rollouts that went to another generator, and what generators are to let go of.
 
-    Every generator cancels the rollouts in flight of ``groups``. It abandons its copies of the rollouts of ``moved``
-    whose request has a lower ``move`` than the number there; nothing is sent of them. A generator lets go of its
-    rollouts of ``held``, if their request has this move, when their next turn is complete: it frees their KV cache and
-    says that they have left (`TurnsCompleted`). It may give up a turn that has only just begun. It frees the KV cache
-    of its rollouts of ``freed`` while they wait for tools and have this many tokens. Groups and rollouts leave the
-    lists once they are not in flight. ``held`` and ``freed`` are only sent to the generator that has the rollouts.
+    Every generator cancels the rollouts of ``groups``, and abandons those of ``moved`` whose request has a lower
+    ``move``. A generator lets go of its rollouts of ``held``, if their request has this move, when their next turn is
+    complete; it may give up a turn that has only just begun. It frees the KV cache of its rollouts of ``freed`` while
+    they wait for tools and have this many tokens. Groups and rollouts leave the lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
@@ -226,10 +214,9 @@ class Transcript:
 class Judgement:
     """An environment's judgement of a rollout, made once.
 
-    Advantages are computed from ``reward``. Evaluations count ``success``, and RoC's two classes are by ``success``.
-    ``parts`` are named summands or figures of the reward, for people. ``format_penalty`` is RoC's p_format, from 0 to
-    1. ``note`` says in words how the rollout was judged. ``answer`` is the rollout's answer, where it gave one; maj@k
-    counts equal texts, so equivalent answers must be the same text.
+    Advantages are computed from ``reward``; evaluations and RoC's two classes go by ``success``. ``parts`` are named
+    figures of the reward, for people. ``format_penalty`` is RoC's p_format, from 0 to 1. maj@k counts equal texts of
+    ``answer``, so equivalent answers must be the same text.
     """
 
     reward: float
@@ -245,9 +232,9 @@ class TagCounts:
     """Tags in the text of a whole response, control tokens included; ``resampling = "release"`` selects by them.
 
     ``tool_responses`` are spans from ``<tool_response>`` to ``</tool_response>``, ``error_responses`` those with the
-    word "error" in any case. ``answers`` are spans from ``<answer>`` to ``</answer>``; ``answers_opened`` and
-    ``answers_closed`` count these tags by themselves. ``turns`` are spans from ``<|im_start|>assistant`` to
-    ``<|im_end|>``; the header of the first turn is in the prompt.
+    word "error" in any case; ``answers`` from ``<answer>`` to ``</answer>``, whose tags ``answers_opened`` and
+    ``answers_closed`` count by themselves; ``turns`` from ``<|im_start|>assistant`` (of the first turn in the prompt)
+    to ``<|im_end|>``.
     """
 
     tool_responses: int = 0
@@ -262,10 +249,9 @@ class TagCounts:
 class Trajectory:
     """One rollout from prompt to end: a head, by which the filter decides, and a ``body`` with all tokens.
 
-    The generator packs the body once (`Tokens.pack`); filter and journal pass it on as it is, and the learner unpacks
-    it. ``prompt_length`` and ``response_length`` count tokens, the response's with those of tools. ``oldest`` and
-    ``newest`` are versions of the policies that the model wrote with; None where it wrote nothing. ``judgement`` is
-    None where an executor has to judge, and for a rollout without a result. ``tags`` are of the text of the response.
+    The generator packs the body once (`Tokens.pack`), and the learner unpacks it. Lengths count tokens, with those of
+    tools. ``oldest`` and ``newest`` are versions of the policies that the model wrote with. ``judgement`` is None where
+    an executor has to judge, and for a rollout without a result.
     """
 
     rollout: str
@@ -310,14 +296,12 @@ class Trajectory:
 class EngineLoad:
     """The current load of an engine, in tokens of KV cache and numbers of rollouts.
 
-    The engine serves ``policy``. Each new process of the generator has a higher ``incarnation``. ``orphans`` are the
-    rollouts that it runs for a former process of the scheduler, each with its move, until the present process asks for
-    them or they end. ``preempted`` counts turns that lost their KV cache for want of room, and cached rollouts evicted.
-    ``cached_tokens`` counts tokens of prompts that were found in the KV cache, ``prefilled_tokens`` those computed.
-    They are totals since the engine started. ``preemptions`` says how often each rollout that the engine has
-    was preempted, where it was. ``kv_kept``: new weights leave cached prefixes valid. ``kv_tokens_host``: room in host
-    memory for the KV cache of rollouts that are set aside. A load is sent when `news` changes; to others than the
-    scheduler, when ``policy`` changes.
+    Each new process of the generator has a higher ``incarnation``. ``orphans``: rollouts for a former process of the
+    scheduler, each with its move, until the present process asks for them or they end. Totals since the engine started:
+    ``preempted`` turns, which lost their KV cache for want of room; ``cached_tokens`` of prompts that were found in the
+    KV cache; ``prefilled_tokens``, which were computed. ``preemptions``: those of each rollout that the engine has.
+    ``kv_kept``: new weights leave cached prefixes valid. ``kv_tokens_host``: room in host memory for rollouts that are
+    set aside. A load is sent when `news` changes; to others than the scheduler, when ``policy`` changes.
     """
 
     generator: str

@@ -12,8 +12,7 @@ from agent_rl.figures import ActorFigures
 class Metric:
     """One counter (which only grows while the process lives), gauge or histogram of an actor.
 
-    ``values`` holds one value. For a histogram, ``values`` holds the counts of its buckets [len(bounds) + 1], not
-    cumulative, and then the sum.
+    ``values`` of a histogram: the counts of its buckets [len(bounds) + 1], not cumulative, and then the sum.
     """
 
     name: str
@@ -29,11 +28,8 @@ class ActorStatus:
     """The state of an actor, for the live table and the timeline.
 
     ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
-    thing that an idle actor waits for, as in ``"roc_filter: step 13"``; empty while the actor works. Seconds are totals
-    since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
-    processor time, children included. ``metrics`` are further counts, for Prometheus only, and empty without
-    ``run.metrics_port``. ``missing`` names, in words, the peers of links that lead to nobody, because all are lost or
-    have left.
+    thing that an idle actor waits for. Seconds are totals since the process started, ``cpu_seconds`` with children.
+    ``metrics`` are for Prometheus only. ``missing`` names the peers of links that lead to nobody.
     """
 
     actor: str
@@ -52,8 +48,7 @@ class ActorStatus:
 class ActorReport:
     """The newest status of an actor, as its supervisor passes it on.
 
-    ``incarnation`` is that of the actor's process, and ``number`` counts its statuses: both tell a new status from one
-    that was passed on before.
+    ``incarnation`` and ``number`` tell a new status from one that was passed on before.
     """
 
     status: ActorStatus
@@ -70,10 +65,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """The incarnation of each actor, by node: each supervisor sends its actors' to the supervisors of other hosts.
-
-    Peers refuse a process that claims a higher incarnation.
-    """
+    """The incarnation of each actor of the sender's host, by node. Peers refuse a process that claims a higher one."""
 
     incarnations: dict[str, int]
 
@@ -82,8 +74,8 @@ class Incarnations:
 class HostHello:
     """A supervisor greets another one, which answers with the same: each compares what both hosts must agree on.
 
-    ``settings``: the values of the topology by dotted key (`agent_rl.config.agreement`). ``wall``: the host's clock, in
-    seconds since the epoch. ``refusal``: why the host does not start; empty for a host that runs.
+    ``settings``: the topology by dotted key. ``wall``: the host's clock, in seconds since the epoch. ``refusal``: why
+    the host does not start; empty for a host that runs.
     """
 
     release: str
@@ -96,7 +88,7 @@ class HostHello:
 class RunState:
     """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
 
-    ``exit_code`` is the exit code of the whole run. ``finished`` says that nothing of the run is left to do.
+    ``exit_code`` is that of the whole run. ``finished``: nothing of the run is left to do.
     """
 
     ending: bool
@@ -106,9 +98,6 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class ChangesInForce:
-    """The supervisor of the learner's host tells all others what was changed since the run began.
-
-    ``numbers``: how many processes a role has, for roles whose entry has the key ``start``.
-    """
+    """How many processes each role with the key ``start`` has, after what was changed since the run began."""
 
     numbers: dict[str, int]

@@ -12,8 +12,8 @@ from agent_rl.messages.rollouts import EnvironmentMessage, Judgement, Problem, T
 class ToolCall:
     """Run a tool of the problem's environment. ``arguments`` is the JSON object that the model wrote.
 
-    ``state`` is the snapshot from the rollout's last call of a stateful tool; empty before the first. ``seed`` is the
-    rollout's seed. ``ends`` says that the rollout is over: the executor runs nothing and forgets the rollout.
+    ``state`` is the snapshot from the rollout's last call of a stateful tool; empty before the first. ``ends``: the
+    rollout is over; the executor runs nothing and forgets the rollout.
     """
 
     call: str
@@ -30,8 +30,8 @@ class ToolCall:
 class ToolResult:
     """How a tool call ended. ``queue_seconds`` is the wait before it ran, ``run_seconds`` the wall time of its code.
 
-    ``state`` is the snapshot for the rollout's next call of the tool; None keeps the previous snapshot. ``note`` is a
-    text about that state, which the model always reads.
+    ``state`` is the snapshot for the next call; None keeps the previous one. ``note`` is about that state; the model
+    always reads it.
     """
 
     call: str
@@ -49,7 +49,7 @@ class ToolResult:
 class ObserveTurn:
     """Let the problem's environment answer the last turn of a rollout, which called no tool.
 
-    ``state`` is the snapshot of the previous answer, empty at first. Any executor can continue from the snapshot.
+    ``state`` is the snapshot of the previous answer, empty at first. Any executor can continue from it.
     """
 
     rollout: str
@@ -63,7 +63,7 @@ class ObserveTurn:
 class TurnObserved:
     """The environment's answer, and the snapshot to send with the next turn. ``done`` ends the rollout.
 
-    ``fault`` says why there is no answer: the environment's error, with file and line.
+    ``fault``: the environment's error, with file and line.
     """
 
     messages: tuple[EnvironmentMessage, ...] = ()
@@ -86,8 +86,8 @@ class JudgementWanted:
 class JudgementReply:
     """The judgement, or None with a reason.
 
-    ``fault`` says what is wrong with the environment, with file and line where they are known. ``unavailable`` says why
-    the executor could not judge; then the filter asks again.
+    ``fault`` says what is wrong with the environment, with file and line. ``unavailable`` says why the executor could
+    not judge; then the filter asks again.
     """
 
     rollout: str

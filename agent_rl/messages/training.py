@@ -13,7 +13,7 @@ from agent_rl.messages.tokens import Float32Vector, Uint8Vector
 class TrainingGroup:
     """A decided group with signal: the kept trajectories and their rewards [kept], float32.
 
-    Their transcripts hold the status alone, since training needs only the tokens.
+    Their transcripts hold the status alone.
     """
 
     group: str
@@ -27,7 +27,7 @@ class TrainingGroup:
 class StepReady:
     """The step that brings the policy from ``version`` to ``version + 1``: its groups in training order.
 
-    ``groups`` may be empty: such a step is counted without an update. ``figures`` describes the rollouts it decided.
+    A step without groups is counted without an update. ``figures`` describes the rollouts it decided.
     """
 
     stage: int
@@ -49,9 +49,8 @@ class EvaluationReady:
 class GroupsProgress:
     """The filter's state of the current stage, for the scheduler.
 
-    ``uncounted`` is the number of decided groups that no step counted (replaced groups), less those that short steps
-    forgave: the scheduler may open that many more. ``retries`` are rollouts to sample again. ``dropped_groups`` may
-    still have rollouts in flight, which the scheduler cancels.
+    ``uncounted``: decided groups that no step counts, less those that short steps forgave; the scheduler may open that
+    many more. ``retries`` are rollouts to sample again. The scheduler cancels rollouts of ``dropped_groups``.
     """
 
     stage: int
@@ -76,10 +75,10 @@ class Retry:
 class PolicyPublished:
     """The newest policy, where its weights are, and the learner's position in the recipe.
 
-    ``uri`` names an immutable safetensors file. With the schemes ``nccl`` and ``gloo`` the learner sends the weights on
-    request (TransferWanted). Where generators fetch the file over a link, ``size`` is its size in bytes and
-    ``checksum`` the CRC-32 of the CRC-32s of its parts (else 0). ``stage`` indexes the recipe's stages (the number of
-    stages when the recipe is done); ``stage_version`` is the version at which the stage began.
+    ``uri`` names an immutable safetensors file; with the schemes ``nccl`` and ``gloo`` the learner sends the weights on
+    request (TransferWanted). For a file that is fetched over a link, ``checksum`` is the CRC-32 of the CRC-32s of its
+    parts (else 0). ``stage`` is an index, or the number of stages when the recipe is done; it began at
+    ``stage_version``.
     """
 
     policy: PolicyVersion
@@ -94,8 +93,8 @@ class PolicyPublished:
 class DeviceTurn:
     """Whose turn it is on the devices that the learner shares with engines in time.
 
-    ``training``: the learner trains on them. The announcement is handled once the engine of a generator that shares a
-    device with the learner is asleep. Otherwise these engines wake.
+    ``training``: the learner's, and the announcement is handled once the engine on such a device is asleep. Else these
+    engines wake.
     """
 
     training: bool
@@ -105,8 +104,8 @@ class DeviceTurn:
 class WeightsWanted:
     """Send a part of a policy's file, from byte ``offset`` on, to a generator that shares no disk with the learner.
 
-    ``passes_on``: the sender can fetch from another generator, and passes on what it has. ``failed`` is the generator
-    from which it could not fetch, if there was one.
+    ``passes_on``: the sender can fetch from other generators, and passes on what it has; ``failed``: the one from which
+    it could not fetch.
     """
 
     policy: PolicyVersion
@@ -119,8 +118,8 @@ class WeightsWanted:
 class WeightsPart:
     """The part from byte ``offset`` on and its CRC-32; ``data`` [bytes] is empty when the file was removed.
 
-    ``data`` is also empty when the learner names the generator to ask as ``source``, and when a generator does not have
-    the part yet (``later``).
+    It is also empty when the learner names the generator to ask (``source``), and when a generator does not have the
+    part yet (``later``).
     """
 
     offset: int
@@ -142,9 +141,8 @@ class TransferWanted:
 class TransferOffer:
     """Where the learner's ``senders`` ranks wait for the engine's ``ranks`` processes, and the tensors they send there.
 
-    Each sender sends at most ``bucket_bytes`` at once.
-    ``port`` 0 means that the learner no longer has the policy. ``key`` keeps processes of other transfers out.
-    ``backend`` and ``dtypes`` are torch's names.
+    Each sender sends at most ``bucket_bytes`` at once. ``port`` 0: the learner no longer has the policy. ``key`` keeps
+    processes of other transfers out. ``backend`` and ``dtypes`` are torch's names.
     """
 
     backend: str
@@ -163,11 +161,9 @@ class TransferOffer:
 class StageEntered:
     """The learner is in ``stage`` at ``version``: replay groups decided from ``version`` on, drop other stages' groups.
 
-    The stage began at ``stage_version``. ``restored`` says that the learner's process is new: the filter then raises
-    the epoch. ``left`` is the stage just left, None when there was none. ``run`` and ``last_step`` come from the
-    learner's checkpoint: the run's id, and the version of the last step that the journal had recorded (-1: none).
-    ``run`` is empty when there is no checkpoint. The filter stops the run when its journal belongs to another run, or
-    is older.
+    ``restored``: the learner's process is new, so the filter raises the epoch. ``left`` is the stage just left. ``run``
+    (empty without a checkpoint) and ``last_step``, the last step that the journal had recorded (-1: none), come from
+    the learner's checkpoint: the filter stops the run when its journal belongs to another run, or is older.
     """
 
     stage: int
@@ -181,10 +177,7 @@ class StageEntered:
 
 @dataclass(frozen=True, slots=True)
 class StageRecorded:
-    """The filter has entered the stage.
-
-    ``epoch`` is the current epoch; ``run`` is the run's id, which checkpoints store.
-    """
+    """The filter has entered the stage. Checkpoints store ``run``, the run's id."""
 
     epoch: int
     run: str = ""
@@ -202,10 +195,7 @@ class StepTrained:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is durable.
-
-    No replay starts before ``oldest_version``, the version of the oldest checkpoint kept.
-    """
+    """A checkpoint is durable. No replay starts before ``oldest_version``, that of the oldest checkpoint kept."""
 
     path: str
     version: int
@@ -244,9 +234,9 @@ class InterimOpened:
 class GroupsUnfinished:
     """The open groups of a stage.
 
-    Every number below ``opened`` has been opened in this stage. ``interim_opened`` says the same of each evaluation
-    within the stage. ``kept`` are the ids, by environment, of the problems that the last select stage before this one
-    has kept: the stage draws from no others. None: no select stage comes before it.
+    Every number below ``opened`` has been opened in this stage; ``interim_opened`` says the same of each evaluation
+    within it. ``kept``: by environment, the ids of the problems that the last select stage has kept; the stage draws
+    from no others. None: there was no select stage.
     """
 
     stage: int
@@ -260,10 +250,10 @@ class GroupsUnfinished:
 class RanksWanted:
     """A learner asks the keeper of another host to start its ranks (``begin``), or how the ranks of a meeting are.
 
-    ``meeting`` names one start of all ranks; empty: the learner asks only whether the keeper is there. The answer comes
-    within ``seconds``, or as soon as the ranks have ended. To begin: ``entry`` is the learner's entry of the topology,
-    as JSON, ``directory`` its run directory, in whose ``folders`` a file ``.ranks-MEETING`` holds that name, and
-    ``port`` is where ranks meet at the address of the learner's host; a rank that is silent for ``seconds`` is lost.
+    ``meeting`` names one start of all ranks; empty: is the keeper there? The answer comes within ``seconds``, or as
+    soon as the ranks have ended. To begin: ``entry`` is the learner's entry of the topology, as JSON; in ``folders`` of
+    its run ``directory`` a file ``.ranks-MEETING`` holds that name; ranks meet at ``port`` of the learner's host; a
+    rank that is silent for ``seconds`` is lost.
     """
 
     meeting: str

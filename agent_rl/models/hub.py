@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from agent_rl.files.disk import disk_errno
-from agent_rl.models.model_files import Unreadable, missing_shards
+from agent_rl.models.model_files import ModelFiles, Unreadable, missing_shards
 
 T = TypeVar("T")
 
@@ -43,6 +43,11 @@ def is_hub_name(name: str) -> bool:
 def metadata(name: str) -> Path:
     """A directory with the model's configuration, tokenizer and template, and perhaps its weights. Raises HubError."""
     return _cached(name, SMALL, ("config.json",)) or _fetched(name, SMALL)
+
+
+def described_model(name: str) -> ModelFiles:
+    """What the files of a model directory, or of a name on the hub, say. Raises HubError and Unreadable."""
+    return ModelFiles.read(metadata(name) if is_hub_name(name) else Path(name).expanduser())
 
 
 def model_files(name: str, report: Callable[[str], object] = lambda _: None) -> Path:

@@ -1,4 +1,4 @@
-"""Check that a class can be an actor: by its declarations, and by a trial without a start."""
+"""Check that a class can be an actor: its declarations, a trial without a start, and its format of episodes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pydantic import BaseModel
 from agent_rl import messages
 from agent_rl.config.plugins import ContractError, PluginError, called, described, needs_start, resolve
 from agent_rl.config.toml_lines import KeyPath
+from agent_rl.config.topology import Topology
+from agent_rl.environments.load import Environments
+from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.template import made_format
 
 Finding = tuple[str, str]
 """What is wrong, and the remedy."""
@@ -28,12 +32,24 @@ DERIVE = "derive it from actors.base.Actor, or from the actor it takes the place
 def declaration(cls: Any, settings: Mapping[str, Any]) -> Any:
     """The format of episodes that an actor's settings name, else the one its class declares.
 
-    None where it samples no rollouts, and so has no say in it. Raises PluginError when the format cannot be had.
+    All code that writes or reads conversations, also the learner's demonstrations, uses this format. None where the
+    actor samples no rollouts. Raises PluginError when the format cannot be had.
     """
     if not any(messages.RolloutRequest in received.messages for received in cls.receives):
         return None
     named = settings.get("chat_format")
     return resolve("chat_format", named) if isinstance(named, str) and named else getattr(cls, "chat_format", None)
+
+
+def declared_format(topology: Topology) -> type[ChatFormat]:
+    """The format that the topology's generator speaks; `agent-rl check` has seen that all generators speak the same."""
+    found = (declaration(resolve("actor", entry.class_path), entry.settings) for entry in topology.actors.values())
+    return next((value for value in found if value is not None), ChatFormat)
+
+
+def chat_format(topology: Topology, tokenizer: Any, environments: Environments) -> ChatFormat:
+    """The topology's chat format with this tokenizer. Raises PromptError when the tokenizer does not suit."""
+    return made_format(declared_format(topology), tokenizer, environments, environments.schemas)
 
 
 def class_findings(cls: Any, name: str) -> Iterator[Finding]:
@@ -135,3 +151,29 @@ def _trial(cls: Any, topology: Any, settings: BaseModel) -> Iterator[str]:
         except ContractError as error:
             if not needs_start(error, actor):
                 yield str(error)
+
+
+TURNS = (
+    "",
+    "So be it.",
+    "<tool_call>",
+    "<tool_call>{}</tool_call>",
+    "```python",
+    "```python\n1/0\n```",
+    "\x00<|end|>\u2028" * 9,
+)
+"""Texts a model may write in a turn, for trying a format on."""
+
+
+def format_faults(found: Any) -> list[str]:
+    """What is wrong with a generator's ``chat_format``, found by reading a few turns with it."""
+    if not (isinstance(found, type) and issubclass(found, ChatFormat)):
+        return [f"chat_format is {found!r}; it must be a class derived from agent_rl.rollout.prompts.ChatFormat"]
+    try:
+        for turn in TURNS:
+            found.sound_calls(turn)
+    except ContractError as error:
+        return [str(error)]
+    if found.calls("So be it."):
+        return [f"{found.__name__}.calls finds calls in a turn that has none; an episode would never end"]
+    return []

@@ -1,109 +1,117 @@
-"""Whether the environments of a topology can be made, have enough problems, and keep their promises."""
+"""Whether the environments of a topology can be made, have enough problems, keep their promises, and leave room for a
+response behind their prompts.
+"""
 
 from __future__ import annotations
 
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from heapq import nsmallest
 from math import isfinite
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from pydantic import ValidationError
 
-from agent_rl.config.load import validation_faults
+from agent_rl.config.load import invalid_values
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import SelectStage
-from agent_rl.config.source import Fault, Source
+from agent_rl.config.source import Finding
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import try_conversations
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
+from agent_rl.environments.tasks import ListedTasks, MixedTasks
+from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
 from agent_rl.messages import Problem
+from agent_rl.models.hub import described_model
+from agent_rl.models.plain_tokenizer import PlainTokenizer
+from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.topology_checks.contracts import chat_format
+from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.files import fetching
-from agent_rl.topology_checks.prompts import prompt_faults
+from agent_rl.topology_checks.model import named_template
 
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0
 """How long ``judge_at_once`` may take, as in a run."""
 CONVERSATIONS = 1000
 """How many of a supervised stage's are read before anything starts."""
+TRIED = 16
+"""Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""
+
+Limit: TypeAlias = tuple[PlainTokenizer | None, int | None, KeyPath, str]
+"""The tokenizer, the tokens of a sequence, the key that says how many, and the remedy."""
 
 
-def class_faults(topology: Topology, source: Source) -> list[Fault]:
+def class_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
     """Classes that cannot be imported, and settings that they do not accept."""
-    faults = []
     for index, entry in enumerate(topology.environments):
         place: KeyPath = ("environments", index)
         try:
             model = settings_model(found_class(entry))
-        except ContractError as error:
-            faults.append(source.fault((*place, "class"), str(error)))
-            continue
-        try:
             model.model_validate(entry.settings)
+        except ContractError as error:
+            yield Finding((*place, "class"), str(error))
         except ValidationError as error:
-            faults += validation_faults(error, model, source, entry.settings, (*place, "settings"))
-    return faults
+            yield from invalid_values(error, model, entry.settings, (*place, "settings"))
 
 
-def environment_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
+def environment_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """Faults of environments with valid classes and settings, found by calling them as the actors do."""
-    base = path.absolute().parent
-    faults: list[Fault] = []
+    base = facts.base.absolute()
     try:
         environments = Environments(topology, base)
         _ = environments.toolboxes
         tasks = environments.tasks()
         made, sources = environments, tasks.sources
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
-        faults += prompt_faults(topology, base, source, environments, tasks)
+        prompts = list(_long_prompts(topology, base, environments, tasks))
     except TaskError as error:
-        return [_fault(part, topology, base, source) for part in error.parts]
+        yield from (_of_environment(part, topology, base) for part in error.parts)
+        return
+    yield from prompts
     known = tasks.evaluation_count
     for index, stage in enumerate(topology.stages):
-        key: KeyPath = ("stages", index, "problems")
-        wanted = 0
+        place: KeyPath = ("stages", index)
+        wanted, key = 0, (*place, "problems")
         match stage:
             case SftStage(data=()):
-                faults += _raised(source, ("stages", index), lambda: next(tasks.demonstrations(random.Random(0))))
+                yield from _raised(place, lambda: next(tasks.demonstrations(random.Random(0))))
             case SftStage(data=data):
-                faults += _raised(
-                    source, ("stages", index, "data"), partial(try_conversations, data, base, CONVERSATIONS)
-                )
+                yield from _raised((*place, "data"), partial(try_conversations, data, base, CONVERSATIONS))
             case EvaluateStage():
                 wanted = stage.problems
             case SelectStage():
-                faults += _raised(source, ("stages", index), partial(tasks.listed, index))
+                yield from _raised(place, partial(tasks.listed, index))
             case RlStage() if stage.evaluate is not None:
-                wanted, key = stage.evaluate.problems, ("stages", index, "evaluate", "problems")
+                wanted, key = stage.evaluate.problems, (*place, "evaluate", "problems")
         if known is not None and known < wanted:
-            message = f"asks for {wanted} held-out problems, and there are {known}"
             remedy = f"write at most {known}" if known else "give an environment some, as `evaluation_files` of maths"
-            faults.append(source.fault(key, message, remedy))
-    return faults
+            yield Finding(key, f"asks for {wanted} held-out problems, and there are {known}", remedy)
 
 
-def _fault(error: TaskError, topology: Topology, base: Path, source: Source) -> Fault:
+def _of_environment(error: TaskError, topology: Topology, base: Path) -> Finding:
     names = [entry.name for entry in topology.environments]
     index = names.index(error.environment or names[0])
     key: KeyPath = ("settings", *error.key) if error.key else ("class",)
     missing = topology.environments[index].base / error.missing
     remedy = fetching(topology, str(missing), base) if error.missing else ""
-    return source.fault(("environments", index, *key), str(error), remedy)
+    return Finding(("environments", index, *key), str(error), remedy)
 
 
-def _raised(source: Source, place: KeyPath, call: Callable[[], object]) -> list[Fault]:
+def _raised(place: KeyPath, call: Callable[[], object]) -> Iterator[Finding]:
     try:
         call()
     except TaskError as error:
-        return [source.fault(place, str(error))]
-    return []
+        yield Finding(place, str(error))
 
 
 def _try(topology: Topology, environment: Environment, problems: TaskSource) -> None:
@@ -164,3 +172,66 @@ def _is_json(value: object) -> bool:
         case dict():
             return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     return False
+
+
+def _long_prompts(topology: Topology, base: Path, environments: Environments, tasks: MixedTasks) -> Iterator[Finding]:
+    """One fault for all environments whose prompts leave no room for a response. Raises TaskError."""
+    response = max(
+        (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
+    )
+    try:
+        tokenizer, length, key, remedy = _limit(topology, base)
+        if tokenizer is None or length is None or not response:
+            return
+        chat = chat_format(topology, tokenizer, environments)
+    except PromptError as error:
+        asking = [at for at, each in enumerate(environments.values()) if each.lists_tools == "template"]
+        place: KeyPath = ("environments", asking[0]) if asking else ("model",)
+        yield Finding(place, str(error), "name another model, or a template as chat_template in [model]")
+        return
+    except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
+        return
+    long: dict[str, list[int]] = {}
+    for name, problems in tasks.sources.items():
+        if environments[name].rollout is not None:
+            continue  # a loop of the user's own makes its prompts itself
+        for tried in _tried(topology, problems):
+            named = [replace(problem, environment=name) for problem in tried]
+            sizes = asked(name, "its prompt", partial(_sizes, chat, named))
+            if sizes and sizes[0] >= length:
+                long[name] = sorted([*long.get(name, ()), *sizes])
+    if long:
+        found = ", ".join(f"{sizes[0]} to {sizes[-1]} tokens in {name}" for name, sizes in long.items())
+        message = f"a sequence has {length} tokens, and prompts with the descriptions of their tools need more: {found}"
+        yield Finding(key, message, remedy.format(needed=max(max(sizes) for sizes in long.values()) + response))
+
+
+def _sizes(chat: ChatFormat, problems: Sequence[Problem]) -> list[int]:
+    """The tokens of each prompt, in order of size."""
+    return sorted(len(chat.prompt_tokens(problem)) for problem in problems)
+
+
+def _limit(topology: Topology, base: Path) -> Limit:
+    model, template = topology.model, named_template(topology, base)
+    if model.initialise is not None:
+        backend = character_tokenizer(byte_fallback=model.initialise.byte_fallback)
+        tokenizer = PlainTokenizer(backend, template or CHAT_TEMPLATE, {"eos_token": END})
+        remedy = "write {needed} or more, so that a response has room too, or list fewer tools"
+        return tokenizer, model.initialise.max_length, ("model", "initialise", "max_length"), remedy
+    assert model.path is not None
+    files = described_model(model.path)
+    remedy = "take a model whose sequences have {needed} tokens or more (max_position_embeddings), or list fewer tools"
+    return PlainTokenizer.read(files, template), files.length, ("model", "path"), remedy
+
+
+def _tried(topology: Topology, problems: TaskSource) -> Iterator[Sequence[Problem]]:
+    """Some training and some held-out problems."""
+    if isinstance(problems, ListedTasks):
+        for listed in (problems.trained, problems.held_out):
+            yield nsmallest(TRIED, listed, key=lambda problem: len(problem.text))
+        return
+    stage = next((index for index, stage in enumerate(topology.stages) if isinstance(stage, RlStage)), None)
+    if stage is not None:
+        yield [problems.problem(stage, number) for number in range(TRIED)]
+    count = problems.evaluation_count
+    yield [problems.evaluation(number) for number in range(TRIED if count is None else min(TRIED, count))]

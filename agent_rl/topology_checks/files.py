@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from glob import glob
 from os.path import normpath
 from pathlib import Path
 
 from agent_rl.config.selection import SelectStage
-from agent_rl.config.source import Fault, Source
+from agent_rl.config.source import Finding
 from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.files.file_systems import network_file_system
 from agent_rl.rollout.prompts import OURS, template_file
-
-
-def file_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:
-    """Missing files of conversations, templates or id lists; a run directory that cannot hold what comes there.
-
-    The journal is looked at where its host is ``started`` here, or all hosts are.
-    """
-    faults = []
-    for index, stage in enumerate(topology.stages):
-        ids = stage.filter.ids if isinstance(stage, RlStage | SelectStage) else None
-        if ids is not None and not (path.parent / ids).is_file():
-            message = f"there is no file {path.parent / ids}"
-            faults.append(source.fault(("stages", index, "filter", "ids"), message, _RELATIVE))
-        for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
-            if not _is_there(path.parent / pattern):
-                message = f"no file matches {normpath((path.parent / pattern).absolute())}"
-                remedy = fetching(topology, pattern, path.parent)
-                faults.append(source.fault(("stages", index, "data", position), message, remedy))
-    template = template_file(topology, path.parent)
-    if template is not None and not template.is_file():
-        message = f"there is no file {template}"
-        ours = " or ".join(f'"{name}"' for name in OURS)
-        faults.append(source.fault(("model", "chat_template"), message, f"{_RELATIVE}; or take ours, {ours}"))
-    faults += _directory_faults(topology, source, started)
-    return faults
-
+from agent_rl.topology_checks.facts import Facts
 
 _RELATIVE = "paths are relative to the topology file"
+
+
+def missing_files(topology: Topology, facts: Facts) -> Iterator[Finding]:
+    """Files of conversations, templates or id lists that are not there."""
+    base = facts.base
+    for index, stage in enumerate(topology.stages):
+        ids = stage.filter.ids if isinstance(stage, RlStage | SelectStage) else None
+        if ids is not None and not (base / ids).is_file():
+            yield Finding(("stages", index, "filter", "ids"), f"there is no file {base / ids}", _RELATIVE)
+        for position, pattern in enumerate(stage.data if isinstance(stage, SftStage) else ()):
+            if not _is_there(base / pattern):
+                message = f"no file matches {normpath((base / pattern).absolute())}"
+                yield Finding(("stages", index, "data", position), message, fetching(topology, pattern, base))
+    template = template_file(topology, base)
+    if template is not None and not template.is_file():
+        ours = " or ".join(f'"{name}"' for name in OURS)
+        remedy = f"{_RELATIVE}; or take ours, {ours}"
+        yield Finding(("model", "chat_template"), f"there is no file {template}", remedy)
 
 
 def fetching(topology: Topology, pattern: str, base: Path) -> str:
@@ -55,21 +49,23 @@ def _is_there(pattern: Path) -> bool:
     return pattern.is_file() or bool(glob(str(pattern), recursive=True))  # noqa: PTH207 - Path.glob refuses these
 
 
-def _directory_faults(topology: Topology, source: Source, started: str | None) -> list[Fault]:
+def run_directory(topology: Topology, facts: Facts) -> Iterator[Finding]:
+    """A run directory that cannot be one, or that cannot hold the journal, where the journal's host is here."""
     place = ("run", "directory")
     if topology.run.directory == Path():
-        return [source.fault(place, "is the working directory itself", 'name one for the run, as in "runs/name"')]
+        yield Finding(place, "is the working directory itself", 'name one for the run, as in "runs/name"')
+        return
     try:
         directory = topology.run.directory.resolve()
         existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     except (OSError, ValueError) as error:
-        return [source.fault(place, f"cannot be a directory: {error}", "name another")]
+        yield Finding(place, f"cannot be a directory: {error}", "name another")
+        return
     if not existing.is_dir():
-        return [source.fault(place, f"{existing} is a file", "name a directory")]
-    kind = network_file_system(existing)
-    keeper = topology.journal_host
-    if kind and (keeper is None or started in {None, keeper}):
+        yield Finding(place, f"{existing} is a file", "name a directory")
+        return
+    kind, keeper = network_file_system(existing), topology.journal_host
+    if kind and (keeper is None or facts.started in {None, keeper}):
         message = f"{directory} is on a network file system ({kind}), which cannot hold the journal"
         remedy = "name a directory on a local disk; weights and other files of the run may be shared (docs/clusters.md)"
-        return [source.fault(place, message, remedy)]
-    return []
+        yield Finding(place, message, remedy)

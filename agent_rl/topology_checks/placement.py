@@ -1,56 +1,55 @@
-"""Check which actor has which GPU, and show it as a table."""
+"""Check which actor has which GPU and how ranks share a model; show the placement as a table."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from agent_rl.config.addresses import is_loopback
+from agent_rl.config.algorithm import STAGE_START
+from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import IN_TURNS, KIND, conflicts, engine_gpus, most_gpus, partners, placement
-from agent_rl.config.source import Fault, Source
+from agent_rl.config.plugins import PluginError, resolve
+from agent_rl.config.processes import ActorEntry
+from agent_rl.config.source import Finding
 from agent_rl.config.topology import Topology
-from agent_rl.models.devices import Gpu, Machine, gpu_count
+from agent_rl.models.devices import Gpu, gpu_count
+from agent_rl.models.shapes import DENSE, Shape
+from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.memory import config_of
 
 
-def is_here(topology: Topology, name: str, started: str | None) -> bool:
-    """Whether a host is this machine: the one that is ``started`` here, or all of a run that is on this machine."""
-    if started is not None:
-        return name == started
-    return all(is_loopback(topology.hosts[each].address) for each in topology.hosts_in_use)
-
-
-def placement_faults(
-    topology: Topology, source: Source, host: str | None = None, machine: Machine | None = None
-) -> Iterator[Fault]:
+def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """GPUs that two actors have, hosts with too few, and counts that contradict other settings.
 
-    ``host`` is the one that is started here, if one is named. How many GPUs a host has is known where the file says it,
-    and of this ``machine``.
+    How many GPUs a host has is known where the file says it, and of this machine.
     """
-    yield from _counts(topology, source)
+    yield from _counts(topology)
     for each in conflicts(placement(topology)):
         message = (
             f"GPU {each.gpu} of host {each.host} is that of {each.first.actor} and of {each.second.actor}: two models "
             "in its memory"
         )
         remedy = 'name another, as in "cuda:1", or write share = "time" in both tables'
-        yield source.fault(("actors", each.second.role, "settings", "device"), message, remedy)
+        yield Finding(("actors", each.second.role, "settings", "device"), message, remedy)
         return  # further ones follow from it
-    yield from _turn_faults(topology, source, host, machine)
+    yield from _turns(topology, facts)
     for name in topology.hosts_in_use:
         count = topology.hosts[name].gpus
-        if count is None and is_here(topology, name, host):
-            count = gpu_count(machine or Machine.here())
+        if count is None and facts.is_here(topology, name):
+            count = gpu_count(facts.machine)
         needed = most_gpus(topology, name)
         if count is not None and needed > count:
             users = [placed for placed in placement(topology) if placed.host == name and max(placed.gpus) >= count]
             what = f"{users[0].actor} has GPU {max(users[0].gpus)} of host {name}, and it has {count}"
             message = f"{what}, counted from 0; its actors need {needed}"
             remedy = 'use fewer replicas, ranks or GPUs, or share = "time" for roles that take turns'
-            yield source.fault(("actors", users[0].role, "settings", "device"), message, remedy)
+            yield Finding(("actors", users[0].role, "settings", "device"), message, remedy)
 
 
-def _turn_faults(topology: Topology, source: Source, host: str | None, machine: Machine | None) -> Iterator[Fault]:
+def _turns(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """Roles that share a device with nobody, and engines that cannot be trusted to wake."""
     for role, entry in topology.actors.items():
         if entry.share != IN_TURNS:
@@ -58,26 +57,107 @@ def _turn_faults(topology: Topology, source: Source, host: str | None, machine: 
         place, homes = ("actors", role, "share"), topology.homes(role)
         if not any(partners(topology, f"{role}.{number}") for number in homes):
             message = 'is "time", and no other role that says so has a device of this role'
-            yield source.fault(place, message, "write it in the tables of both, give them one device, or leave it out")
-        here = any(is_here(topology, name, host) for name in homes.values())
-        vllm = "vllm" in str(entry.settings.get("engine", "")).lower()
-        if here and vllm and (machine or Machine.here()).built_for == "hip":
+            yield Finding(place, message, "write it in the tables of both, give them one device, or leave it out")
+        here = any(facts.is_here(topology, name) for name in homes.values())
+        if here and "vllm" in str(entry.settings.get("engine", "")).lower() and facts.machine.built_for == "hip":
             message = "is \"time\", and waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)"
-            yield source.fault(place, message, 'give engine and learner GPUs of their own, or write engine = "torch"')
+            yield Finding(place, message, 'give engine and learner GPUs of their own, or write engine = "torch"')
 
 
-def _counts(topology: Topology, source: Source) -> Iterator[Fault]:
+def _counts(topology: Topology) -> Iterator[Finding]:
     for role, entry in topology.actors.items():
         count, place = entry.gpus_per_replica, ("actors", role, "gpus_per_replica")
         if not count:
             continue
         device = str(entry.settings.get("device", "cpu"))
         if device.partition(":")[0] != KIND and "device" in entry.settings:
-            yield source.fault(place, f"is {count}, and the role's device is {device}", f'write device = "{KIND}"')
+            yield Finding(place, f"is {count}, and the role's device is {device}", f'write device = "{KIND}"')
         spread = engine_gpus(entry)
         if spread > 1 and spread != count:
             message = f"is {count}, and the engine's parallel sizes make {spread}"
-            yield source.fault(place, message, f"write {spread}, or leave it out")
+            yield Finding(place, message, f"write {spread}, or leave it out")
+
+
+def rank_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
+    """Ranks that no class computes with, that make no mesh, that name one GPU for all, or that do not divide layers."""
+    for role, entry in topology.actors.items():
+        place = ("actors", role, "ranks")
+        try:
+            actor: Any = resolve("actor", entry.class_path)
+        except PluginError:
+            continue  # told elsewhere
+        if not getattr(actor, "ranked", False):
+            if entry.ranks > 1:
+                yield Finding(place, f"{entry.class_path} is one process", "leave ranks out, or use replicas")
+            continue
+        try:
+            mesh_sizes(entry.ranks, topology.model.parallel)
+        except ValueError as error:
+            yield Finding(place, str(error))
+            continue
+        if entry.ranks > 1:
+            yield from _shared_by_ranks(entry, ("actors", role))
+        if topology.model.parallel.tensor > 1:
+            yield from _undivided_layers(topology)
+
+
+def _shared_by_ranks(entry: ActorEntry, place: tuple[str, str]) -> Iterator[Finding]:
+    """Hosts that cannot have equal parts of the ranks or would write into another's memory; one GPU for all ranks."""
+    hosts = len(entry.rank_hosts)
+    if entry.ranks % hosts:
+        more = entry.ranks + hosts - entry.ranks % hosts
+        message = f"{entry.ranks} ranks cannot be shared by {hosts} hosts: each has as many"
+        yield Finding((*place, "ranks"), message, f"write a multiple of {hosts}, as {more}")
+    if hosts > 1 and entry.share == IN_TURNS:
+        message = "the devices of the other hosts are not shared in time"
+        yield Finding((*place, "share"), message, "leave it out, or put all ranks on one host")
+    if hosts > 1 and entry.settings.get("weights_in") == "shared_memory":
+        message = f"the ranks write policies together, and are on {hosts} hosts, which share no memory"
+        remedy = 'leave it at "run_directory", which these hosts must share'
+        yield Finding((*place, "settings", "weights_in"), message, remedy)
+    device = str(entry.settings.get("device", "cpu"))
+    kind, _, number = device.partition(":")
+    if kind == KIND and number:
+        message = f"{device} is one GPU, and each of {entry.ranks} ranks has its own"
+        yield Finding((*place, "settings", "device"), message, 'write "cuda": rank 0 has cuda:0')
+
+
+def _undivided_layers(topology: Topology) -> Iterator[Finding]:
+    """Models whose layers ``model.parallel.tensor`` ranks cannot share. Another check tells which cannot be read."""
+    place, ranks = ("model", "parallel", "tensor"), topology.model.parallel.tensor
+    for name, config in _models(topology).items():
+        shape = Shape.of(config)
+        if shape is None:
+            message = f"{name} is of the kind {config.get('model_type')}, whose layers ranks cannot share"
+            yield Finding(place, message, f"write shard in its place; {', '.join(DENSE)} can be shared")
+            continue
+        sizes = {"heads": shape.heads, "heads of keys and values": shape.kv_heads, "values in an MLP": shape.mlp}
+        if whole := [f"{size} {what}" for what, size in sizes.items() if size % ranks]:
+            message = f"{ranks} ranks cannot share {' and '.join(whole)} of {name}"
+            yield Finding(place, message, f"write a divisor of {math.gcd(*sizes.values())}, or shard in its place")
+
+
+def _models(topology: Topology) -> dict[str, Mapping[str, Any]]:
+    """The config.json of each model that the learner computes with, by the key that names the model."""
+    spec, kl = topology.model.initialise, topology.algorithm.kl
+    found: dict[str, Mapping[str, Any] | None] = {}
+    if spec is not None:
+        found["model.initialise"] = {
+            "model_type": spec.architecture,
+            "hidden_size": spec.hidden_size,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "intermediate_size": spec.mlp_size,
+            "vocab_size": 0,  # that of the tokenizer, which any number of ranks can share
+            "max_position_embeddings": spec.max_length,
+        }
+    if topology.model.path is not None:
+        found["model.path"] = config_of(topology.model.path)
+    if kl is not None and kl.reference != STAGE_START:
+        found["algorithm.kl.reference"] = config_of(kl.reference)
+    return {name: config for name, config in found.items() if config is not None}
 
 
 def placement_rows(topology: Topology, found: Sequence[Gpu] = ()) -> list[tuple[str, ...]]:
@@ -89,9 +169,10 @@ def placement_rows(topology: Topology, found: Sequence[Gpu] = ()) -> list[tuple[
     in_turns = {place for place, actors in users.items() if len(actors) > 1}
     if not users:
         return []
+    facts = Facts(Path())
     rows: list[tuple[str, ...]] = [("GPUs:", "", "", "")]
     for (host, gpu), actors in sorted(users.items()):
-        here = found[gpu] if gpu < len(found) and is_here(topology, host, None) else None
+        here = found[gpu] if gpu < len(found) and facts.is_here(topology, host) else None
         near = "" if here is None or not here.cores else f", cores {ranges(here.cores)}"
         names = " and ".join(actors) + (", in turns" if (host, gpu) in in_turns else "")
         rows.append((f"  {host}", f"{KIND}:{gpu}", names, "" if here is None else f"{here.name}{near}"))

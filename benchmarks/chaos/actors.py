@@ -18,10 +18,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
+from actors.engines.base import EngineError, TurnRequest, TurnResult
+from actors.engines.scripted import ScriptedEngine
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
 from actors.rollout_generator import RolloutGenerator
@@ -203,63 +203,32 @@ def share(*words: object) -> float:
     return int.from_bytes(blake2b(" ".join(map(str, words)).encode(), digest_size=7).digest(), "big") / 2**56
 
 
-class ScriptedTurns:
+class ScriptedTurns(ScriptedEngine):
     """Calls the tool in the first turn, and answers in the second. Half of the rollouts, by their names, are right."""
-
-    longest = LENGTH
 
     def __init__(self, directory: Path, answers: Mapping[str, str], rows: int) -> None:
         """``answers``: the right answer of each rollout."""
-        from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        self._answers = answers
-        self._rows = rows
-        self._running = self._generated = 0
-        self._busy = 0.0
-        self.policy = PolicyVersion(0, 0)
+        def script(_: int, request: TurnRequest) -> str:
+            right = answers[request.rollout]
+            answer = right if share(request.rollout) < 0.5 else f"{right}0"
+            if "<tool_response>" in self.decode(list(request.tokens)):
+                return f"<answer>\\boxed{{{answer}}}</answer>"
+            return f"<tool_call>{CALL_HEAD}print({answer}){CALL_TAIL}</tool_call>"
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled."""
-        task_status.started()
-        await trio.sleep_forever()
+        def pace(request: TurnRequest) -> float:
+            shortest, longest = TURN_SECONDS
+            return shortest + (longest - shortest) * share(request.rollout, request.seed, len(request.tokens))
 
-    def _text(self, request: TurnRequest) -> str:
-        right = self._answers[request.rollout]
-        answer = right if share(request.rollout) < 0.5 else f"{right}0"
-        if "<tool_response>" in self.decode(list(request.tokens)):
-            return f"<answer>\\boxed{{{answer}}}</answer>"
-        return f"<tool_call>{CALL_HEAD}print({answer}){CALL_TAIL}</tool_call>"
-
-    async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write a turn, under the policy at its end."""
-        shortest, longest = TURN_SECONDS
-        seconds = shortest + (longest - shortest) * share(request.rollout, request.seed, len(request.tokens))
-        self._running += 1
-        try:
-            await trio.sleep(seconds)
-        finally:
-            self._running -= 1
-        tokens = [*self._tokenizer.encode(self._text(request), add_special_tokens=False), min(request.stop_tokens)]
-        count = min(len(tokens), request.max_tokens)
-        self._busy += seconds / self._rows
-        self._generated += count
-        return TurnResult(
-            tokens=np.array(tokens[:count], dtype=np.int32),
-            logprobs=np.full(count, -0.25, dtype=np.float32),
-            policies=np.tile(np.array([self.policy.epoch, self.policy.version], dtype=np.int32), (count, 1)),
-            finish="stop" if count == len(tokens) else "length",
+        super().__init__(
+            directory,
+            initial_policy=PolicyVersion(0, 0),
+            script=script,
+            pace=pace,
+            longest=LENGTH,
+            rows=rows,
+            cache_tokens=rows * LENGTH,
         )
-
-    def decode(self, tokens: list[int]) -> str:
-        """The text of tokens."""
-        return str(self._tokenizer.decode(tokens))
-
-    def release(self, rollout: str) -> None:
-        """No rollout has anything here."""
-
-    def set_aside(self, rollout: str) -> None:
-        """No rollout has anything here."""
 
     async def load_weights(self, path: Path, policy: PolicyVersion) -> None:
         """Serve the policy from now on. Raises EngineError when the file is not that of the policy."""
@@ -269,18 +238,7 @@ class ScriptedTurns:
             raise EngineError(f"{path} is no policy: {error}") from error
         if version != policy.version:
             raise EngineError(f"{path} holds version {version} instead of {policy.version}")
-        self.policy = policy
-
-    @property
-    def figures(self) -> EngineFigures:
-        """The figures of an engine whose cache is never full."""
-        return EngineFigures(
-            kv_tokens_total=self._rows * LENGTH,
-            max_rollouts=self._rows,
-            running=self._running,
-            generated_tokens=self._generated,
-            busy_seconds=self._busy,
-        )
+        self._policy = policy
 
 
 class _Scripted(RolloutGenerator):

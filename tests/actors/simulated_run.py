@@ -25,7 +25,7 @@ from trio.testing import MockClock
 
 from actors.base import Actor, ActorContext, ask
 from actors.contract.base import RoleContract
-from actors.engines.base import EngineFigures, TurnRequest, TurnResult
+from actors.engines.base import TurnRequest
 from actors.engines.scripted import ScriptedEngine
 from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
@@ -85,20 +85,6 @@ class CutNetwork(MemoryNetwork):
             super().back(source, identity, frames)
 
 
-class Engine(ScriptedEngine):
-    """Turns take from half a second to one and a half, drawn from the rollout's seed."""
-
-    async def generate(self, request: TurnRequest) -> TurnResult:
-        """Write the turn after a while."""
-        await trio.sleep(0.5 + request.seed % 1000 / 1000)
-        return await super().generate(request)
-
-    @property
-    def figures(self) -> EngineFigures:
-        """The figures of an engine that holds ``ROWS`` rollouts."""
-        return EngineFigures(kv_tokens_total=1_000_000, max_rollouts=ROWS, generated_tokens=self._generated)
-
-
 class Generator(RolloutGenerator):
     """Answers half of the samples right, after a tool call in ``turns`` - 1 turns."""
 
@@ -120,7 +106,14 @@ class Generator(RolloutGenerator):
                 return f'<tool_call>{{"name": "python_code_with_standard_io", "arguments": {arguments}}}</tool_call>'
             return f"<answer>\\boxed{{{self.answers[request.rollout]}}}</answer>"
 
-        return Engine(directory, initial_policy=PolicyVersion(0, 0), script=script)
+        return ScriptedEngine(
+            directory,
+            initial_policy=PolicyVersion(0, 0),
+            script=script,
+            pace=lambda request: 0.5 + request.seed % 1000 / 1000,
+            rows=ROWS,
+            cache_tokens=1_000_000,
+        )
 
 
 class Learner(Evaluator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import re
 import sys
 import tomllib
@@ -39,7 +40,7 @@ class Here:
 
 
 def test_the_guides_environments_judge(modules: Any) -> None:
-    assert set(FILES) == {"capitals", "lookups", "test_capitals"}
+    assert set(FILES) == {"capitals", "lookups", "sums", "test_capitals"}
     capitals = modules("capitals").Capitals(seed=0, base=Path())
     problem = capitals.problems().evaluation(0)
     assert capitals.judge_at_once(problem, Transcript(("It is Paris.",))).reward == 1.0
@@ -51,13 +52,25 @@ def test_the_guides_environments_judge(modules: Any) -> None:
     assert lookups.tools[0].call_here({"country": "Italy"}, b"").value == "Rome"
 
 
-def test_the_guides_test_passes(modules: Any, tmp_path: Path) -> None:
+def test_the_guides_test_passes_for_each_environment(modules: Any, tmp_path: Path) -> None:
     derived = modules("test_capitals").TestCapitals
     assert derived.environment is modules("capitals").Capitals
+
+    class TestSums(EnvironmentContract):
+        environment = modules("sums").Sums
+
     names = [name for name in dir(EnvironmentContract) if name.startswith("test_")]
     assert names
     for name in names:
-        getattr(derived(), name)(tmp_path)
+        for each in (derived, TestSums):
+            getattr(each(), name)(tmp_path)
+
+
+def test_the_guides_demonstrations_are_right(modules: Any) -> None:
+    sums = modules("sums").Sums(seed=0, base=Path())
+    shown = next(iter(sums.problems().demonstrations(random.Random(0))))
+    assert [message["role"] for message in shown.messages] == ["user", "assistant"]
+    assert sums.judge_at_once(shown.problem, Transcript((shown.messages[-1]["content"],))).success
 
 
 def test_the_guides_tables_are_entries(modules: Any) -> None:

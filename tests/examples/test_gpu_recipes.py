@@ -71,8 +71,7 @@ def folder(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     write(tmp_path / "data/conversations.jsonl", json.dumps(talk) + "\n")
     CurveKeys.generate().save(tmp_path / "cluster.key")
-    for module in ("model", "memory", "prompts"):
-        monkeypatch.setattr(f"agent_rl.topology_checks.{module}.metadata", lambda name: hub / name)
+    monkeypatch.setattr("agent_rl.models.hub.metadata", lambda name: hub / name)
     monkeypatch.setattr("actors.engines.checking.find_spec", lambda name: importlib.util.find_spec("trio"))
     monkeypatch.setattr(Learner, "ranked", True, raising=False)
     monkeypatch.chdir(tmp_path)

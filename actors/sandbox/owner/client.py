@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -11,24 +12,34 @@ from typing import Any
 
 import trio
 
-from actors.sandbox.owner.interpreter import Ended, ExecutionLimits, Interpreter, NotStartedError, ending_of
+from actors.fair_queue import FairQueue
+from actors.sandbox.owner.interpreter import Ended, Ending, ExecutionLimits, Interpreter, NotStartedError, ending_of
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolSettings
 from agent_rl.environments.base import ToolOutput
 
 REMEMBERED = 4096
 """The most sessions that are remembered, alive or not."""
+REPLAYS = 10
+"""A rollout's cells are run again for the time limits of so many cells, in all; then its notebook is lost."""
+REPLAY_SHARE = 4
+"""One place in so many is for cells that are run again. They take no place of other calls."""
 RESULT_CHARACTERS = 1 << 26
 """Characters of results, over all sessions, that are kept for repeated requests."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A rollout's session. ``cells`` have taken effect in its live process; ``lost`` says why there is none."""
+    """A rollout's session. ``cells`` have taken effect in its live process; ``lost`` says why there is none.
+
+    ``took`` has the seconds of its cells when they first ran, ``replayed`` those of all cells that were run again.
+    """
 
     name: str
     number: int = 0
     interpreter: Interpreter | None = None
     cells: list[str] = field(default_factory=list)
+    took: dict[int, float] = field(default_factory=dict)
+    replayed: float = 0.0
     lost: str = ""
     results: dict[Hashable, ToolOutput] = field(default_factory=dict)
     characters: int = 0
@@ -172,7 +183,9 @@ class Sandbox(Pool):
     def __init__(self, *, warm_modules: Sequence[str] = (), sessions: int = 64, **options: Any) -> None:
         self._weights = Weights(warm_modules)
         self._sessions = SessionTable(sessions)
-        super().__init__(PoolSettings(**options), self._weights.sets, sessions=sessions)
+        settings = PoolSettings(**options)
+        self._replays = FairQueue(max(1, settings.interpreters * settings.children // REPLAY_SHARE))
+        super().__init__(settings, self._weights.sets, sessions=sessions)
 
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
@@ -231,42 +244,63 @@ class Sandbox(Pool):
     ) -> ToolOutput:
         """Run a cell in the session's live process, or in a new process that first runs the earlier cells."""
         note, ending, seconds = "", UNAVAILABLE, 0.0
-        async with self._queue.place(session.name):
-            for _ in range(ATTEMPTS):
-                fresh = not session.alive or session.cells != earlier
-                if fresh:
-                    session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
-                    interpreter = await self._pick(self._weights.lightest("\n".join([*earlier, code])))
-                    if interpreter is None:
-                        session.lost = ""
-                        break
-                    self._sessions.begin(session, interpreter)
-                if fresh and earlier:
-                    note = f"[The session was lost{session.why}: its {len(earlier)} earlier cells were run again.]\n"
-                    self._counts["sessions_rebuilt"] += 1
-                    patient = replace(limits, wall_seconds=limits.wall_seconds * len(earlier))
-                    ended = await self._in_session(session, {"code": "", "earlier": earlier}, patient, fresh=True)
-                    if ended is None:
-                        continue
-                    again = ending_of(ended, limits.output_bytes)
-                    if not again.goes_on:
-                        said = f"The earlier cells could not be run again: {again.outcome}.\n"
-                        ending = replace(again, outcome="error", stdout="", stderr=said, value="")
-                        break
-                    session.cells, fresh = earlier, False
-                ended = await self._in_session(session, {"code": code, "cell": len(session.cells)}, limits, fresh=fresh)
-                if ended is not None:
-                    ending, seconds = ending_of(ended, limits.output_bytes), ended.seconds
+        for _ in range(ATTEMPTS):
+            fresh = not session.alive or session.cells != earlier
+            if fresh:
+                session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
+                interpreter = await self._pick(self._weights.lightest("\n".join([*earlier, code])))
+                if interpreter is None:
+                    session.lost = ""
                     break
-            if ending is UNAVAILABLE and session.lost == GONE:
-                ending = ENDS_BETWEEN
+                self._sessions.begin(session, interpreter)
+            if fresh and earlier:
+                note = f"[The session was lost{session.why}: its {len(earlier)} earlier cells were run again.]\n"
+                again = await self._replay(session, earlier, limits)
+                if again is None:
+                    continue
+                if not again.goes_on:
+                    ending = again
+                    break
+                session.cells, fresh = earlier, False
+            async with self._queue.place(session.name):
+                ended = await self._in_session(session, {"code": code, "cell": len(session.cells)}, limits, fresh=fresh)
+            if ended is not None:
+                ending, seconds = ending_of(ended, limits.output_bytes), ended.seconds
+                break
+        if ending is UNAVAILABLE and session.lost == GONE:
+            ending = ENDS_BETWEEN
         if ending.goes_on:
             session.cells = [*earlier, code]
+            session.took[hash(code)] = seconds
         else:
             session.lose(f"its last cell ended as {ending.outcome}")
             note += "[The session's process has ended; its state is that before this cell.]\n"
         self._counts["cells"] += 1
         return replace(self._result(ending, asked, seconds), kept=ending.goes_on, note=note)
+
+    async def _replay(self, session: Session, earlier: list[str], limits: ExecutionLimits) -> Ending | None:
+        """Run the earlier cells again; None when the process is gone.
+
+        They may take twice as long as at first, where they first ran here, within what is left to the rollout.
+        """
+        self._counts["sessions_rebuilt"] += 1
+        first = sum(min(limits.wall_seconds, 2 * session.took.get(hash(cell), math.inf) + 1) for cell in earlier)
+        left = REPLAYS * limits.wall_seconds - session.replayed
+        began, ended = trio.current_time(), None
+        if left > 0:
+            async with self._replays.place(session.name):
+                began = trio.current_time()
+                patient = replace(limits, wall_seconds=min(first, left))
+                ended = await self._in_session(session, {"code": "", "earlier": earlier}, patient, fresh=True)
+            session.replayed += trio.current_time() - began
+            if ended is None:
+                return None
+        again = UNAVAILABLE if ended is None else ending_of(ended, limits.output_bytes)
+        if again.goes_on:
+            return again
+        why = again.outcome if left > 0 else "this was done too often, and they took too long"
+        said = f"The earlier cells could not be run again: {why}.\n"
+        return replace(again, outcome="error", stdout="", stderr=said, value="")
 
     async def _in_session(
         self, session: Session, request: dict[str, Any], limits: ExecutionLimits, *, fresh: bool

@@ -331,6 +331,42 @@ def test_a_rebuilt_sessions_cell_has_the_time_of_a_cell_and_counts_its_own_alone
     assert endless.run_seconds < 2.0 + 1.5
 
 
+def test_cells_that_are_run_again_take_no_place_of_others_and_end_when_a_rollout_has_used_its_time_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rollout's process ends with its last cell, so that its slow cell runs again, as often as it asks."""
+    monkeypatch.setattr(client, "REPLAYS", 3)
+    slow, limits = ["import time\ntime.sleep(0.5)"], ExecutionLimits(wall_seconds=0.6)
+    results: list[ToolOutput] = []
+
+    async def loses(sandbox: Sandbox, name: str) -> None:
+        for number in range(5):
+            result = await sandbox.run_cell(name, number, "import os\nos._exit(1)", slow, limits=limits)
+            if name == "a":
+                results.append(result)
+
+    async def main(notebook: Notebook) -> list[float]:
+        await notebook.run("1")
+        waited = []
+        async with trio.open_nursery() as nursery:
+            for name in "abc":
+                nursery.start_soon(loses, notebook.sandbox, name)
+            await trio.sleep(0.2)
+            for _ in range(10):
+                began = trio.current_time()
+                assert (await notebook.sandbox.execute("print(1)")).stdout == "1\n"
+                waited.append(trio.current_time() - began)
+        return waited
+
+    waited = in_notebook(main, children=2)
+    assert sorted(waited)[5] < 0.25  # half of what a cell takes that is run again
+    assert results[0].stderr.startswith("The process ended"), results[0]
+    assert (
+        results[-1].stderr
+        == "The earlier cells could not be run again: this was done too often, and they took too long.\n"
+    )
+
+
 def test_earlier_cells_that_cannot_be_run_again_are_an_error_that_says_so() -> None:
     async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         failed = await notebook.sandbox.run_cell("a", 3, "print(1)", ["import os", "os._exit(0)"], limits=SHORT)

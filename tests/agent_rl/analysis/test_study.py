@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.roc_filter.replay import decode_stored
 from agent_rl.analysis.study import AnalysisError, Drawn, draw, temperature_of
+from agent_rl.messages import Trajectory
 from agent_rl.records.journal import JournalError
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
@@ -71,3 +74,12 @@ def test_the_temperature_is_the_runs(tmp_path: Path) -> None:
     assert temperature_of(tmp_path) == 1.0
     (tmp_path / "topology.local.toml").write_text("[algorithm]\ntemperature = 0.7\n")
     assert temperature_of(tmp_path) == 0.7
+
+
+def test_a_damaged_body_is_named_by_its_group(run: SyntheticRun) -> None:
+    def damaged(payload: bytes) -> Any:
+        message = decode_stored(payload)
+        return replace(message, body=message.body[:-1]) if isinstance(message, Trajectory) else message
+
+    with pytest.raises(JournalError, match=r"journal\.sqlite: s2-g\d+ cannot be read: "):
+        draw(run.directory, damaged, rollouts=4, step=None, seed=0)

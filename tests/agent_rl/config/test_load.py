@@ -185,17 +185,6 @@ def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
     assert caught.value.faults[0].line == 2
 
 
-def test_a_file_that_cannot_be_read_is_a_fault_not_a_traceback(tmp_path):
-    with pytest.raises(TopologyError, match="No such file"):
-        load_topology(tmp_path / "none.toml")
-    with pytest.raises(TopologyError, match="cannot be read"):
-        load_topology(tmp_path)
-    path = tmp_path / "latin.toml"
-    path.write_bytes(b'[run]\nname = "\xff"\n')
-    with pytest.raises(TopologyError, match="not UTF-8"):
-        load_topology(path)
-
-
 def test_a_fault_is_rendered_with_what_it_has():
     assert Fault(3, "a.b", "is wrong", "mend it").render("x.toml") == "x.toml:3: a.b: is wrong; mend it"
     assert Fault(None, "", "is wrong").render("x.toml") == "x.toml: is wrong"

@@ -23,7 +23,7 @@ from agent_rl.learning.advantages import named_advantage
 from agent_rl.learning.losses.base import named_loss
 from agent_rl.learning.losses.check_loss import check_loss
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.topology_checks.declared import declared_format
+from agent_rl.topology_checks.contracts import declared_format
 from agent_rl.topology_checks.topology import check_topology
 from tests.agent_rl.config.test_standard import FIRST
 
@@ -81,6 +81,7 @@ def test_a_module_of_the_users_own_is_imported(module) -> None:
         ("loss", None, "agent_rl.not_there:x", "there is no module 'agent_rl.not_there'; "),
         ("loss", "import missing_thing", "{}:x", "needs 'missing_thing', which is not installed (plugged_"),
         ("loss", "\n\nraise ValueError('oh')", "{}:x", ".py, line 3)"),
+        ("loss", "\nimport json\njson.loads('{')", "{}:x", ".py, line 3)"),
         ("loss", "def f(:", "{}:x", "SyntaxError: "),
         ("loss", "raise SystemExit(3)", "{}:x", "fails with SystemExit: 3 (plugged_"),
         ("loss", "def losss(): pass\nclass Loss: pass", "{}:loss", "has no function 'loss'; did you mean 'losss'?"),
@@ -244,11 +245,6 @@ def test_an_advantage_beyond_float32_is_refused(module) -> None:
             "algorithm.resampling",
             "twice",
             r":twice \(plugged_\d+.py, line 11\) returned \(0, 0\) for a made-up group of",
-        ),
-        (
-            "algorithm.resampling",
-            "selekt",
-            "algorithm.resampling: plugged_.* has no function 'selekt'.*did you mean 'select'",
         ),
         (
             "algorithm.advantage",

@@ -23,8 +23,7 @@ from agent_rl.records.continuing import made_with, started_otherwise
 from agent_rl.scheduling.instructions import Assign, OpenGroup
 from agent_rl.scheduling.scheduler import GroupScheduler
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
-from agent_rl.topology_checks.topology import check_topology
-from agent_rl.topology_checks.warnings import warnings
+from agent_rl.topology_checks.topology import check_topology, warnings
 from tests import builders
 
 HEAD = """[run]

@@ -296,22 +296,6 @@ def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> No
     assert check_topology(load_topology(path), path) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("\n\nraise ValueError('on purpose')", r"fails with ValueError: on purpose \(substitute_\d+.py, line 4\)"),
-        ("def broken(:", r"fails with SyntaxError: .*\(substitute_\d+.py, line 2\)"),
-        ("import sys; sys.exit(3)", r"fails with SystemExit: 3 \(substitute_\d+.py, line 2\)"),
-        ("\nimport json\njson.loads('{')", r"fails with JSONDecodeError: .*\(substitute_\d+.py, line 4\)"),
-        ("import not_there_at_all", r"needs 'not_there_at_all', which is not installed \(substitute_\d+.py, line 2\)"),
-    ],
-)
-def test_a_module_that_cannot_be_imported_is_named_with_the_line(folder: Path, source: str, said: str) -> None:
-    (fault,) = check(folder, "filter", source)
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(fault.message)
-
-
 def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter):\n    def select(self, group): return ()\n"

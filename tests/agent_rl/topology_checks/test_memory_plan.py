@@ -28,8 +28,7 @@ from agent_rl.learning.ranks import JoinedRanks
 from agent_rl.learning.sharding import local, shard, unloaded
 from agent_rl.learning.trainer import Trainer
 from agent_rl.models.shapes import Shape
-from agent_rl.topology_checks.learner_memory import Training, learner_needs
-from agent_rl.topology_checks.memory import plan, plan_rows
+from agent_rl.topology_checks.memory import Training, learner_needs, plan, plan_rows
 
 TOKENS = 512
 SMALL: dict[str, Any] = {

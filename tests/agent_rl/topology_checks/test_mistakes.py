@@ -535,8 +535,16 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.runtime.supervise.Janitor", start)
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    ("command", "mistake"),
+    [
+        *(("check", mistake) for mistake in MISTAKES),
+        *(
+            ("run", mistake)
+            for mistake in ("broken TOML", "a wrong type", "an unknown class", "a line that is not JSON")
+        ),
+    ],
+)
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_mistake_is_one_message_with_its_place_and_remedy(
     folder: Path, command: str, mistake: str, capsys: pytest.CaptureFixture[str]
@@ -608,13 +616,17 @@ def test_devices_that_are_not_there_are_told_without_torch(device: str, machine:
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-@pytest.mark.parametrize(("content", "told"), [(None, "No such file or directory"), (b"[run]\xff", "is not UTF-8")])
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "No such file or directory"), (b"[run]\xff", "is not UTF-8"), ("", "cannot be read")]
+)
 def test_a_file_that_cannot_be_read(
-    tmp_path: Path, command: str, content: bytes | None, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: str, content: bytes | str | None, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "topology.toml"
-    if content is not None:
+    if isinstance(content, bytes):
         path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
     assert main([command, str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{path}: ")

@@ -13,8 +13,9 @@ from agent_rl.config.placement import gpus_of_actor, most_gpus, partners, placem
 from agent_rl.config.source import Source
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Gpu, Machine, cores_near, gpus_here, visible_devices
-from agent_rl.topology_checks.model import device_faults
-from agent_rl.topology_checks.placement import placement_faults, placement_rows, ranges
+from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.model import device_findings
+from agent_rl.topology_checks.placement import placement_findings, placement_rows, ranges
 
 QUICKSTART = Path("examples/quickstart.toml")
 CUDA = ['actors.rollout_generator.settings.device="cuda"', 'actors.learner.settings.device="cuda"']
@@ -31,8 +32,9 @@ def gpus(*overrides: str) -> dict[str, tuple[int, ...]]:
 
 
 def faults(*overrides: str, machine: Machine = NO_GPU) -> list[str]:
-    found = placement_faults(load(*overrides), Source(QUICKSTART, overrides), machine=machine)
-    return [fault.render("file") for fault in found]
+    source = Source(QUICKSTART, overrides)
+    found = placement_findings(load(*overrides), Facts(Path(), machine=machine))
+    return [source.fault(*each).render("file") for each in found]
 
 
 def test_a_run_without_gpus_has_no_table_and_no_fault() -> None:
@@ -131,10 +133,9 @@ def test_gpus_for_a_role_on_the_processor_are_a_contradiction() -> None:
 
 def test_the_check_believes_the_file_about_gpus_and_the_run_does_not() -> None:
     overrides = [*CUDA, EIGHT]
-    source = Source(QUICKSTART, overrides)
-    assert list(device_faults(load(*overrides), source, None, elsewhere=True)) == []
+    assert list(device_findings(load(*overrides), Facts(Path(), elsewhere=True))) == []
     if not Machine.here().gpus:
-        assert list(device_faults(load(*overrides), source, None)) != []
+        assert list(device_findings(load(*overrides), Facts(Path()))) != []
 
 
 def test_the_table_names_hosts_gpus_actors_and_cores() -> None:

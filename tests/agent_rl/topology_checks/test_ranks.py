@@ -16,8 +16,8 @@ from agent_rl.config.source import Source
 from agent_rl.messages import DrainWanted, ScaleWanted
 from agent_rl.models.devices import Machine
 from agent_rl.topology_checks.describe import describe
-from agent_rl.topology_checks.placement import placement_faults
-from agent_rl.topology_checks.ranks import rank_faults
+from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.placement import placement_findings, rank_findings
 
 QUICKSTART = Path("examples/quickstart.toml")
 TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)
@@ -25,8 +25,9 @@ TWO_GPUS = Machine("cuda", ["nvidia0", "nvidia1"], None)
 
 def faults(*overrides: str) -> list[str]:
     topology, source = load_topology(QUICKSTART, overrides), Source(QUICKSTART, overrides)
-    found = [*rank_faults(topology, source), *placement_faults(topology, source, machine=TWO_GPUS)]
-    return [fault.render("file") for fault in found]
+    facts = Facts(Path(), machine=TWO_GPUS)
+    found = [*rank_findings(topology, facts), *placement_findings(topology, facts)]
+    return [source.fault(*each).render("file") for each in found]
 
 
 ON_TWO_HOSTS = ["hosts={local={}, a={address='10.0.0.1'}, b={address='10.0.0.2'}}", "actors.learner.hosts=['a', 'b']"]
