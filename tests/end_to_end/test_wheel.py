@@ -107,12 +107,13 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
         [sys.executable, "-P", "-c", where], env=environment, capture_output=True, text=True, check=True
     )
     assert found.stdout.count(str(installed)) == 3
+    assert hostile_calls(installed, tmp_path) == "strong []\nfiltered []\n"
     printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["steps"] == 1
     assert "gsm8k.toml is sound" in agent_rl(elsewhere, environment, "check", "gsm8k")  # with its word problems
     assert "report: " in printed  # made from the templates in the wheel
     printed = agent_rl(elsewhere, environment, "analyze", "runs/quickstart")
-    assert (elsewhere / json.loads(printed.splitlines()[-1])["page"]).is_file()
-    assert hostile_calls(installed, tmp_path) == "strong []\nfiltered []\n"
-    printed = agent_rl(elsewhere, environment, "bench", "quickstart", "--seeds", "1", *overrides(SHORT))
+    (page,) = (line.removeprefix("page: ") for line in printed.splitlines() if line.startswith("page: "))
+    assert (elsewhere / page).is_file()
+    printed = agent_rl(elsewhere, environment, "bench", "learning", "--seeds", "1", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["seeds"] == 1
