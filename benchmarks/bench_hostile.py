@@ -3,10 +3,11 @@
     agent-rl bench hostile
     agent-rl bench hostile --only spin-32 sessions
 
-Two parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
+Three parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
 every attack on what calls share, 8 hostile calls at once run on 2 interpreters of 8 children, while 4 honest callers
-run plain snippets: how long these take, beside how long they take alone. The exit code is 1 if an attack succeeded, a
-neighbour timed out, or an answer was wrong.
+run plain snippets: how long these take, beside how long they take alone. At last 128 clients without the key send what
+they can to an inbox on TCP, and `strangers_mib` is the memory that this cost. The exit code is 1 if an attack
+succeeded, a neighbour timed out, or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.tool_executor import ToolExecutorSettings
 from benchmarks.hostile import REACH, SHARES, Attack, failure
+from benchmarks.hostile.strangers import WORST_MIB, strangers_mib
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.tool_processes import PLAIN
 
@@ -196,7 +198,7 @@ async def reach(level: Level, attacks: Sequence[Attack]) -> list[str]:
 
 
 async def measure(options: Options) -> dict[str, float | str | None]:
-    """Both parts. Raises (in groups) ControlGroupsError, IsolationError."""
+    """All parts. Raises (in groups) ControlGroupsError, IsolationError."""
     taking, there = ([a for a in part if not options.only or a.name in options.only] for part in (SHARES, REACH))
     if options.quick:
         options.seconds, taking, there = 0.4, [a for a in taking if a.name in QUICK], there[:QUICK_REACHING]
@@ -211,6 +213,9 @@ async def measure(options: Options) -> dict[str, float | str | None]:
     assert sandbox.level is not None
     reaches = [attack for attack in there if sandbox.level in attack.levels]
     broken = [*await reach(sandbox.level, reaches), *bench.broken]
+    taken = await trio.to_thread.run_sync(strangers_mib)
+    if taken > WORST_MIB:
+        broken.append("strangers")
     return {
         "isolation": sandbox.level,
         "control_groups": ", ".join(sandbox.groups.limits.values()),
@@ -219,6 +224,7 @@ async def measure(options: Options) -> dict[str, float | str | None]:
         "broken_names": ", ".join(broken),
         **figures,
         "interpreters_restarted": restarts,
+        "strangers_mib": taken,
     }
 
 

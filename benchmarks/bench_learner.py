@@ -53,10 +53,10 @@ def save_model(name: str, directory: Path) -> None:
         hidden_size=256, layers=4, heads=4, kv_heads=2, head_dim=64, mlp_size=768, max_length=MAX_LENGTH
     )
     initialise_model(spec, directory, seed=0)
-    config = transformers.AutoConfig.from_pretrained(directory)
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
     config.vocab_size = VOCABULARY[name]
     torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(directory)
 
 
 def side(name: str, setting: Setting) -> Side:

@@ -145,7 +145,7 @@ class Padded:
         torch.set_num_threads(setting.threads)
         self._setting, self._batch, self._by_length, self._last_logits = setting, batch, by_length, last_logits
         model: Any = AutoModelForCausalLM.from_pretrained(
-            setting.model, dtype=DTYPES[setting.dtype], attn_implementation=attention
+            setting.model, trust_remote_code=False, dtype=DTYPES[setting.dtype], attn_implementation=attention
         )
         self._model = model.to(setting.device).train()
         self._optimizer = torch.optim.AdamW(

@@ -330,7 +330,7 @@ def train(spec: Spec, rows: TextIO) -> None:
     if setting.keep_memory:
         keep_freed_memory()
     torch.set_num_threads(setting.threads)
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    tokenizer = AutoTokenizer.from_pretrained(spec.model, trust_remote_code=False)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = RESPONSE_TEMPLATE
     source = ArithmeticTasks(seed=spec.seed)

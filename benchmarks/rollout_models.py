@@ -92,7 +92,7 @@ def save_writer(directory: Path, spec: InitialiseModel, *, thinking: float, call
     from transformers import AutoTokenizer
 
     initialise_model(spec, directory, seed=0)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     letters = dict.fromkeys(string.ascii_lowercase, (1 - 1 / thinking) / 26)
     leave = {"<tool_call>": calling / thinking, "<answer>": (1 - calling) / thinking}
     table: dict[str, Mapping[str, float]] = dict.fromkeys((ROLES["assistant"], *letters), letters | leave)

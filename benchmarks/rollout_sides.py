@@ -82,7 +82,9 @@ class PaddedGenerate:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, dtype=torch.float32, attn_implementation="sdpa"
+        )
         self._model.eval()
         self._threads = threads
 
@@ -205,7 +207,7 @@ async def sample(stage: Stage, wanted: Sequence[RolloutRequest]) -> Sampled:
 
 async def replay(engine: Engine, sampled: Sampled, model: Path) -> tuple[float, int]:
     """Seconds and tokens of the engine alone writing the same turns of the same sequences, as many at once."""
-    stop_tokens = frozenset({AutoTokenizer.from_pretrained(model).eos_token_id})
+    stop_tokens = frozenset({AutoTokenizer.from_pretrained(model, trust_remote_code=False).eos_token_id})
     places = trio.Semaphore(AT_ONCE)
     written = 0
 

@@ -53,6 +53,17 @@ def test_no_module_uses_pickle() -> None:
                     assert "pickle" not in names, path
 
 
+def test_no_model_brings_code_of_its_own() -> None:
+    """Unset, transformers asks on the terminal whether to run it."""
+    for package in (*PACKAGES, "benchmarks"):
+        for path, tree in modules(package):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call) and re.search(
+                    r"Auto\w+\.from_(pretrained|config)$", ast.unparse(node.func)
+                ):
+                    assert "trust_remote_code=False" in ast.unparse(node), (path, node.lineno)
+
+
 def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
     code = (
         "import sys; from actors.cli.main import main; code = main(['check', 'examples/quickstart.toml']); "

@@ -10,7 +10,8 @@ import hmac
 import os
 import socket as sockets
 import stat
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,8 +72,10 @@ class CurveKeys:
 class Admission:
     """Answers ZAP requests: admits only clients with the cluster's public key."""
 
-    def __init__(self, keys: CurveKeys, on_refused: Callable[[str], None]) -> None:
+    def __init__(self, keys: CurveKeys, on_admitted: Callable[[str], None], on_refused: Callable[[str], None]) -> None:
+        """Both functions get the client's numeric address."""
         self._key = z85.decode(keys.public)
+        self._on_admitted = on_admitted
         self._on_refused = on_refused
 
     def answer(self, request: Sequence[bytes]) -> list[bytes] | None:
@@ -81,8 +84,7 @@ class Admission:
             return None
         number, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         admitted = mechanism == b"CURVE" and len(credentials) == 1 and hmac.compare_digest(credentials[0], self._key)
-        if not admitted:
-            self._on_refused(address.decode(errors="replace").removeprefix("::ffff:"))
+        (self._on_admitted if admitted else self._on_refused)(address.decode(errors="replace").removeprefix("::ffff:"))
         status = (b"200", b"OK", b"member") if admitted else (b"400", b"not a member of this cluster", b"")
         return [b"1.0", number, *status, b""]
 
@@ -91,7 +93,11 @@ TIMES = 2
 """One failed handshake may be a peer that ended in the middle of it."""
 _PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _ENDING = _PROTOCOL | int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-_COMING = _PROTOCOL | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_FAILED = _PROTOCOL | int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_WRONG_KEY = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_COMING = _FAILED | _WRONG_KEY | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+STRANGERS = 128
+"""The connections of an inbox that may be in their handshakes at once, beside one for each node."""
 UNKNOWN = "an address that is not known any more"
 """The address of a client whose connection was closed before the event loop saw it."""
 _CLOSED = {errno.EPIPE, errno.ECONNRESET}
@@ -111,34 +117,104 @@ class _Monitor:
         self.monitor.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A connection to an inbox: its client's address, the kernel's number of its socket, and when it was accepted."""
+
+    address: str
+    socket: int
+    since: float
+
+
 class Uninvited(_Monitor):
-    """Watches an inbox on TCP: ``on_refused`` gets the address of each client that speaks no CURVE.
+    """Watches the connections of an inbox on TCP: who speaks no CURVE is reported, and strangers have few places.
+
+    ::
+
+        accepted --> newcomer --(admitted)-----------------> open until a side closes it
+                              `-(handshake failed)---------> closed by ZeroMQ
+                              `-(too many newcomers: the oldest of the address that has most)--> closed here
 
     Clients with another key are refused, and reported, by `Admission`.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], on_refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], nodes: Sized, seconds: float, on_refused: Callable[[str], None]
+    ) -> None:
+        """There may be as many newcomers as ``nodes``, and STRANGERS more.
+
+        Who is still there after ``seconds``, the time for a handshake, is no newcomer. ``on_refused`` gets the address
+        of each client that speaks no CURVE, sends more than a handshake does, or had to make room.
+        """
         super().__init__(socket, _COMING)
+        self._nodes = nodes
+        self._seconds = seconds
         self._on_refused = on_refused
-        self._clients: dict[int, str] = {}
-        """Addresses by descriptor."""
-        self._refused = False
-        """Whether the next connection that closes was refused: ZeroMQ's thread reports one after the other."""
+        self._clients: dict[int, _Client] = {}
+        """Connections by descriptor."""
+        self._newcomers: dict[int, _Client] = {}
+        """Those that may be in their handshakes, the oldest first."""
+        self._failure = 0
+        """Why the next connection that closes failed: ZeroMQ's thread reports one after the other."""
+        self._wrong_keys = 0
+        """Newcomers that `Admission` has refused; they close later."""
 
     def watch(self, frames: Sequence[Buffer]) -> None:
         """Take an event of the inbox from ZeroMQ's monitor."""
         event = parse_monitor_message([bytes(frame) for frame in frames])
         descriptor = int(event["value"])
         if event["event"] == zmq.EVENT_ACCEPTED:
-            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:  # else: closed
-                self._clients[descriptor] = str(connection.getpeername()[0]).removeprefix("::ffff:")
-        elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._refused = True
+            with contextlib.suppress(OSError), _connection(descriptor) as connection:  # else: closed
+                address = str(connection.getpeername()[0]).removeprefix("::ffff:")
+                client = _Client(address, os.fstat(descriptor).st_ino, trio.current_time())
+                self._newcomers.pop(descriptor, None)
+                self._clients[descriptor] = self._newcomers[descriptor] = client
+            self._make_room()
+        elif event["event"] & _FAILED:
+            self._failure = int(event["event"])
+        elif event["event"] == _WRONG_KEY:
+            self._wrong_keys += 1
         else:
-            client = self._clients.pop(descriptor, UNKNOWN)
-            if self._refused:
-                self._refused = False
-                self._on_refused(client)
+            known, new = self._clients.pop(descriptor, None), self._newcomers.pop(descriptor, None)
+            failure, self._failure = self._failure, 0
+            if new is not None and not failure and self._wrong_keys:
+                self._wrong_keys -= 1
+            elif failure == _PROTOCOL or (new is not None and not failure):
+                self._on_refused(UNKNOWN if known is None else known.address)
+
+    def admitted(self, address: str) -> None:
+        """A client has shown the key. Which connection of its address is unknown, and the oldest is taken for it."""
+        for descriptor, client in self._newcomers.items():
+            if client.address == address:
+                del self._newcomers[descriptor]
+                break
+
+    def _make_room(self) -> None:
+        now = trio.current_time()
+        while self._newcomers:
+            descriptor, client = next(iter(self._newcomers.items()))
+            if now - client.since < self._seconds:
+                break
+            del self._newcomers[descriptor]
+        if len(self._newcomers) <= len(self._nodes) + STRANGERS:
+            return
+        ((crowd, _),) = Counter(client.address for client in self._newcomers.values()).most_common(1)
+        descriptor = next(each for each, client in self._newcomers.items() if client.address == crowd)
+        client = self._newcomers.pop(descriptor)
+        with contextlib.suppress(OSError), _connection(descriptor) as connection:  # else: closed meanwhile
+            if os.fstat(descriptor).st_ino == client.socket:  # the descriptor is still this connection's
+                connection.shutdown(sockets.SHUT_RDWR)
+                self._on_refused(client.address)
+
+
+def _connection(descriptor: int) -> sockets.socket:
+    """A connection of ZeroMQ's. Raises OSError for one that is closed."""
+    own = os.dup(descriptor)
+    try:
+        return sockets.socket(fileno=own)
+    except OSError:  # a file has the descriptor now
+        os.close(own)
+        raise
 
 
 class Handshakes(_Monitor):

@@ -8,6 +8,9 @@ MAX_ITEMS = 1 << 20
 """The most items of a tuple, list or dictionary in a message."""
 MAX_JSON_DEPTH = 64
 """Nesting of a field annotated ``Any``."""
+PART = 128 << 10
+"""A frame of so many bytes or more goes over TCP in parts: all have this size but the last, which is smaller. It is
+the most that an inbox reads from a client that has not shown the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ Three properties of ZeroMQ shape this file:
 - A socket's file descriptor is edge-triggered, and any operation on the socket may consume the edge. So one task reads
   each socket until it is empty before it waits, and a send that leaves something to read wakes that task.
 - Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
+- A socket reads frames of up to MAXMSGSIZE from a client before it knows the client's key. So frames go over TCP in
+  parts of at most 128 KiB, and a larger part closes the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import zmq
 from transport.addresses import make_way, numeric, remove
 from transport.curve import ZAP_DOMAIN, ZAP_ENDPOINT, Admission, CurveKeys, Handshakes, Uninvited
 from transport.errors import BindError, InsecureLink, UnknownPeer
-from transport.limits import Limits
+from transport.limits import PART, Limits
 from transport.network import Port, Receiver, make_identity
 from transport.plans import Buffer
 
@@ -33,6 +35,8 @@ _SOCKETS_BESIDE = 1024
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
 _ENVELOPE_MAX = 64 << 10
+# What CURVE adds to a part.
+_SEALED = 64
 
 
 class ZmqNetwork:
@@ -40,19 +44,13 @@ class ZmqNetwork:
 
     With ``curve`` every socket is encrypted and only clients with the cluster's keys are admitted. Raises InsecureLink
     for a tcp address when ``curve`` is None (also on loopback, which every user of the machine reaches), and ValueError
-    for an address that is neither ipc nor tcp. Without a ``context`` each node has its own. Nodes that share a context
-    share the admission of the node that runs first. A node learns which of the peers ``watched`` refuse its key.
+    for an address that is neither ipc nor tcp. A node learns which of the peers ``watched`` refuse its key.
     """
 
     def __init__(
-        self,
-        addresses: Mapping[str, str],
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-        curve: CurveKeys | None = None,
-        watched: Collection[str] = (),
+        self, addresses: Mapping[str, str], curve: CurveKeys | None = None, watched: Collection[str] = ()
     ) -> None:
         self._addresses: dict[str, str] = {}
-        self._context = context
         self._curve = curve
         self.extend(addresses)
         self._watched = frozenset(watched) if curve is not None else frozenset()
@@ -74,7 +72,7 @@ class ZmqNetwork:
         """The port of a node. Raises UnknownPeer when it has no address."""
         if name not in self._addresses:
             raise UnknownPeer(f"no address is known for {name}")
-        port = ZmqPort(self._addresses, name, incarnation, limits, context=self._context, curve=self._curve)
+        port = ZmqPort(self._addresses, name, incarnation, limits, self._curve)
         port.watched = self._watched
         return port
 
@@ -88,8 +86,6 @@ class ZmqPort:
         name: str,
         incarnation: int,
         limits: Limits,
-        *,
-        context: zmq.Context[zmq.Socket[bytes]] | None,
         curve: CurveKeys | None,
     ) -> None:
         self._addresses = addresses
@@ -97,7 +93,6 @@ class ZmqPort:
         self._identity = make_identity(name, incarnation)
         self._limits = limits
         self._linger = int(limits.linger * 1000)
-        self._given_context = context
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._curve = curve
         self._receiver: Receiver | None = None
@@ -114,17 +109,17 @@ class ZmqPort:
     async def bind(self, receiver: Receiver) -> None:
         """Open the inbox at this node's address. Raises BindError."""
         self._receiver = receiver
-        self._context = self._given_context or self._new_context()
+        self._context = self._new_context()
         address = self._addresses[self._name]
         try:
             if self._curve is not None:
                 self._zap = self._admission(self._curve, receiver)
-            socket = self._socket(zmq.ROUTER)
-            self._inbox = Channel(socket, self._on_inbox)
+            socket = self._socket(zmq.ROUTER, address)
+            self._inbox = Channel(socket, self._on_inbox, in_parts=_in_parts(address))
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             if address.startswith("tcp://"):
-                uninvited = Uninvited(socket, receiver.faults.unauthenticated)
+                uninvited = Uninvited(socket, self._addresses, self._limits.handshake, receiver.faults.unauthenticated)
                 self._uninvited = uninvited, Channel(uninvited.monitor, uninvited.watch)
             await self._bind(socket, address)
             self._bound = True
@@ -157,12 +152,13 @@ class ZmqPort:
             }.get(error.errno or 0, str(error))
             raise BindError(f"{self._name} cannot listen at {address}: {remedy}") from error
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
         assert self._context is not None
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, _UNREAD_MAX if kind == zmq.ROUTER else 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes + _ENVELOPE_MAX)
+        largest = PART + _SEALED if _in_parts(address) else self._limits.message_bytes + _ENVELOPE_MAX
+        socket.setsockopt(zmq.MAXMSGSIZE, largest)
         socket.setsockopt(zmq.LINGER, self._linger)
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(self._limits.handshake * 1000))
@@ -184,17 +180,11 @@ class ZmqPort:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.public.encode())
         return socket
 
-    def _admission(self, keys: CurveKeys, receiver: Receiver) -> Channel | None:
+    def _admission(self, keys: CurveKeys, receiver: Receiver) -> Channel:
         assert self._context is not None
-        admission = Admission(keys, receiver.faults.unauthenticated)
+        admission = Admission(keys, self._on_admitted, receiver.faults.unauthenticated)
         socket = self._context.socket(zmq.REP)
-        try:
-            socket.bind(ZAP_ENDPOINT)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            if error.errno == errno.EADDRINUSE:  # another node of the shared context does the admission
-                return None
-            raise
+        socket.bind(ZAP_ENDPOINT)
 
         def answer(frames: Sequence[Buffer]) -> None:
             reply = admission.answer([bytes(frame) for frame in frames])
@@ -202,20 +192,28 @@ class ZmqPort:
 
         return Channel(socket, answer)
 
+    def _on_admitted(self, address: str) -> None:
+        if self._uninvited is not None:
+            uninvited, monitor = self._uninvited
+            monitor.catch_up()  # the connection was accepted before
+            uninvited.admitted(address)
+
     def _open(self, peer: str) -> None:
         assert self._receiver is not None
         on_back = self._receiver.on_back
-        socket = self._socket(zmq.DEALER)
+        address = self._addresses[peer]
+        socket = self._socket(zmq.DEALER, address)
         socket.setsockopt(zmq.ROUTING_ID, self._identity)
         socket.setsockopt(zmq.RECONNECT_IVL, 25)  # a successor that got ready beside listens after 100 ms
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        channel = self._peers[peer] = Channel(socket, lambda frames: on_back(peer, frames))
+        channel = Channel(socket, lambda frames: on_back(peer, frames), in_parts=_in_parts(address))
+        self._peers[peer] = channel
         self._read(channel)
-        if peer in self.watched and self._addresses[peer].startswith("tcp://"):
+        if peer in self.watched and address.startswith("tcp://"):
             handshakes = Handshakes(socket, partial(self._receiver.faults.key_refused, peer))
             self._handshakes[peer] = handshakes, Channel(handshakes.monitor, handshakes.watch)
             self._read(self._handshakes[peer][1])
-        socket.connect(self._addresses[peer])
+        socket.connect(address)
 
     def _read(self, channel: Channel) -> None:
         """Read the channel from now on, or from ``serve`` on."""
@@ -294,7 +292,7 @@ class ZmqPort:
         self._inbox = self._zap = None
         self._peers = dict.fromkeys(self._peers)
         context, self._context = self._context, None
-        if context is not None and self._given_context is None:
+        if context is not None:
             with trio.CancelScope(shield=True):  # bounded by the linger; in a thread, since it would block the loop
                 await trio.to_thread.run_sync(context.term)
         scheme, _, rest = self._addresses[self._name].partition("://")
@@ -312,12 +310,46 @@ _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 
 
-class Channel:
-    """A socket and the task that reads it."""
+def _in_parts(address: str) -> bool:
+    return address.startswith("tcp://")
 
-    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None]) -> None:
+
+def _parts(frames: Sequence[Buffer]) -> list[Buffer]:
+    """Frames as they go over TCP."""
+    parts: list[Buffer] = []
+    for frame in frames:
+        if len(frame) < PART:
+            parts.append(frame)
+        else:
+            parts += [memoryview(frame)[at : at + PART] for at in range(0, len(frame) + 1, PART)]
+    return parts
+
+
+def _joined(parts: Sequence[Buffer]) -> list[Buffer]:
+    """The frames of ``_parts``. After a last part that promises another, the frame is what has come."""
+    frames: list[Buffer] = []
+    begun: list[Buffer] = []
+    for number, part in enumerate(parts, 1):
+        if len(part) == PART and number < len(parts):
+            begun.append(part)
+        elif begun:
+            frames.append(b"".join((*begun, part)))
+            begun.clear()
+        else:
+            frames.append(part)
+    return frames
+
+
+class Channel:
+    """A socket and the task that reads it. ``in_parts``: large frames go in parts, and come in parts."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], deliver: Callable[[list[Buffer]], None], *, in_parts: bool = False
+    ) -> None:
         self.socket = socket
         self._deliver = deliver
+        self._in_parts = in_parts
+        self._copy_below = PART + 1 if in_parts else _COPY_BELOW
         self._waiting: trio.CancelScope | None = None
         self._closed = False
 
@@ -341,6 +373,11 @@ class Channel:
     def _readable(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
+    def catch_up(self) -> None:
+        """Deliver what has arrived, now."""
+        if not self._drain() and self._waiting is not None:
+            self._waiting.cancel()
+
     def _drain(self) -> bool:
         """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
@@ -350,15 +387,16 @@ class Channel:
                 frames = _receive(self.socket)
             except zmq.Again:
                 return True
-            self._deliver(frames)
+            self._deliver(_joined(frames) if self._in_parts else frames)
         return False
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send without waiting; frames to a vanished peer are lost. Wakes the reader if the send consumed its edge."""
+        frames = _parts(frames) if self._in_parts else frames
         last = len(frames) - 1
         try:
             for index, frame in enumerate(frames):
-                self.socket.send(frame, _LAST if index == last else _MORE, len(frame) < _COPY_BELOW)
+                self.socket.send(frame, _LAST if index == last else _MORE, len(frame) < self._copy_below)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

@@ -37,10 +37,11 @@ def check(
     files = (topology_file(str(file)), *overlays)
     topology = sound_topology(files, overrides, elsewhere=True)
     from agent_rl.config.full import full_text
+    from agent_rl.environments.load import shown_settings
     from agent_rl.topology_checks.describe import describe
 
     if full:
-        print(full_text(topology), end="")
+        print(full_text(topology, shown_settings), end="")
         return
     print("\n".join([f"{' with '.join(map(str, files))} is sound", "", *describe(topology)]))
 

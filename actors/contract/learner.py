@@ -280,8 +280,8 @@ class LearnerContract(RoleContract):
 
             kept = existing(peers.saved)
             assert kept, "no checkpoint is left"
-            loaded = AutoModelForCausalLM.from_pretrained(kept[-1])
-            AutoTokenizer.from_pretrained(kept[-1])
+            loaded = AutoModelForCausalLM.from_pretrained(kept[-1], trust_remote_code=False)
+            AutoTokenizer.from_pretrained(kept[-1], trust_remote_code=False)
             weights = peers.weights
             assert equal(weights[max(weights)], dict(loaded.state_dict())), "the last checkpoint is not the last policy"
             assert len(set(kept)) <= 3, f"{len(set(kept))} checkpoints are kept, 3 were asked for"
@@ -341,7 +341,7 @@ def model(folder: Path) -> Any:
     """The model a run in ``folder`` started from."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder / "model")
+    return AutoModelForCausalLM.from_pretrained(folder / "model", trust_remote_code=False)
 
 
 def read_weights(published: PolicyPublished) -> dict[str, Tensor]:

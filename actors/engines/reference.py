@@ -33,7 +33,7 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
+            path, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:

@@ -39,7 +39,7 @@ class ScriptedEngine:
     ) -> None:
         from transformers import AutoTokenizer  # here, since it loads torch where that can be loaded
 
-        self._tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self._tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         self._script = script
         self._pace = pace
         self._rows = rows

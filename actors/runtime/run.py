@@ -25,6 +25,7 @@ from agent_rl.config.addresses import (
     wanted_nodes,
 )
 from agent_rl.config.agreement import settings_to_agree
+from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
@@ -152,8 +153,13 @@ def _as_before(topology: Topology) -> Topology:
     return kept
 
 
+def _without_secret(override: str) -> str:
+    key, equals, value = override.partition("=")
+    return f"{key}{equals}{redacted({key: value})[key]}" if ".settings." in key else override
+
+
 def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:
-    """The command that continues the run."""
+    """The command that continues the run, without secrets."""
     named = [str(file) for file in ((files,) if isinstance(files, Path) else files)]
-    changes = [part for override in overrides for part in ("--set", override)]
+    changes = [part for override in map(_without_secret, overrides) for part in ("--set", override)]
     return shlex.join(["agent-rl", "run", *named, *changes, *(["--host", host] if host is not None else [])])

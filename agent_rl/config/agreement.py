@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from agent_rl.config.hidden import is_secret
 from agent_rl.config.topology import Topology
 
 OWN = (
@@ -33,8 +34,6 @@ OWN = (
     "actors.*.silent_seconds",
 )
 """Keys that each host may have its own value of."""
-SECRET = ("key", "password", "secret", "token")
-"""A key with one of these as a word may hold a secret: only the value's digest leaves the host."""
 _SHOWN = 80
 """Longer values are compared by digest."""
 _NAMED = 6
@@ -70,7 +69,6 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, str) and value.startswith(("/", "~")):
         value = f".../{value.rstrip('/').rpartition('/')[2]}"
     text = json.dumps(value)
-    secret = set(key.rpartition(".")[2].lower().split("_")) & set(SECRET)
-    if secret or len(text) > _SHOWN:
+    if any(map(is_secret, key.split("."))) or len(text) > _SHOWN:  # only its digest leaves the host
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return text

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import resolve
-from agent_rl.config.topology import Topology
+from agent_rl.config.topology import EnvironmentEntry, Topology
 
 
 def resolved_text(topology: Topology) -> str:
@@ -17,12 +18,17 @@ def resolved_text(topology: Topology) -> str:
     return toml_text(topology.model_dump(by_alias=True))
 
 
-def full_text(topology: Topology) -> str:
-    """The same with every default of the actors' settings too. Raises PluginError when a class cannot be loaded."""
+def full_text(topology: Topology, shown_settings: Callable[[EnvironmentEntry], Any]) -> str:
+    """The same with every default of the actors' settings too, and without secrets of settings.
+
+    ``shown_settings`` gives an environment's settings for people. Raises PluginError when a class cannot be loaded.
+    """
     tables = topology.model_dump(by_alias=True)
     for entry in tables["actors"].values():
         settings = resolve("actor", entry["class"]).Settings
-        entry["settings"] = settings.model_validate(entry["settings"]).model_dump(by_alias=True)
+        entry["settings"] = redacted(settings.model_validate(entry["settings"]).model_dump(by_alias=True))
+    for entry, environment in zip(tables["environments"], topology.environments, strict=True):
+        entry["settings"] = shown_settings(environment)
     return toml_text(tables)
 
 

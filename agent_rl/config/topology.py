@@ -93,7 +93,8 @@ class EnvironmentEntry(Part):
     weight: PositiveFloat = 1.0
     """Share of the groups, relative to the other environments."""
     settings: dict[str, Any] = Field(default={})
-    """Keyword arguments of the constructor, besides ``seed`` and ``base``."""
+    """Keyword arguments of the constructor, besides ``seed`` and ``base``. A value ``"env:NAME"`` is that of the
+    environment variable NAME on each host."""
     base: Path = Path()
     """Folder from which relative paths of the settings start, relative to the topology file's."""
     tools: tuple[str, ...] = ()

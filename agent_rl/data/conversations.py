@@ -193,7 +193,11 @@ def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) 
     if not directory.is_dir():
         raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(directory), environments, compact=not environments or None)
+        chat = ChatFormat(
+            AutoTokenizer.from_pretrained(directory, trust_remote_code=False),
+            environments,
+            compact=not environments or None,
+        )
     except (OSError, ValueError, PromptError) as error:
         raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
     try:

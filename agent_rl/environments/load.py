@@ -10,8 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
 
+from agent_rl.config.hidden import redacted, with_environment
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
@@ -170,11 +171,27 @@ def settings_model(cls: type[Environment]) -> type[BaseModel]:
     return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
 
 
+def shown_settings(entry: EnvironmentEntry) -> Any:
+    """The settings of an entry for people: without secrets, by name or by the types SecretStr and SecretBytes."""
+    try:
+        fields = settings_model(found_class(entry)).model_fields
+    except ContractError:  # whoever needs the class says so
+        fields = {}
+    return redacted(entry.settings, [name for name, field in fields.items() if _is_secret_type(field.annotation)])
+
+
+def _is_secret_type(annotation: Any) -> bool:
+    return annotation in (SecretStr, SecretBytes) or any(map(_is_secret_type, typing.get_args(annotation)))
+
+
 def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:
     """The environment of an entry. Raises TaskError or ContractError when it cannot be made."""
     cls = found_class(entry)
     try:
-        model = settings_model(cls).model_validate(entry.settings)
+        model = settings_model(cls).model_validate(with_environment(entry.settings))
+    except LookupError as error:
+        message = f"environment {entry.name!r}: settings: {error.args[0]}"
+        raise TaskError(message, ("settings",), environment=entry.name) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in ("settings", *first["loc"]))

@@ -74,17 +74,20 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, others_write_it: bool = False) -> Iterator[Path]:
+def whole(path: Path, *, others_write_it: bool = False, private: bool = False) -> Iterator[Path]:
     """Write ``path`` atomically: yields the path of a partial file or directory, renamed to ``path`` at the end.
 
     If the code within raises, the partial file is removed and ``path`` is unchanged. Several processes may write the
-    same path at the same time if all pass ``others_write_it``. Raises DiskError for a full or broken disk.
+    same path at the same time if all pass ``others_write_it``. A ``private`` file is for its owner only, from its first
+    byte on. Raises DiskError for a full or broken disk.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial") if others_write_it else partial_of(path)
     remove(partial)
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if private:
+                partial.touch(0o600)
             yield partial
             partial.replace(path)
     except BaseException:

@@ -65,7 +65,8 @@ def claim(directory: Path) -> Claim:
         except FileNotFoundError:  # another process took it for stale, and has swept it
             continue
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise Unsafe(f"{directory} is not a directory of yours alone; remove it")
+            remedy = "remove it, or set TMPDIR to a folder of yours for the run and all commands about it"
+            raise Unsafe(f"{directory} is not a directory of yours alone; {remedy}")
         lock = _hold(directory)
         if lock is not None:
             return lock

@@ -1,12 +1,15 @@
-"""JSON of users' files, with one kind of error for every fault; and values that JSON can hold."""
+"""Files that may be none, JSON in them, with one kind of error for every fault, and values that JSON can hold."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 class JsonError(ValueError):
@@ -28,9 +31,20 @@ def parse_json(text: str | bytes) -> Any:
         raise JsonError("a number has thousands of digits; write it as text, in quotes") from error
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, also for a pipe or a device: reading one may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_json(path: Path) -> Any:
     """The value in a file. Raises OSError, and JsonError for what is not JSON."""
-    return parse_json(path.read_bytes())
+    with open_file(path) as file:
+        return parse_json(file.read())
 
 
 def json_value(value: Any) -> Any:

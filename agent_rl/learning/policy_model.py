@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from agent_rl.learning import sharding
 from agent_rl.learning.finite import TrainingStoppedError
@@ -20,6 +19,7 @@ from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
 from agent_rl.learning.packing import ATTENTION, Packed, pack
 from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.tensor_files import load_whole
 from agent_rl.learning.tensor_parallel import output_layer
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class PolicyModel:
             if sharded:
                 self.module: Any = sharding.unloaded(path, ATTENTION)
             else:
-                loaded = AutoModelForCausalLM.from_pretrained(path, dtype=self.dtype, attn_implementation=ATTENTION)
-                self.module = loaded.to(self.device)
+                self.module = load_whole(path, dtype=self.dtype, attention=ATTENTION).to(self.device)
         except Exception as error:  # transformers raises exceptions of many types
             raise TrainingStoppedError(
                 f"{path} cannot be loaded for training: {' '.join(str(error).split())[:500]}"

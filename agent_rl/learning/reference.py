@@ -69,7 +69,7 @@ class OtherModel:
     ) -> None:
         """Raises TrainingStoppedError when it cannot be loaded, or has another vocabulary than ``tokenizer``."""
         try:
-            vocabulary = AutoTokenizer.from_pretrained(path).get_vocab()
+            vocabulary = AutoTokenizer.from_pretrained(path, trust_remote_code=False).get_vocab()
         except Exception as error:  # transformers raises exceptions of many types
             raise TrainingStoppedError(f"{KEY}: {path} has no tokenizer that can be loaded: {error}") from error
         if fault := vocabulary_fault(vocabulary, tokenizer.get_vocab()):

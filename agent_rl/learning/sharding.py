@@ -80,9 +80,11 @@ def unloaded(path: Path, attention: str) -> Any:
     """A model whose tensors have shapes and no memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        return AutoModelForCausalLM.from_config(
+            config, trust_remote_code=False, dtype=torch.float32, attn_implementation=attention
+        )
 
 
 def shard(module: Any, ranks: Ranks, *, method: str, dtype: torch.dtype, offload: bool) -> None:

@@ -115,6 +115,21 @@ def _from(bounds: Sequence[tuple[int, int]], starts: Sequence[int]) -> tuple[sli
     return tuple(slice(first - start, last - start) for (first, last), start in zip(bounds, starts, strict=True))
 
 
+def load_whole(path: Path, *, dtype: torch.dtype, attention: str) -> Any:
+    """A Hugging Face model with all its weights. Raises ValueError where its files lack some, which would be random.
+
+    Raises exceptions of many types for what transformers cannot load.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, told = AutoModelForCausalLM.from_pretrained(
+        path, trust_remote_code=False, dtype=dtype, attn_implementation=attention, output_loading_info=True
+    )
+    if lacking := sorted(told["missing_keys"]):
+        raise ValueError(f"its files hold no {lacking[0]} ({len(lacking)} weights are missing)")
+    return model
+
+
 def model_files_of(directory: Path) -> list[Path]:
     """The weight files of a model directory."""
     index = directory / INDEX

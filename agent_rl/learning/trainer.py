@@ -77,7 +77,9 @@ class Trainer:
         """
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path) if tokenizer is None else tokenizer
+        self.tokenizer = (
+            AutoTokenizer.from_pretrained(model_path, trust_remote_code=False) if tokenizer is None else tokenizer
+        )
         self._own_tokenizer: Any = None
         """The tokenizer of the thread that writes checkpoints."""
         self.ranks = ranks = ranks or Ranks()

@@ -222,7 +222,9 @@ def tensors(file: Path) -> dict[str, Any]:
         ends = [int(header[name]["data_offsets"][1]) for name in header if name != "__metadata__"]
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise Unreadable(f"{file} is no safetensors file (its header does not say where the tensors are)") from error
-    expected, size = 8 + length + max(ends, default=0), file.stat().st_size
+    if not ends:  # a loader would draw random weights in their place
+        raise Unreadable(f"{file} holds no tensors")
+    expected, size = 8 + length + max(ends), file.stat().st_size
     if size != expected:
         raise Unreadable(f"{file} is {size} bytes long, and its header says {expected}")
     return header

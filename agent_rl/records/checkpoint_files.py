@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_rl.files.reading_json import open_file, read_json
+
 TRAINING = "training/"
 STATE_FILE = f"{TRAINING}state.json"
 _BLOCK = 1 << 22
@@ -56,7 +58,7 @@ def read_state(directory: Path) -> tuple[Position, dict[str, Any]] | None:
 
 def _read_state(path: Path) -> dict[str, Any]:
     """Raises OSError, and ValueError or KeyError when the file changed since it was written."""
-    state: dict[str, Any] = json.loads(path.read_text())
+    state: dict[str, Any] = read_json(path)
     if state.pop("checksum", None) not in {None, checksum_of_state(state)}:
         raise ValueError("it is not what was written: its checksum differs")
     return state
@@ -100,7 +102,7 @@ def position_of(state: Mapping[str, Any]) -> Position:
 def file_checksum(path: Path) -> tuple[int, int]:
     """Size in bytes and CRC of a file, read in blocks."""
     size = checksum = 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(_BLOCK):
             size += len(block)
             checksum = zlib.crc32(block, checksum)

@@ -15,6 +15,7 @@ from typing import Any
 
 from agent_rl.config.full import resolved_text
 from agent_rl.config.topology import Topology
+from agent_rl.environments.load import shown_settings
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.records.run_directory import RunRefused
@@ -25,12 +26,13 @@ LAYOUT = "model.parallel"
 
 
 def made_with(topology: Topology) -> dict[str, Any]:
-    """The settings that must not change, by their keys in the topology."""
+    """The settings that must not change, by their keys in the topology, and without secrets."""
     whole = topology.model_dump(mode="json")
     algorithm = whole["algorithm"]
     kept: dict[str, Any] = {"run.seed": whole["run"]["seed"]}
     kept |= {key: value for part, value in whole["model"].items() if (key := f"model.{part}") != LAYOUT}
     for index, entry in enumerate(whole["environments"]):
+        entry["settings"] = shown_settings(topology.environments[index])
         kept |= {f"environments.{index}.{key}": value for key, value in entry.items()}
     kept |= {f"algorithm.{key}": algorithm[key] for key in ("groups_per_step", "samples", "keep")}
     for index, stage in enumerate(whole["stages"]):
@@ -75,19 +77,20 @@ def remember(topology: Topology, directory: Path) -> None:
             raise RunRefused(fault)
         if now.keys() == before.keys():
             return
-    with whole(path, others_write_it=True) as partial:  # the supervisors of several hosts start together
+    with whole(path, others_write_it=True, private=True) as partial:  # the supervisors of several hosts start together
         partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
 
 
 def write_resolved(topology: Topology, directory: Path, host: str, command: str) -> Path:
     """Store the resolved topology of this start.
 
-    Actors read this copy, so later edits of the user's files have no effect. ``host`` is the first host that the
-    calling supervisor starts; ``command`` starts the run again. Raises DiskError.
+    Actors read this copy, so later edits of the user's files have no effect. It holds secrets of settings as they are,
+    for its owner only. ``host`` is the first host that the calling supervisor starts; ``command`` starts the run again.
+    Raises DiskError.
     """
     path = directory / f"topology.{host}.toml"
     text = f"# What the actors of this run read; made by: {command}\n\n{resolved_text(topology)}"
-    with whole(path) as partial:
+    with whole(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
 

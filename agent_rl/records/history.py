@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import Topology
+from agent_rl.files.reading_json import open_file
 from agent_rl.messages import StageEntered
 from agent_rl.records.checkpoint_files import Position, read_state
 from agent_rl.records.continuing import made_with, started_otherwise
@@ -241,6 +242,7 @@ def _any_folder(directory: Path) -> bool:
 def _row_count(path: Path) -> int:
     """How many whole rows a file of JSON lines has."""
     try:
-        return path.read_bytes().count(b"\n")
+        with open_file(path) as file:
+            return file.read().count(b"\n")
     except OSError:
         return 0

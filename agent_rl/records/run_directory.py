@@ -70,7 +70,7 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
     Raises RunRefused, which names the process that holds the lock.
     """
     with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         for host in hosts:
             path = _lock_file(directory, host)

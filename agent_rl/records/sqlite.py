@@ -70,7 +70,9 @@ class SqliteStore:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
                 self._db.execute("PRAGMA secure_delete = OFF")
-            found = self._db.execute("SELECT name FROM sqlite_master").fetchall()
+            found = self._db.execute("SELECT type, name FROM sqlite_master").fetchall()
+        if strange := [f"{kind} {name}" for kind, name in found if kind not in {"table", "index"}]:
+            raise self._unusable(f"it has the {strange[0]}, which may have no end")
         if not found and read_only:
             raise EmptyJournalError(str(self._unusable("it holds nothing")))
         if not found:
@@ -345,7 +347,8 @@ class SegmentFiles:
 
     def __init__(self, folder: Path, *, read_only: bool) -> None:
         self.folder = folder
-        self._flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
+        waiting = os.O_NONBLOCK  # for no writer of a pipe
+        self._flags = os.O_CLOEXEC | waiting | (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
         self._read_only = read_only
         self._files: dict[int, int] = {}
         self._unsettled: set[int] = set()
@@ -435,6 +438,8 @@ def _condition(where: dict[str, Any]) -> tuple[str, list[Any]]:
 
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     if not read_only:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            path.touch(0o600)  # SQLite gives its log the same rights
         return sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
     # Without a log no program writes, and a reader must not create a log.
     settled = not path.with_name(f"{path.name}-wal").exists()

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_rl.config.hidden import redacted
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
@@ -34,7 +35,7 @@ def record_swap(directory: Path, role: str, topology: Topology, keys: Sequence[s
     swaps = _read(directory / FILE)
     before = swaps[role]["keys"] if role in swaps else []
     swaps[role] = {**_entry(topology, role), "keys": [*before, *keys]}
-    with whole(directory / FILE) as partial:
+    with whole(directory / FILE, private=True) as partial:
         partial.write_text(json.dumps(swaps, indent=1) + "\n", encoding="utf-8")
 
 
@@ -77,8 +78,8 @@ def _differences(swaps: Mapping[str, Any], topology: Topology) -> Iterable[str]:
         if any(now[key] != then[key] for key in ("class", "settings")):
             yield (
                 f"{role} was swapped in the last start, and now is what the file says: class {now['class']}, "
-                f"settings {json.dumps(now['settings'])}; it was class {then['class']}, "
-                f"settings {json.dumps(then['settings'])}"
+                f"settings {json.dumps(redacted(now['settings']))}; it was class {then['class']}, "
+                f"settings {json.dumps(redacted(then['settings']))}"
             )
         if now["replicas"] != then["replicas"]:
             yield (

@@ -24,6 +24,7 @@ from typing import Any
 
 from agent_rl.figures import ActorFigures, numbers
 from agent_rl.files.disk import LossyLines, older
+from agent_rl.files.reading_json import open_file
 from agent_rl.messages import ActorStatus
 
 FILE = "timeline.jsonl"
@@ -147,7 +148,7 @@ def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:
     """The rows of a run, oldest first; a half-written last line is left out."""
     for path in (older(directory / FILE), directory / FILE):
         if path.exists():
-            with path.open() as file:
+            with open_file(path) as file:
                 for line in file:
-                    if line.endswith("\n"):
+                    if line.endswith(b"\n"):
                         yield json.loads(line)

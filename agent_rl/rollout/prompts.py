@@ -394,7 +394,7 @@ def load_tokenizer(directory: Path, topology: Topology, base: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     file = template_file(topology, base)
     if file is not None:
         tokenizer.chat_template = file.read_text(encoding="utf-8")

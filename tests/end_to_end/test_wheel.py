@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,34 @@ from actors.runtime.children import LIFELINE
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ["stages.0.steps=5", "stages.1.problems=4", "stages.2.steps=1", "stages.3.problems=4"]
 NAMES = ("actors", "transport", "benchmarks", "examples")
+HOSTILE_CALL = """
+import os, sys
+import agent_rl_neighbour
+site, read = os.path.dirname(agent_rl_neighbour.__file__), []
+for name in ("actors", "agent_rl", "benchmarks", "transport"):
+    for folder, _, names in os.walk(os.path.join(site, name)):
+        for name in names:
+            try: open(os.path.join(folder, name), "rb").read(1); read.append(os.path.join(folder, name))
+            except OSError: pass
+print(read)
+"""
+RUNS_IT = f"""
+import trio
+from actors.sandbox.isolation import kernel
+from actors.sandbox.owner.client import Sandbox
+async def main(level):
+    sandbox = Sandbox(isolation=level)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        result = await sandbox.execute({HOSTILE_CALL!r})
+        print(level, result.stdout.strip() + result.stderr)
+        nursery.cancel_scope.cancel()
+trio.run(main, "strong")
+if kernel.landlock_version():
+    trio.run(main, "filtered")
+else:
+    print("filtered []")
+"""
 
 
 @pytest.fixture
@@ -39,6 +69,17 @@ def agent_rl(folder, environment, *arguments):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def hostile_calls(installed, folder):
+    """What calls read of this project where it lies in an environment's site-packages, at each level."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", folder / "venv"], check=True)
+    (site,) = (folder / "venv").glob("lib/*/site-packages")
+    shutil.copytree(installed, site, dirs_exist_ok=True)
+    (site / "agent_rl_neighbour.py").touch()
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    command = [folder / "venv/bin/python", "-P", "-c", RUNS_IT]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def overrides(settings):
@@ -66,11 +107,13 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
         [sys.executable, "-P", "-c", where], env=environment, capture_output=True, text=True, check=True
     )
     assert found.stdout.count(str(installed)) == 3
+    assert hostile_calls(installed, tmp_path) == "strong []\nfiltered []\n"
     printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["steps"] == 1
     assert "gsm8k.toml is sound" in agent_rl(elsewhere, environment, "check", "gsm8k")  # with its word problems
     assert "report: " in printed  # made from the templates in the wheel
     printed = agent_rl(elsewhere, environment, "analyze", "runs/quickstart")
-    assert (elsewhere / json.loads(printed.splitlines()[-1])["page"]).is_file()
-    printed = agent_rl(elsewhere, environment, "bench", "quickstart", "--seeds", "1", *overrides(SHORT))
+    (page,) = (line.removeprefix("page: ") for line in printed.splitlines() if line.startswith("page: "))
+    assert (elsewhere / page).is_file()
+    printed = agent_rl(elsewhere, environment, "bench", "learning", "--seeds", "1", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["seeds"] == 1

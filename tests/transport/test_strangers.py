@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
+from benchmarks.hostile.strangers import WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
-from transport import CallFailed, Limits, MalformedFrames, MemoryNetwork, MessageRejected, Node, ZmqNetwork
+from tests.transport.test_zeromq import free_port
+from transport import (
+    CallFailed,
+    CurveKeys,
+    Limits,
+    MalformedFrames,
+    MemoryNetwork,
+    MessageRejected,
+    Node,
+    Unauthenticated,
+    ZmqNetwork,
+)
+from transport.curve import STRANGERS
 from transport.node import STRANGER
 
 SIZE, COUNT = 64 << 10, 6000
@@ -45,11 +60,15 @@ while True:
 class Zmq(ContractBase):
     limits = Limits(heartbeat_interval=0.05, silent_after=60.0, linger=0.2)
 
-    def __init__(self, directory):
-        self.addresses = {name: f"ipc://{directory}/{name}" for name in "abc"}
+    def __init__(self, directory=None):
+        """Over TCP without a directory."""
+        self.keys = None if directory else CurveKeys.generate()
+        self.addresses = {
+            name: f"ipc://{directory}/{name}" if directory else f"tcp://127.0.0.1:{free_port()}" for name in "abc"
+        }
 
     def network(self, _names):
-        return ZmqNetwork(self.addresses)
+        return ZmqNetwork(self.addresses, curve=self.keys)
 
 
 class InMemory(ContractBase):
@@ -105,6 +124,42 @@ def test_a_flood_while_the_actor_is_busy_takes_no_memory_and_loses_no_push(ident
                 flooder.wait()
                 flooder.stdout.close()
         assert grown < BOUND, f"{grown >> 20} MiB more"
+
+
+@pytest.mark.real_time
+def test_strangers_without_a_key_take_no_memory_from_an_inbox():
+    assert strangers_mib() < WORST_MIB
+
+
+@pytest.mark.real_time
+async def test_strangers_who_say_nothing_have_few_places_and_keep_no_node_out():
+    case, more = Zmq(), 40
+    port = int(case.addresses["b"].rpartition(":")[2])
+    places = len(case.addresses) + STRANGERS
+    async with case.world() as world:
+        a, b = await world.start("a"), await world.start("b")
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
+        with contextlib.ExitStack() as connections, trio.fail_after(8):  # less than the time for a handshake
+            strangers = connect_strangers(port, b"", connections, places)
+            assert await call(Question(1)) == Item(1)
+            strangers += connect_strangers(port, b"", connections, more)
+            for client in strangers[:more]:  # the oldest made room
+                assert await trio.to_thread.run_sync(partial(ended, client, 5.0))
+            assert await call(Question(2)) == Item(2)
+            assert not any(ended(client, 0.0) for client in strangers[more + len(case.addresses) :])
+        assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.9")]
+        assert a.reported(Unauthenticated) == []
+
+
+def ended(client, seconds):
+    """Whether the node closes the connection within so many seconds."""
+    client.settimeout(seconds)
+    try:
+        while client.recv(1024):
+            pass
+    except (TimeoutError, BlockingIOError):
+        return False
+    return True
 
 
 async def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():

@@ -31,6 +31,7 @@ from transport import (
 from transport.addresses import numeric
 from transport.codec import size_of
 from transport.curve import Admission
+from transport.limits import PART
 
 pytestmark = pytest.mark.real_time
 
@@ -144,6 +145,24 @@ async def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
         assert (large == 1024).all()
 
 
+@pytest.mark.parametrize("size", [PART - 1, PART, PART + 1, 3 * PART])
+async def test_frames_that_go_over_tcp_in_parts_arrive_whole(size):
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
+    async with Zmq(ZmqNetwork(addresses, curve=CurveKeys.generate())).world() as world:
+        received = []
+
+        async def answer(delivery):
+            received.append(delivery.message)
+            return Item(1, delivery.message.text[::-1])
+
+        a, _ = await world.start("a"), await world.start("b", Recorder(answers=answer))
+        call = a.node.call("items", ["b"], outstanding=1, timeout=10.0)
+        for exact in range(size - 64, size + 2):  # the body is longer than its text
+            text = f"{exact}:".ljust(exact, "x")
+            assert await call(Item(exact, text)) == Item(1, text[::-1])
+        assert [message.number for message in received] == list(range(size - 64, size + 2))
+
+
 async def test_a_message_of_exactly_the_largest_size_passes(directory):
     case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
     case.limits = dataclasses.replace(LIMITS, message_bytes=1 << 20)
@@ -172,10 +191,10 @@ async def test_strangers_are_not_admitted():
         port._curve = stranger
         original, port._socket = port._socket, None
 
-        def with_server_key(kind):
+        def with_server_key(kind, address):
             import zmq
 
-            made = original(kind)
+            made = original(kind, address)
             if kind == zmq.DEALER:
                 made.setsockopt(zmq.CURVE_SERVERKEY, cluster.public.encode())
             return made
@@ -195,16 +214,16 @@ async def test_strangers_are_not_admitted():
 
 
 def test_admission_answers_as_zap_asks():
-    keys, refused = CurveKeys.generate(), []
-    admission = Admission(keys, refused.append)
+    keys, admitted, refused = CurveKeys.generate(), [], []
+    admission = Admission(keys, admitted.append, refused.append)
     from zmq.utils import z85
 
     request = [b"1.0", b"7", b"cluster", b"10.0.0.1", b"identity", b"CURVE", z85.decode(keys.public)]
     assert admission.answer(request)[:3] == [b"1.0", b"7", b"200"]
-    assert refused == []
+    assert (admitted, refused) == (["10.0.0.1"], [])
     for wrong in ([*request[:6], b"x" * 32], [*request[:5], b"NULL"], [*request[:5], b"PLAIN", b"user", b"password"]):
         assert admission.answer(wrong)[:3] == [b"1.0", b"7", b"400"]
-    assert refused == ["10.0.0.1"] * 3
+    assert (admitted, refused) == (["10.0.0.1"], ["10.0.0.1"] * 3)
     assert admission.answer([b"2.0"]) is None
 
 

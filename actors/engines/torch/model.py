@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from actors.engines.base import EngineError, ModelError
 from actors.engines.torch.fused import FusedDecoder, can_fuse
 from actors.engines.torch.kv_cache import ATTENTION, ForwardStep, KVCache
 from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
+from agent_rl.learning.tensor_files import load_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,9 +84,7 @@ class CausalModel:
 
     def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-            )
+            model = load_whole(path, dtype=getattr(torch, dtype), attention=ATTENTION)
             self._model = model.to(device).eval().requires_grad_(requires_grad=False)
         except (torch.OutOfMemoryError, MemoryError) as error:  # a process that has just died may still hold memory
             remedy = "serve a smaller model, or free memory on the device"

@@ -42,7 +42,11 @@ class VllmStart:
         """The most tokens of a sequence of the model."""
         from transformers import AutoConfig
 
-        return int(AutoConfig.from_pretrained(self.model_path).get_text_config().max_position_embeddings)
+        return int(
+            AutoConfig.from_pretrained(self.model_path, trust_remote_code=False)
+            .get_text_config()
+            .max_position_embeddings
+        )
 
     def environment(self) -> dict[str, str]:
         """Variables for vLLM, unless they are already set."""

@@ -43,11 +43,17 @@ class Directories:
     spares = 0
     """No child waits here for its call: other calls could reach it."""
 
-    def __init__(self, parent: str, most: int, readable: list[str], shares: Shares, *, filtered: bool) -> None:
+    def __init__(
+        self, parent: str, most: int, readable: list[str], listed: list[str], shares: Shares, *, filtered: bool
+    ) -> None:
         self._parent, self._room, self._filtered, self._shares = parent, most, filtered, shares
         self._made = 0
         self._landlock_version = landlock_version = kernel.landlock_version() if filtered else 0
-        self.keep = tuple(os.open(path, os.O_PATH) for path in readable) if landlock_version else ()
+        self._readable, self._listed = (
+            tuple(os.open(path, os.O_PATH) for path in paths) if landlock_version else ()
+            for paths in (readable, listed)
+        )
+        self.keep = (*self._readable, *self._listed)
         self._cleaners: set[int] = set()
         self._left: list[str] = []
         """Used directories that are not empty and wait for a process to remove them."""
@@ -104,7 +110,7 @@ class Directories:
     def _enter(self, door: ctypes.c_int) -> None:
         os.fchdir(door.value)
         if self._landlock_version:
-            kernel.landlock(self._landlock_version, self.keep, [door.value, *devices()])
+            kernel.landlock(self._landlock_version, self._readable, self._listed, [door.value, *devices()])
 
     def process_limit(self, limit: int) -> int | None:
         """The limit plus the machine's present tasks: the kernel counts all tasks of the user."""

@@ -67,9 +67,8 @@ def isolate(server: Server, config: dict[str, Any]) -> None:
         server.slots.put_back(slot)
     else:
         filtered = bool(config["filter"])
-        server.slots = Directories(
-            config["directory"], server.most, config["readable"], server.shares, filtered=filtered
-        )
+        readable, listed = config["readable"], config["listed"]
+        server.slots = Directories(config["directory"], server.most, readable, listed, server.shares, filtered=filtered)
 
 
 def seal(program: str) -> None:

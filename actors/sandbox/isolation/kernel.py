@@ -32,6 +32,8 @@ LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
 LANDLOCK_READ = 0b1101
 """Execute files, read files, read directories."""
+LANDLOCK_LIST = 0b1000
+"""Read directories."""
 LANDLOCK_ALL = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 """All rights over files, by interface version. Rights after version 3 do not matter to sandboxed code."""
 LANDLOCK_FILE = 0b111 | 1 << 14
@@ -220,13 +222,13 @@ def quiet(version: int) -> int:
     return LANDLOCK_QUIET if version >= LANDLOCK_WITH_QUIET else 0
 
 
-def landlock(version: int, readable: Sequence[int], writable: Sequence[int]) -> None:
+def landlock(version: int, readable: Sequence[int], listed: Sequence[int], writable: Sequence[int]) -> None:
     """Confine this process and its children to the given files and to all below the given directories (descriptors)."""
     rights = LANDLOCK_ALL[min(version, 3)]
     ruleset = Ruleset(files=rights, scopes=LANDLOCK_SCOPES if version >= LANDLOCK_WITH_SCOPES else 0)
     size = ctypes.c_size_t(24 if version >= LANDLOCK_WITH_SCOPES else 8)
     fd = _checked(libc.syscall(SYS_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock_create_ruleset")
-    for paths, access in ((readable, LANDLOCK_READ), (writable, rights)):
+    for paths, access in ((readable, LANDLOCK_READ), (listed, LANDLOCK_LIST), (writable, rights)):
         for path in paths:
             is_directory = stat.S_ISDIR(os.fstat(path).st_mode)
             rule = PathBeneath(access if is_directory else access & rights & LANDLOCK_FILE, path)

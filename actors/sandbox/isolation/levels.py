@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import sysconfig
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -38,12 +39,14 @@ class IsolationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """The part of the host that sandboxed code sees: steps for ``namespaces.build_root``, and plain paths for
-    Landlock.
+    """The part of the host that sandboxed code sees: steps for ``namespaces.build_root``, and paths for Landlock.
+
+    Of folders that are ``listed``, the names of everything below can be read, and no file.
     """
 
     plan: tuple[tuple[str, str], ...]
     readable: tuple[str, ...]
+    listed: tuple[str, ...]
 
 
 def levels_to_try(isolation: Isolation) -> tuple[Level, ...]:
@@ -93,29 +96,55 @@ def outer_users() -> tuple[int, int, int]:
     return (UNUSED_USER, USERS, BLOCKS) if known else (NOBODY, 1, 1)
 
 
-def visible(packages: tuple[str, ...], hidden: str) -> Visible:
-    """The interpreter's own files, the system's libraries and ``packages``, without the directory ``hidden``.
+def visible(shown: Iterable[str], hidden: Iterable[str]) -> Visible:
+    """The interpreter's own files, the system's libraries and ``shown``, without what is ``hidden``.
 
-    ``packages`` may lie within ``hidden``, for example a virtual environment within a checkout.
+    Of two paths within each other, the inner one decides; of a path that is both, what is shown. So packages may lie
+    within a hidden folder, such as a virtual environment within a checkout, and hidden packages beside others.
     """
     wanted = [*SYSTEM_DIRECTORIES, *SYSTEM_FILES, sys.base_prefix, sys.base_exec_prefix]
-    wanted += [sysconfig.get_path("stdlib"), *packages]
-    plan: list[tuple[str, str]] = []
-    bound: list[str] = []
-    for path in sorted(map(os.path.normpath, wanted), key=lambda path: path.count("/")):
-        if not os.path.lexists(path) or path in bound:
+    wanted += [sysconfig.get_path("stdlib"), *shown]
+    kinds = {_shown_in(folder, path): "hide" for path in hidden for folder in wanted}
+    kinds |= {os.path.normpath(path): "bind" for path in wanted}
+    plan: dict[str, str] = {}
+    for path in sorted(kinds, key=lambda path: path.count("/")):
+        if not os.path.lexists(path):
             continue
         if Path(path).is_symlink() and path in SYSTEM_DIRECTORIES:
-            plan.append(("link", path))
-            continue
-        if _within(path, bound) and not (_within(path, [hidden]) and _within(hidden, bound)):
-            continue
-        plan.append(("bind", path))
-        bound.append(path)
-        if _within(hidden, [path]) and path != hidden and not _within(path, [hidden]):
-            plan.append(("hide", hidden))
-    return Visible(tuple(plan), tuple(bound))
+            plan[path] = "link"
+        elif kinds[path] != _kind_around(path, plan):
+            plan[path] = kinds[path]
+    readable: list[str] = []
+    listed: list[str] = []
+    for path, kind in plan.items():
+        if kind == "bind":
+            _open_up(path, plan, readable, listed)
+    return Visible(tuple((kind, path) for path, kind in plan.items()), tuple(readable), tuple(listed))
 
 
-def _within(path: str, directories: list[str]) -> bool:
-    return any(path == directory or path.startswith(directory.rstrip("/") + "/") for directory in directories)
+def _shown_in(folder: str, path: str) -> str:
+    """Where a path is seen when ``folder`` is shown, which may be a link to a folder around it."""
+    real, folder_real = os.path.realpath(path), os.path.realpath(folder)
+    return os.path.normpath(folder + real[len(folder_real) :] if _within(real, folder_real) else path)
+
+
+def _kind_around(path: str, plan: Mapping[str, str]) -> str:
+    """Whether the folder of a path is shown ("bind") or hidden."""
+    around = [outer for outer, kind in plan.items() if kind != "link" and _within(path, outer)]
+    return plan[max(around, key=len)] if around else "hide"
+
+
+def _open_up(path: str, plan: Mapping[str, str], readable: list[str], listed: list[str]) -> None:
+    """Landlock knows no exceptions: a folder with something hidden in it is listed, and its other entries are shown."""
+    if not any(kind == "hide" and _within(hidden, path) for hidden, kind in plan.items()):
+        readable.append(path)
+        return
+    listed.append(path)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.path not in plan and not entry.is_symlink():
+                _open_up(entry.path, plan, readable, listed)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path != folder and path.startswith(folder.rstrip("/") + "/")

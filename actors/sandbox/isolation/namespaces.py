@@ -105,7 +105,7 @@ def build_root(plan: list[list[str]]) -> None:
     """Mount the plan's paths read-only and make them the root.
 
     Each step is (kind, path): ``bind`` shows the host's path (see ``shown_at``), ``hide`` covers a path with an empty
-    directory, ``link`` copies a symbolic link.
+    directory or file, ``link`` copies a symbolic link.
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
@@ -114,6 +114,8 @@ def build_root(plan: list[list[str]]) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if kind == "link":
             os.symlink(os.readlink(path), target)
+        elif kind == "hide" and not os.path.isdir(target):
+            kernel.mount("/dev/null", target, None, kernel.MS_BIND)
         elif kind == "hide":
             kernel.mount("tmpfs", target, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
         else:

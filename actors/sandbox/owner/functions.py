@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from actors.sandbox.owner.pool import Pool, PoolSettings
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput
 
-OURS = ("agent_rl", "actors")
+FUNCTIONS_SEE = ("agent_rl", "actors")
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -75,7 +75,7 @@ def importable(modules: Sequence[str]) -> Importable:
     folders = []
     for module in modules:
         top = module.partition(".")[0]
-        if top in OURS:
+        if top in FUNCTIONS_SEE:
             continue
         try:
             importlib.import_module(module)
@@ -84,9 +84,17 @@ def importable(modules: Sequence[str]) -> Importable:
         place = _place(sys.modules[top])
         if place is not None and not str(place).startswith(INSTALLED):
             folders.append(place.parent)
-    tops = [module for name, module in list(sys.modules.items()) if "." not in name and name not in OURS]
+    tops = [module for name, module in list(sys.modules.items()) if "." not in name and name not in FUNCTIONS_SEE]
     seen = [str(place) for module in tops if (place := _place(module)) is not None and place.parent in folders]
-    return Importable((ROOT, *map(str, folders)), (*(f"{ROOT}/{name}" for name in OURS), *seen))
+    return Importable((ROOT, *map(str, folders)), (*(f"{ROOT}/{name}" for name in FUNCTIONS_SEE), *seen))
+
+
+def places(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...]:
+    """The files, or folders of packages, of loaded modules ``module:name``, ``without`` those of some modules."""
+    tops = {name.partition(":")[0].partition(".")[0] for name in names if ":" in name}
+    tops -= {name.partition(".")[0] for name in without}
+    found = (_place(sys.modules[top]) for top in sorted(tops) if top in sys.modules)
+    return tuple(str(place) for place in found if place is not None)
 
 
 def _place(module: ModuleType) -> Path | None:

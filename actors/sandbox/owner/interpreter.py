@@ -62,7 +62,8 @@ class ExecutionLimits:
 
 
 ROOT = str(Path(__file__).resolve().parents[3])
-"""The folder of the packages ``actors`` and ``agent_rl``."""
+"""The folder of this project's packages: a checkout, or site-packages."""
+OURS = ("actors", "agent_rl", "benchmarks", "transport")
 BOOT = "import sys; sys.path.append({root!r}); from actors.sandbox.inside.program import main; main()"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -115,7 +116,8 @@ class Importable:
 class InterpreterConfig:
     """The interpreter's modules to load, importable code, concurrent calls, isolation and control groups.
 
-    ``imports`` is None for an interpreter that runs given code and calls no functions.
+    ``imports`` is None for an interpreter that runs given code and calls no functions. Calls do not see the ``hidden``
+    files and folders.
     """
 
     modules: tuple[str, ...]
@@ -125,6 +127,7 @@ class InterpreterConfig:
     warm_seconds: float
     groups: ControlGroups
     scratch: Scratch = Scratch()
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -277,7 +280,9 @@ class Interpreter:
         config = self.config
         packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         imports = config.imports or Importable((), ())
-        seen = visible((*packages, *imports.seen), ROOT)
+        installed = ROOT in map(os.path.realpath, packages)
+        ours = [f"{ROOT}/{name}" for name in OURS] if installed else [ROOT]
+        seen = visible((*packages, *imports.seen), (*ours, *config.hidden))
         settings = {
             "owner": os.getpid(),
             "directory": directory,
@@ -292,6 +297,7 @@ class Interpreter:
             "server_filter": filter_program(config.level, may_continue=True).hex(),
             "plan": seen.plan,
             "readable": seen.readable,
+            "listed": seen.listed,
             "outer_users": outer_users(),
             "scratch": config.scratch.options,
             "groups": config.groups.to_join,

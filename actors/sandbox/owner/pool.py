@@ -51,7 +51,7 @@ class PoolSettings:
     """Up to ``interpreters * children`` calls run at once. ``limits`` hold for calls without limits of their own.
 
     ``memory_bytes`` (default: half of the memory) and ``weight`` hold for all calls together, on hosts with control
-    groups.
+    groups. Calls do not see the ``hidden`` files and folders, unless at the level ``limits``.
     """
 
     interpreters: int = 1
@@ -63,6 +63,7 @@ class PoolSettings:
     control_groups: Wanted = "host"
     memory_bytes: int | None = None
     weight: int = WEIGHT
+    hidden: tuple[str, ...] = ()
 
 
 class Pool:
@@ -163,6 +164,7 @@ class Pool:
                     self.settings.warm_seconds,
                     self.groups,
                     self.settings.scratch,
+                    self.settings.hidden,
                 )
             )
             refused: list[NoIsolationError] = []

@@ -26,7 +26,7 @@ def read_page(directory: Path, decode: Decode) -> tuple[Records, dict[str, Any]]
 
 
 def write_report(directory: Path, decode: Decode) -> Path:
-    """Write ``report.html`` into the run directory, completely or not at all. Returns its path.
+    """Write ``report.html`` into the run directory, for its owner, completely or not at all. Returns its path.
 
     ``decode`` reads a message as stored by the journal. Raises OSError. Raises ReportError when there is no run, or
     when the journal cannot be read; in the second case the report is written with the rest.
@@ -34,6 +34,8 @@ def write_report(directory: Path, decode: Decode) -> Path:
     path = directory / FILE
     records, page = read_page(directory, decode)
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    partial.touch(0o600)
     partial.write_text(html(page), encoding="utf-8")
     partial.replace(path)
     if records.journal_fault:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_rl.config.hidden import redacted
 from agent_rl.files.disk import older
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import open_file, read_json
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.journal import JOURNAL
@@ -136,7 +137,8 @@ def figure(row: Row, name: str) -> float:
 def _rows(path: Path, notes: list[str]) -> list[Row]:
     """The rows of a file of JSON lines. Invalid lines are left out and noted."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with open_file(path) as file:
+            lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
     except FileNotFoundError:
         notes.append(f"There is no {path.name}.")
         return []
@@ -167,7 +169,7 @@ def _read_settings(directory: Path, records: Records) -> None:
     if not isinstance(settings, dict):
         records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
         return
-    records.settings = settings
+    records.settings = redacted(settings)
     while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
         kind, _, name = words.partition(" stage named ")
         records.stages.append(RecipeStage(kind, name))

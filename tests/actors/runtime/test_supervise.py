@@ -314,7 +314,8 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
         press(signal.SIGINT)
         heard.extend(await stage.await_news(3))
 
-    assert supervise(stage, topology, during, overrides=["run.seed=4"]) == 0
+    secret = "environments.0.settings.api_key=hush"
+    assert supervise(stage, topology, during, overrides=["run.seed=4", secret]) == 0
     ups = {actor: details for event, actor, _, _, *details in heard if event == "up"}
     assert ups == {
         "a.0": ["1", "True", "4"],
@@ -324,7 +325,8 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
     # b is first by its class' drain_order, though it stands last in the file
     assert next(actor for event, actor, *_ in heard if event == "stopped") == "b.0"
     output = capsys.readouterr().out
-    assert f"stopped; continue with: agent-rl run {stage.path} --set run.seed=4" in output
+    assert f"stopped; continue with: agent-rl run {stage.path} --set run.seed=4 --set" in output
+    assert "hush" not in output
     assert_gone(pid for _, _, pid, *_ in heard)
     assert not runtime_directory(topology).exists()
 

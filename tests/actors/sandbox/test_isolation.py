@@ -172,16 +172,74 @@ def test_the_filtered_level_reads_and_writes_little_where_there_is_landlock() ->
     assert (result.outcome, result.stdout) == ("success", "")
 
 
-def test_what_is_hidden_lies_over_what_is_bound_and_packages_within_over_that() -> None:
-    plan = visible(("/usr/src/project/.venv/lib/python3/site-packages",), "/usr/src/project").plan
-    paths = [path for _, path in plan]
-    assert ("hide", "/usr/src/project") in plan
-    assert paths.index("/usr") < paths.index("/usr/src/project")
-    assert Path("/usr/src/project/.venv/lib/python3/site-packages").exists() is False  # what is not there is not bound
-    packages = str(Path(pytest.__file__).parents[1])
-    plan = visible((packages,), str(Path(packages).parents[1])).plan
-    assert ("bind", packages) in plan or any(kind == "bind" and packages.startswith(path) for kind, path in plan)
-    assert ("bind", str(Path(packages).parents[1])) not in plan
+def test_what_is_hidden_lies_over_what_is_shown_and_packages_within_over_that(tmp_path: Path) -> None:
+    project, packages, answers = (
+        tmp_path / "project",
+        tmp_path / "project/.venv/site",
+        tmp_path / "project/.venv/site/a",
+    )
+    answers.mkdir(parents=True)
+    (packages / "single.py").touch()
+    (packages / "numpy").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    shown, hidden = (str(tmp_path / "link"), str(packages)), (str(project), str(answers), str(packages / "none"))
+    found = visible(shown, hidden)
+    plan = [
+        (kind, str(Path(path).relative_to(tmp_path))) for kind, path in found.plan if path.startswith(str(tmp_path))
+    ]
+    assert plan == [
+        ("bind", "link"),
+        ("hide", "link/project"),
+        ("bind", "project/.venv/site"),
+        ("hide", "project/.venv/site/a"),
+    ]
+    assert set(found.readable) > {str(packages / "single.py"), str(packages / "numpy")}
+    assert {*found.readable, *found.listed}.isdisjoint({str(project), str(answers), str(tmp_path / "link/project")})
+    assert {path for path in found.listed if path.startswith(str(tmp_path))} == {str(tmp_path / "link"), str(packages)}
+
+
+HIDDEN_READ = """
+import os, sys
+import latecomer
+site = os.path.dirname(latecomer.__path__[0])
+for folder in ("answers", "answers/deep", "."):
+    try: names = os.listdir(f"{site}/{folder}")
+    except OSError: continue
+    for name in names:
+        try:
+            if 'secret' in open(f"{site}/{folder}/{name}").read(): print("READ", folder, name)
+        except OSError: pass
+for name in ("answers", "single"):
+    try: print("IMPORTED", __import__(name).value)
+    except (ImportError, AttributeError, OSError): pass
+print(latecomer.value)
+"""
+
+
+@pytest.mark.parametrize("level", ["strong", "filtered"])
+def test_packages_are_hidden_by_name_beside_others(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    """A user's environment that is installed beside numpy, and this project where it is installed so."""
+    require(level)
+    if level == "filtered" and not kernel.landlock_version():
+        pytest.skip("this kernel has no Landlock")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        check_hidden(monkeypatch, level, Path(folder) / "site")
+
+
+def check_hidden(monkeypatch: pytest.MonkeyPatch, level: str, site: Path) -> None:
+    for path in ("answers/__init__.py", "answers/held_out.jsonl", "answers/deep/more.jsonl", "single.py"):
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text("value = 'secret'\n")
+    (site / "latecomer").mkdir()
+    (site / "latecomer/__init__.py").write_text("value = 6 * 7")
+    found = sysconfig.get_path
+    monkeypatch.setattr(
+        sysconfig, "get_path", lambda name: str(site) if name in ("purelib", "platlib") else found(name)
+    )
+    hidden = (str(site / "answers"), str(site / "single.py"))
+    [result] = execute_all([HIDDEN_READ], isolation=level, hidden=hidden)
+    assert (result.outcome, result.stdout) == ("success", "42\n"), result.stderr
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])

@@ -106,7 +106,7 @@ def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "no process")
 
-    places = Directories(str(tmp_path), 2, [], Shares([], ""), filtered=False)
+    places = Directories(str(tmp_path), 2, [], [], Shares([], ""), filtered=False)
     first, second = places.get(), places.get()
     assert first is not None
     assert second is not None

@@ -20,6 +20,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.config.source import Source, TopologyError
 from agent_rl.config.topology import Topology
+from agent_rl.environments.load import shown_settings
 from tests.agent_rl.config.test_standard import FIRST
 from tests.end_to_end.topologies import MICRO, write_micro
 
@@ -116,9 +117,9 @@ def assert_same(topology: Topology, folder: Path) -> None:
     path = folder / "written.toml"
     path.write_text(resolved_text(topology))
     assert load_topology(path) == topology
-    path.write_text(full_text(topology))
+    path.write_text(full_text(topology, shown_settings))
     assert meaning(load_topology(path)) == meaning(topology)
-    assert full_text(load_topology(path)) == path.read_text()
+    assert full_text(load_topology(path), shown_settings) == path.read_text()
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)

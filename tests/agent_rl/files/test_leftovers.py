@@ -117,7 +117,7 @@ def test_what_is_not_ours_alone_is_left_alone(temporary):
     assert [path for path in sweep() if path.parent == temporary] == []
     assert {path.name for path in temporary.iterdir()} == {"agent-rl.file", "agent-rl.link", "target", "other"}
     for name in ("agent-rl.file", "agent-rl.link"):
-        with pytest.raises(Unsafe, match="not a directory of yours alone"):
+        with pytest.raises(Unsafe, match="not a directory of yours alone; remove it, or set TMPDIR"):
             claim(temporary / name)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from actors.engines.base import ModelError
+from actors.engines.torch.model import CausalModel
 from actors.learner import Learner
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import InitialiseModel, Lora, SftStage
@@ -126,6 +128,12 @@ def test_a_device_that_is_not_here_and_a_model_that_is_cut_are_refused_by_name(m
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(TrainingStoppedError, match=r"cut cannot be loaded for training: .*not fully covered"):
         PolicyModel(cut, dtype="float32", device="cpu", options=ModelOptions())
+    save_file({"model.norm.weight": load_file(model / "model.safetensors")["model.norm.weight"]}, weights)
+    lacking = r"its files hold no [a-z_.0]+ \(\d+ weights are missing\)"
+    with pytest.raises(TrainingStoppedError, match=f"cut cannot be loaded for training: {lacking}"):
+        PolicyModel(cut, dtype="float32", device="cpu", options=ModelOptions())
+    with pytest.raises(ModelError, match=lacking):
+        CausalModel(cut, dtype="float32", device=torch.device("cpu"))
 
 
 def test_check_says_so_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

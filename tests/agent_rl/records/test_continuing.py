@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
+from agent_rl.config.full import full_text
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from agent_rl.records.continuing import remember
-from agent_rl.records.run_directory import RunRefused
+from agent_rl.environments.arithmetic import Arithmetic
+from agent_rl.environments.base import TaskError
+from agent_rl.environments.load import Environments, shown_settings
+from agent_rl.records.continuing import remember, write_resolved
+from agent_rl.records.journal import Journal
+from agent_rl.records.run_directory import RunRefused, run_lock
+from agent_rl.records.run_records import RunRecords
 from tests.end_to_end.topologies import write_micro
 
 
@@ -54,6 +62,50 @@ def test_stages_may_be_appended_and_are_then_kept_too(tmp_path: Path) -> None:
     remember(first, tmp_path)
     with pytest.raises(RunRefused, match=r"stages\.3"):
         remember(shorter, tmp_path)
+
+
+class Guarded(Arithmetic):
+    """An environment with a secret by type, one by name, and one of another module's making within a table."""
+
+    def __init__(self, *, pin: SecretStr | None, api_key: str, service: dict[str, str], **rest: Any) -> None:
+        super().__init__(**rest)
+        self.given = pin and pin.get_secret_value(), api_key, service["Access-Token"]
+
+
+ENVIRONMENT = f'environments.0={{class = "{__name__}:Guarded", settings = %s}}'
+SECRETS = '{pin = "hush-1", api_key = "hush-2", service = {url = "here", Access-Token = "hush-3"}}'
+
+
+def test_secrets_of_settings_are_kept_from_others(tmp_path: Path) -> None:
+    made, directory = topology(tmp_path, ENVIRONMENT % SECRETS), tmp_path / "run"
+    with run_lock(directory, ["local"]):
+        remember(made, directory)
+        actors_read = write_resolved(made, directory, "local", "agent-rl run")
+    journal = Journal(directory / "journal.sqlite")
+    RunRecords(directory, journal, made, 0.0, 0.0)
+    kept, fact = (directory / "topology.json").read_text(), journal.fact("made_with") or ""
+    journal.close()
+    assert "hush" not in kept + fact + full_text(made, shown_settings)
+    assert '"url": "here"' in kept
+    assert "hush-1" in actors_read.read_text()  # the actors need it
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {file.name for file in directory.iterdir() if file.stat().st_mode & 0o077} == {"supervisor.local.lock"}
+    remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("hush", "renewed")), directory)
+    with pytest.raises(RunRefused, match=r"then, .*elsewhere.* now"):
+        remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("here", "elsewhere")), directory)
+
+
+def test_a_setting_may_be_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PIN", "hush-1")
+    settings = '{pin = "env:A_PIN", api_key = "env: no reference", service = {Access-Token = "env:A_TOKEN"}}'
+    made = topology(tmp_path, ENVIRONMENT % settings)
+    with pytest.raises(TaskError, match=r"settings: the environment variable A_TOKEN is not set on this host; export"):
+        Environments(made, tmp_path)
+    monkeypatch.setenv("A_TOKEN", "hush-3")
+    (environment,) = Environments(made, tmp_path).values()
+    assert environment.given == ("hush-1", "env: no reference", "hush-3")
+    remember(made, tmp_path)
+    assert '"pin": "env:A_PIN"' in (tmp_path / "topology.json").read_text()
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +48,19 @@ def zeros_within(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = (truncated, other_text, empty, another_database, zeros_within)
+def endless(path: Path) -> None:
+    """A table becomes a view of as many rows as anybody reads."""
+    with sqlite3.connect(path) as database:
+        columns = [row[1] for row in database.execute("PRAGMA table_info(facts)")]
+        database.execute("ALTER TABLE facts RENAME TO former")
+        counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+        database.execute(
+            f"CREATE VIEW facts AS {counted} SELECT {', '.join(f'i AS {name}' for name in columns)} FROM n"
+        )
+    database.close()
+
+
+DAMAGES = (truncated, other_text, empty, another_database, zeros_within, endless)
 
 
 @contextmanager
@@ -86,6 +100,23 @@ def test_a_damaged_journal_is_one_message(
     line = refused(capsys, command, str(directory))
     assert f"{path}: not a usable journal (" in line
     assert "put back a whole copy" in line
+
+
+@pytest.mark.parametrize("command", ["report", "audit"])
+def test_pipes_and_devices_in_place_of_files_are_not_waited_for(directory: Path, command: str) -> None:
+    for path in [path for path in directory.rglob("*") if path.is_file() and path.name != "journal.sqlite"]:
+        path.unlink()
+        if "wal" in path.name:
+            continue
+        os.mkfifo(path) if path.name < "s" else path.symlink_to("/dev/zero")
+    for name in ("end.json", "topology.json", "timeline.jsonl.1"):
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+    signal.alarm(20)
+    try:
+        assert main([command, str(directory), *(["--deep"] if command == "audit" else [])]) in (0, 1, 2)
+    finally:
+        signal.alarm(0)
 
 
 @pytest.mark.parametrize("damage", [truncated, other_text])

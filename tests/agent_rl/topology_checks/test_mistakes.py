@@ -427,6 +427,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "cut weights": (cut("model.safetensors"), ["bytes long, and its header says", "save the model again"]),
     "weights that are none": (write("model.safetensors", "x" * 99), ["model.safetensors is no safetensors file"]),
+    "weights without tensors": (
+        write("model.safetensors", "\x02" + "\0" * 7 + "{}"),
+        ["model.safetensors holds no tensors", "save the model again"],
+    ),
     "an unsupported architecture": (
         edit("config.json", model_type="mystery"),
         ["model_type 'mystery', and transformers", "choose another model, or install a newer transformers"],
