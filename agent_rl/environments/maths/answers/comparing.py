@@ -69,11 +69,6 @@ def sets_equal(gold: Answer, prediction: Answer) -> bool:
         return False
 
 
-def is_real_set(answer: Answer) -> bool:
-    """Whether an answer can be read as a set of real numbers."""
-    return sets_equal(answer, answer)
-
-
 def _names(answer: Answer) -> set[str]:
     """The variable that a set is said to be about, if any. Raises _NoSet if there are several."""
     names = set[str]().union(*map(_names, items_of(answer)))
@@ -380,7 +375,7 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of
     taste.
     """
-    if gold.brackets == prediction.brackets and is_real_set(gold):  # the bounds of an interval are exact
+    if gold.brackets == prediction.brackets and sets_equal(gold, gold):  # the bounds of an interval are exact
         return sets_equal(gold, prediction)
     taste = len(gold.items) > 2 and {gold.brackets, prediction.brackets} <= {"()", "[]"}
     return (gold.brackets == prediction.brackets or taste) and _pairwise(gold.items, prediction.items)

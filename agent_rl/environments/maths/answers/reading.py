@@ -77,6 +77,7 @@ _RELATIONS = {
     r"\in": "in",
     r"\approx": "~",
 }
+_CALCULUS = words(r"\lim \sum \prod \int \iint \iiint \oint")
 _SEPARATORS = frozenset({",", "and", "or"})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
@@ -120,15 +121,13 @@ _POINTS = (
 )
 _NAME = re.compile(
     rf"{_VARIABLE}|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|{_POINTS}"
-    r"|\\(?:lim|sum|prod|i*nt|oint)(?![a-zA-Z]).*|\\begin\s*\{vmatrix\}.*\\end\s*\{vmatrix\}"
+    r"|\\begin\s*\{vmatrix\}.*\\end\s*\{vmatrix\}"
     rf"|(?:{_VARIABLE}|{_POINTS}):\s*(?:{_VARIABLE}|{_POINTS})"
     rf"|\\(?:max|min|sup|inf|det|deg|dim)(?![a-zA-Z])\s*(?:{_VARIABLE}(?:\s*\([^()]*\))?)?"
     rf"|\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_VARIABLE}\s*\)|(?![a-z])\s*(?:\\angle\s*[A-Z]+|{_VARIABLE}))"
     r"|\|\s*(?:[A-Z]{1,2}|\\(?:overline|vec|overrightarrow)\s*\{[^{}]*\})\s*\||\\\|[^|=<>]+\\\||\[\s*[A-Z]{3,}\s*\]"
 )
-"""What an equation may name: a variable, a tuple of them, a sum or limit, a determinant, a ratio, ``\\max f``, ``AB``,
-``\\tan A``, ``|AB|``.
-"""
+"""What an equation may name: a variable, a tuple of them, ``AB``, ``|AB|``, a ratio, determinant, ``\\max f``."""
 _FUNCTION = re.compile(
     rf"(?:[fghpquvFGHPQRSTEVCNdDLWM]|n(?=\s*\(\s*[A-Z])|\\(?:phi|varphi|psi|Phi|Psi|Gamma|zeta|mu|sigma|tau|det|dim|deg"
     rf"|Pr)(?![a-zA-Z])|\\mathbb\s*\{{[EPV]\}}|(?:Var|Cov|Area|area|Pr|det|dim|rank|tr|deg))"
@@ -400,6 +399,10 @@ class _Reader:
 
     def equation(self, sides: Sequence[Sequence[Token]]) -> Answer:
         """Something named and its value, a true statement about closed formulas, or an equation between the sides."""
+        if not _CALCULUS & {token.text for token in sides[-1]}:  # what a sum or limit comes to is not looked at
+            sides = [side for side in sides if not _CALCULUS & {token.text for token in side}]
+        if len(sides) == 1:
+            return self.answer(sides[0])
         named = [side for side in sides[:-1] if self.name(side) is not None]
         if named and named[0] is sides[0]:
             if len(named) == len(sides) - 1 > 1:  # a = b = 0
