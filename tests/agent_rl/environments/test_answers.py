@@ -23,7 +23,8 @@ def cases_of(file: str) -> list[tuple[str, str]]:
 
 
 ONE_WAY = [("1,2", "y=1, x=2"), ("18", r"18\text{ ways}"), ("1", "x/x"), ("0", "x-x"), ("1", r"\sin^2 x + \cos^2 x")]
-"""Right with the sides exchanged: a gold may order what it names, say what it counts, and be simpler than it looks."""
+ONE_WAY += [("x=5", "x-3=2"), ("x=5", "0=5-x")]
+"""Right with the sides exchanged: a gold may order what it names, say what it counts, and be unsolved."""
 
 
 def test_equal_answers() -> None:
@@ -145,6 +146,7 @@ HOSTILE = {
     "a conditional": "2 if True else 3",
     "attributes": "().__class__.__base__.__subclasses__()",
     "bytes": "2\x00\ud800\x1b",
+    "a matrix over zero": r"\frac10\begin{pmatrix}1&2\\3&4\end{pmatrix}",
     "nothing": "",
 }
 

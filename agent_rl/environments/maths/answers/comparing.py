@@ -515,7 +515,8 @@ def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
         return named and same(gold.formula, prediction.sides[1])
     ours, theirs = _as_equation(gold), _as_equation(prediction)
     if ours is not None and theirs is not None:
-        return _equations_equal(ours, theirs)
+        solved = isinstance(gold, Named) and not names_in(ours.sides[1])  # x - 3 = 2 does not state x = 5
+        return not solved and _equations_equal(ours, theirs)
     if sets_equal(gold, prediction):
         return True
     if not isinstance(gold, Comparison) or not isinstance(prediction, Comparison):

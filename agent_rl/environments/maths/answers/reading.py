@@ -583,7 +583,12 @@ def _times(entry: Answer, factor: Formula) -> Answer:
     if not isinstance(entry, Value) or entry.unit:
         raise Unreadable("a factor before what is no matrix of numbers")
     product = Apply("mul", (factor, entry.formula))
-    return Value(Number(closed_value(product)) if operations_of(product) <= {"plain mul", "plain div"} else product)
+    if not operations_of(factor) | operations_of(entry.formula) <= {"plain div"}:
+        return Value(product)
+    try:
+        return Value(Number(closed_value(product)))
+    except Undefined as error:
+        raise Unreadable(str(error)) from None
 
 
 def _with_name(name: str, answer: Answer, parameters: tuple[str, ...]) -> Answer:
