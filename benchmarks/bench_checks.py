@@ -7,11 +7,11 @@
 Generated pairs (``benchmarks/answer_pairs``) are near-misses, of which none should be accepted, and equal pairs, of
 which all should be. They go the way of a rollout: the prediction stands in a box, in answer tags.
 
-The judged pairs (`equivalence/pairs.jsonl`: `gold`, `pred`, `equal` a line) and the golds (`eval`, `train`) are not
-part of the repository; without them these shares are unknown. Of the judged pairs those count that a box could hold:
-see ``left_out``. Speed is that of one process, warmed up, on the answers of ``short_answers.jsonl``, each checker in
-turn, round by round; figures are medians, and for the own checker also the best round by processor time. Math-Verify is
-called plainly, and once more with bare text set in dollar signs, which it reads better.
+The judged pairs (`equivalence/pairs.jsonl`: `gold`, `pred`, `equal` a line) and the problems (`eval`, `train`) are not
+part of the repository; without them these figures are unknown. Of the judged pairs those count that a box could hold:
+see ``left_out``. `copied_accepted` counts the problems of which a part is taken for the answer. Speed is that of one
+process, warmed up, on ``short_answers.jsonl``, each checker in turn, round by round; figures are medians, and for the
+own checker also the best round by processor time. Math-Verify is called plainly, and with bare text in dollar signs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agent_rl.environments.maths.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer, is_integer
 from benchmarks.answer_pairs import Pair, equal_pair, near_miss, pairs
+from benchmarks.copied_answers import accepted_copies
 from benchmarks.reporting import print_figures, print_table
 
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared/data"
@@ -81,13 +82,18 @@ def left_out(row: Mapping[str, Any]) -> str:
     return "rounding" if row.get("id") in ROUNDED else ""
 
 
-def unread_golds(data: Path) -> tuple[int, list[str]]:
-    """How many answers the sets below ``data`` hold, and those of which no reading is found."""
+def public_problems(data: Path) -> list[dict[str, Any]]:
+    """The rows of the sets below ``data``: problems and their gold answers."""
+    return [
+        row for sets in ("eval/*.jsonl", "train/*.gz") for path in sorted(data.glob(sets)) for row in read_rows(path)
+    ]
+
+
+def unread_golds(golds: Sequence[str]) -> list[str]:
+    """The golds of which no reading is found."""
     from agent_rl.environments.maths.answers.reading import readings
 
-    files = sorted([*data.glob("eval/*.jsonl"), *data.glob("train/*.jsonl.gz")])
-    golds = [row["answer"] for path in files for row in read_rows(path)]
-    return len(golds), [gold for gold in golds if not is_integer(gold) and not readings(gold, trusted=True)]
+    return [gold for gold in golds if not is_integer(gold) and not readings(gold, trusted=True)]
 
 
 def judge(pair: Pair) -> bool | None:
@@ -151,20 +157,21 @@ class Options:
 def main(options: Options) -> int:
     """Measure and print. The exit code is 1 if the own checker misjudges one of the short answers."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it says that it sets no alarm
-    checkers: dict[str, Checker] = {
-        OURS: answers_equal,
-        "Math-Verify": math_verify,
-        "Math-Verify, delimited": math_verify_delimited,
-    }
+    checkers: dict[str, Checker] = {OURS: answers_equal, "Math-Verify": math_verify}
+    checkers["Math-Verify, delimited"] = math_verify_delimited
     short = [(row["gold"], row["pred"], row["equal"]) for row in read_rows(SHORT_ANSWERS)]
     figures: dict[str, float | str | None] = {}
     _speed(checkers, short, figures, seconds=0.1 if options.quick else 1.0)
     _accuracy(checkers, figures, options.data / "equivalence/pairs.jsonl", list_misses=options.misses)
-    golds, unread = unread_golds(options.data)
+    share = 10 if options.quick else 1
+    problems = public_problems(options.data)
+    golds, unread = len(problems), unread_golds([row["answer"] for row in problems])
     figures["golds"], figures["golds_read"] = golds, 1 - len(unread) / golds if golds else None
+    copied = [(row["answer"], found[0]) for row in problems[::share] if (found := accepted_copies(row, answers_equal))]
+    figures["copied_accepted"] = len(copied) if golds else None
     if options.misses:
         print_table("Golds that are not read", ["gold"], [[gold[:100]] for gold in unread])
-    share = 10 if options.quick else 1
+        print_table("Copies that are accepted", ["gold", "copied"], [[each[:100] for each in pair] for pair in copied])
     _generated(
         list(pairs(equal_pair, options.equal_pairs // share, options.seed)),
         list(pairs(near_miss, options.near_misses // share, options.seed)),

@@ -78,7 +78,9 @@ class InProcessExecutor(ToolExecutor):
         """Answers are judged in this process too."""
         if isinstance(message, JudgementWanted):
             started = time.perf_counter()
-            equal = answers_equal(message.problem.answer, final_answer(*message.transcript.texts) or "")
+            equal = answers_equal(
+                message.problem.answer, final_answer(*message.transcript.texts) or "", message.problem.text
+            )
             judgement = Judgement(float(equal), equal, note="in process")
             return JudgementReply(message.rollout, judgement, seconds=time.perf_counter() - started)
         return await super().handle(message)

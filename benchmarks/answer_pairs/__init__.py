@@ -4,9 +4,10 @@ Each pair is proved. Its two sides are built from meanings (``forms.py``) that t
 nothing of the checker: those of an equal pair are the same, those of a near-miss differ. The same seed gives the same
 pairs.
 
-What careful teachers could discuss is in neither set: a unit or label on one side only, ``50`` for ``50\%`` or
-``90`` for ``90^\circ``, rounding, tuples in other brackets, an interval for a point, bare lists in another order
-than a tuple, one name of a variable for another, a digit string in a base without the base.
+What careful teachers could discuss is in neither set: a unit or label on one side only, ``50`` for ``50\%``, ``1.5``
+for ``150\%`` or ``90`` for ``90^\circ``, an integer of which something is still to be worked out, rounding, tuples in
+other brackets, an interval for a point, bare lists in another order than a tuple, one name of a variable for another,
+a digit string in a base without the base.
 """
 
 from __future__ import annotations

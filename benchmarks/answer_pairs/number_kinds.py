@@ -78,7 +78,8 @@ def integers(rng: Random) -> Case:
     """Whole numbers: signs, separators of thousands, a fraction of zeros, scale words."""
     n = rng.choice((1, 1, 1, -1)) * rng.choice((rng.randint(2, 99), rng.randint(100, 9999), rng.randint(10**4, 10**9)))
     texts = [str(n), f"{n}.0", f"{n}.", f"{{{n}}}", f"\\mathbf{{{n}}}", str(n).replace("-", "−"), f"\\text{{{n}}}"]
-    texts += [grouped(n, separator) for separator in (",", "{,}", r"\,", r",\!")] if abs(n) > 9999 else []
+    separators = ["{,}", r"\,", r",\!"] + [","] * (len(str(abs(n))) != 6)  # 100,200 could be a list
+    texts += [grouped(n, separator) for separator in separators] if abs(n) > 9999 else []
     texts += [f"+{n}"] if n > 0 else [f"- {-n}", f"-{{{-n}}}"]
     digits = tree(n + 10 ** rng.randrange(len(str(abs(n)))))
     factorials = wrong("factorial", *words(f"{n}!"), *said(("words", f"{n}!"), f"{abs(n)}!")) if abs(n) > 2 else []
@@ -131,8 +132,8 @@ def decimals(rng: Random) -> Case:
     changed = [one for name, v in others for one in wrong(name, *said(tree(v), decimal_text(v)))]
     changed += wrong("percent or number", *(said(tree(value / 100), number + r"\%") if abs(value) <= 1 else []))
     right = case(rng, [tree(value)], texts, changed, attached(number, rng))
-    percent = said(tree(value), decimal_text(100 * value) + r"\%")  # no gold: 50% is also taken for 50
-    return Case([*right.forms, *percent], right.wrong, right.forms)
+    percent = said(tree(value), decimal_text(100 * value) + r"\%") if abs(value) <= 1 else []
+    return Case([*right.forms, *percent], right.wrong, right.forms)  # no gold: 50% is also taken for 50
 
 
 def percentages(rng: Random) -> Case:
@@ -146,8 +147,9 @@ def percentages(rng: Random) -> Case:
     ]
     changed += wrong("scale word", *words(*spelt("not percent", decimal_text(value))))
     changed += wrong("percent or number", tree(value / 1000), tree(value / 10))
-    texts = [*spelt("percent", decimal_text(value)), decimal_text(value / 100)]
-    return Case([*said(tree(value / 100), *texts), form(tree(value / 100))], changed)
+    percent = said(tree(value / 100), *spelt("percent", decimal_text(value)))
+    number = [*said(tree(value / 100), decimal_text(value / 100)), form(tree(value / 100))] if value <= 100 else []
+    return Case([*percent, *number], changed)
 
 
 def mixed_numbers(rng: Random) -> Case:
@@ -174,7 +176,8 @@ def powers(rng: Random) -> Case:
     product = mul(power(a, m), power(b, n))
     texts = [f"{a}^{{{m}}} {b}^{{{n}}}", f"{a}^{{{m}}}{b}^{{{n}}}", f"{b}^{n} \\cdot {a}^{m}", f"{a}^{m}*{b}^{n}"]
     others = [power(a * b, m + n), mul(power(a, n), power(b, m)), mul(power(m, a), power(n, b)), tree(a * m * b * n)]
-    return case(rng, [product, tree(a**m * b**n), mul(a, power(a, m - 1), power(b, n))], texts, wrong("order", *others))
+    right = case(rng, [product, mul(a, power(a, m - 1), power(b, n))], texts, wrong("order", *others))
+    return Case([*right.forms, form(tree(a**m * b**n))], right.wrong, right.forms)  # digits are worked out
 
 
 def scientific(rng: Random) -> Case:
@@ -314,10 +317,11 @@ def combinations(rng: Random) -> Case:
     """Binomial coefficients and factorials."""
     n = rng.randint(5, 16)
     k = rng.randint(2, n - 2)
-    expressions = [binomial(n, k), div(factorial(n), mul(factorial(k), factorial(n - k))), tree(math.comb(n, k))]
+    expressions = [binomial(n, k), div(factorial(n), mul(factorial(k), factorial(n - k))), binomial(n, n - k)]
     changed = wrong("off by one", binomial(n + 1, k), binomial(n, k - 1))
     changed += wrong("quotient for choice", tree(Fraction(n, k)), mul(n, k), power(k, n))
-    return case(rng, [*expressions, binomial(n, n - k)], [f"{{{n} \\choose {k}}}"], changed)
+    right = case(rng, expressions, [f"{{{n} \\choose {k}}}"], changed)
+    return Case([*right.forms, form(tree(math.comb(n, k)))], right.wrong, right.forms)  # digits are worked out
 
 
 def quantities(rng: Random) -> Case:

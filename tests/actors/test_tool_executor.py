@@ -295,8 +295,15 @@ def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) 
     assert max(map(order.index, "ab")) < 15
 
 
-def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp_path: Path) -> None:
-    endless = "\\sum_{k=1}^{10^{10}} k^k"
+def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from agent_rl.environments.maths import rewards\ndef check(gold, prediction, problem):\n"
+    code += "    while prediction == 'endless': pass\n    return rewards.check(gold, prediction, problem)\n"
+    (tmp_path / "slow_check.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("agent_rl.environments.maths.environment.CHECK", "slow_check:check")
+    monkeypatch.setattr(Arithmetic, "checks", ("slow_check:check",))
 
     async def main(ask: Ask) -> tuple[list[JudgementReply], bool]:
         ended: dict[str, JudgementReply] = {}
@@ -306,7 +313,7 @@ def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(tmp
 
         async with trio.open_nursery() as nursery:
             for name in ("a", "b"):
-                nursery.start_soon(one, name, "7", endless)
+                nursery.start_soon(one, name, "7", "endless")
             await trio.sleep(0.1)
             await one("good", "\\frac{1}{2}", "0.5")
             first = set(ended) == {"good"}

@@ -9,8 +9,18 @@ import pytest
 
 from agent_rl.environments.maths.rewards import answers_equal
 from benchmarks.answer_pairs import Pair
-from benchmarks.bench_checks import DEFAULT_DATA, SHORT_ANSWERS, accuracy, judge, left_out, read_rows, unread_golds
+from benchmarks.bench_checks import (
+    DEFAULT_DATA,
+    SHORT_ANSWERS,
+    accuracy,
+    judge,
+    left_out,
+    public_problems,
+    read_rows,
+    unread_golds,
+)
 from benchmarks.command import call
+from benchmarks.copied_answers import accepted_copies, copies
 
 PAIRS = [
     {"gold": "1/2", "pred": "0.5", "equal": True},
@@ -24,14 +34,15 @@ def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture
     pairs = tmp_path / "equivalence/pairs.jsonl"
     pairs.parent.mkdir()
     (tmp_path / "eval").mkdir()
-    (tmp_path / "eval/some.jsonl").write_text('{"answer": "5"}\n{"answer": "x +"}\n', encoding="utf-8")
+    rows = [{"answer": "5", "problem": "What is $2+3$?"}, {"answer": "x +", "problem": "?"}]
+    (tmp_path / "eval/some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS), encoding="utf-8")
     generated = ["--near-misses", "200", "--equal-pairs", "100", "--seed", "5"]
     assert call("checks", ["--quick", "--data", str(tmp_path), "--misses", *generated]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["equivalence_right"] == 0.5
     assert figures["equivalence_false_positives"] == 1
-    assert (figures["golds"], figures["golds_read"]) == (2, 0.5)
+    assert (figures["golds"], figures["golds_read"], figures["copied_accepted"]) == (2, 0.5, 0)
     assert figures["checks_per_s"] > 0
     assert figures["math_verify_checks_per_s"] > 0
     assert 0 <= figures["math_verify_delimited_right"] <= 1
@@ -93,6 +104,22 @@ def test_pairs_that_no_box_could_hold_are_left_out(row: dict[str, str], reason: 
     assert left_out(row) == reason
 
 
+def test_copies_are_formulas_sides_sums_and_the_equation_but_not_gold_itself() -> None:
+    problem = r"Of 12 + 3.5 pens, $\frac{1}{2}$ are red. If $x = \sqrt{9} < 4$, what is it?"
+    row = {"problem": problem, "answer": r"\frac12", "equation": "x = ( 8.0 - 3.0 )"}
+    found = set(map(str.strip, copies(row)))
+    assert {"12 + 3.5", r"\frac{1}{2}", r"x = \sqrt{9} < 4", r"\sqrt{9}", "4", "( 8.0 - 3.0 )"} <= found
+    assert r"\frac{1}{2}" not in accepted_copies(row, lambda gold, copy, problem: True)
+    assert accepted_copies({"problem": problem, "answer": "3"}, lambda gold, copy, problem: copy.strip() == r"\sqrt{9}")
+
+
+@pytest.mark.skipif(not DEFAULT_DATA.exists(), reason="needs the public problems in ../shared/data")
+def test_no_copy_of_a_problem_is_its_answer() -> None:
+    problems = public_problems(DEFAULT_DATA)[::10]
+    assert len(problems) > 4_000
+    assert [found for row in problems if (found := accepted_copies(row, answers_equal))] == []
+
+
 @pytest.mark.skipif(not DEFAULT_DATA.exists(), reason="needs the judged pairs and public golds in ../shared/data")
 def test_judged_pairs_and_public_golds_meet_the_bounds() -> None:
     rows = [row for row in read_rows(DEFAULT_DATA / "equivalence/pairs.jsonl") if not left_out(row)]
@@ -101,6 +128,6 @@ def test_judged_pairs_and_public_golds_meet_the_bounds() -> None:
     assert judged.right / judged.pairs >= 0.95
     # The one that is accepted is a list in another order, which other sources hold to be equal.
     assert [rows[at]["id"] for at in misses if not rows[at]["equal"]] == ["eq-279"]
-    golds, unread = unread_golds(DEFAULT_DATA)
-    assert golds > 40_000
-    assert len(unread) / golds < 0.02
+    golds = [row["answer"] for row in public_problems(DEFAULT_DATA)]
+    assert len(golds) > 40_000
+    assert len(unread_golds(golds)) / len(golds) < 0.02

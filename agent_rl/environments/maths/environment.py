@@ -42,7 +42,7 @@ class BoxedAnswers(Environment):
         """Judge by meaning, in a child that may die of the answer, which counts as wrong then."""
         prediction = final_answer(*transcript.texts) or ""
         try:
-            equal = await context.check(CHECK, problem.answer, prediction) == "equal"
+            equal = await context.check(CHECK, problem.answer, prediction, problem.text) == "equal"
         except CheckError as error:
             return _judgement(transcript, prediction, str(error), equal=False)
         return _judgement(transcript, prediction, "symbolic", equal=equal)

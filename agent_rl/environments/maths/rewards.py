@@ -1,9 +1,8 @@
 r"""The outcome reward: the answer a rollout gives, and whether it equals the ground truth (paper, section GRPO-RoC).
 
 What a rollout wrote is untrusted. ``final_answer`` and ``answer_tags`` only scan, in time linear in the text. What
-follows them, ``answers_equal``, hands the text to a LaTeX parser and to sympy, which may take any time and memory
-(``10^{10^{10}}``), and sets no alarm: call it, and ``exactly_equal`` before it, only in a process that can be killed,
-such as a child of a sandbox that is a checker.
+follows them, ``answers_equal``, computes with numbers of the model's choice (``9^{9^9}``). It is bounded in its parts,
+but sets no alarm: call it only in a process that can be killed, such as a child of a sandbox that is a checker.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ _SEPARATOR = r"(?:,|\{,\}|\\[,!;: ]|,\\!|~|\s|\u00a0|\u2009|\u202f)"
 """What may stand between groups of three digits: commas, TeX's and Unicode's thin spaces, a space."""
 _INTEGER = rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+|[0-9]+"
 _NUMBER = re.compile(rf"([+-]?)\s*(?:({_INTEGER})(?:\.([0-9]*))?|\.([0-9]+))")
+MAYBE_LIST = re.compile(r"[1-9][0-9]{2},[1-9][0-9]{2}")
+"""A gold that may be one number or two."""
 _FULL_STOP = re.compile(r"(?<!\.)\.$")
 _BOX_OR_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\boxed\s*(?=\{)")
@@ -43,11 +44,11 @@ def answer_tags(text: str) -> int:
 
 
 def exactly_equal(gold: str, prediction: str) -> bool | None:
-    """Decide without sympy, on normalised text; None where that does not settle it.
+    """Decide on normalised text; None where that does not settle it.
 
     Two integers are always settled, however they are written: sign, leading zeros, separators of thousands, a fraction
-    of zeros. Two decimals or two other texts are settled only when they are the same; nothing is equal to an empty
-    text. Linear in the lengths.
+    of zeros; but the gold ``100,200`` may be a list. Two decimals or two other texts are settled only when they are the
+    same; nothing is equal to an empty text. Linear in the lengths.
     """
     ours, theirs = _normalised(gold), _normalised(prediction)
     if not ours or not theirs:
@@ -55,7 +56,7 @@ def exactly_equal(gold: str, prediction: str) -> bool | None:
     if ours == theirs:
         return True
     numbers = _number(ours), _number(theirs)
-    if numbers[0] is None or numbers[1] is None:
+    if numbers[0] is None or numbers[1] is None or MAYBE_LIST.fullmatch(ours):
         return None
     if numbers[0] == numbers[1]:
         return True
@@ -78,12 +79,12 @@ def is_integer(answer: str) -> bool:
     return number is not None and not number[2]
 
 
-def answers_equal(gold: str, prediction: str) -> bool:
+def answers_equal(gold: str, prediction: str, problem: str = "") -> bool:
     """Whether ``prediction`` states the same answer as ``gold``; the rules are in docs/answer_checking.md.
 
     Exactly, or once both are read: as numbers, functions, lists, sets, intervals, matrices, relations or words. What
-    can't be read, or has a meaning that depends on the reader, is not equal. Takes milliseconds; calculus, which
-    Math-Verify's parser and sympy judge, may take any time and memory: see the module.
+    can't be read, or has a meaning that depends on the reader, is not equal. With the text of the ``problem``, neither
+    is what is copied from it. Takes milliseconds.
     """
     decided = exactly_equal(gold, prediction)
     if decided is not None:
@@ -91,14 +92,14 @@ def answers_equal(gold: str, prediction: str) -> bool:
     from agent_rl.environments.maths.answers.comparing import check
 
     try:
-        return check(gold, prediction)
+        return check(gold, prediction, problem)
     except RecursionError:  # nested too deeply
         return False
 
 
-def check(gold: str, prediction: str) -> str:
+def check(gold: str, prediction: str, problem: str = "") -> str:
     """``equal`` or ``different``, for a checker's child."""
-    return "equal" if answers_equal(gold, prediction) else "different"
+    return "equal" if answers_equal(gold, prediction, problem) else "different"
 
 
 def boxes_in(text: str) -> list[tuple[int, int, str]]:

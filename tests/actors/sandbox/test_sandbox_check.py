@@ -16,14 +16,15 @@ from agent_rl.environments.base import CheckError, CheckUnavailableError
 from tests.actors.sandbox.running import require, run_with
 
 CHECK = "agent_rl.environments.maths.rewards:check"
-PAIRS = [
+CASES: list[tuple[str, ...]] = [  # gold, prediction, perhaps the problem; and the verdict
     ("42", "42", "equal"),
     ("42", "43", "different"),
     ("\\frac{1}{2}", "0.5", "equal"),
+    ("\\frac{1}{2}", "0.5", "Write 0.5 as a fraction.", "different"),
     ("x^2+2x+1", "(x+1)^2", "equal"),
     ("x", "\\frac{1}{", "different"),
     ("3", "\ud800\0", "different"),
-    ("7", "\\sum_{k=1}^{10^{10}} k^k", "CheckError"),
+    ("7", "\\sum_{k=1}^{10^{10}} k^k", "different"),
     ("7", "\\sqrt{" * 3000, "different"),
 ]
 OWN = """
@@ -67,12 +68,12 @@ async def checked(sandbox: FunctionSandbox, function: str, *arguments: str) -> s
         return type(error).__name__
 
 
-def test_answers_are_judged_and_an_endless_one_is_the_answers_doing() -> None:
+def test_answers_are_judged() -> None:
     async def main(sandbox: Any) -> list[str]:
-        return [await checked(sandbox, CHECK, gold, prediction) for gold, prediction, _ in PAIRS]
+        return [await checked(sandbox, CHECK, *texts) for *texts, _ in CASES]
 
     sandbox = FunctionSandbox([CHECK], limits=ExecutionLimits(wall_seconds=4.0, cpu_seconds=1.0))
-    assert run_with(sandbox, main) == [wanted for *_, wanted in PAIRS]
+    assert run_with(sandbox, main) == [wanted for *_, wanted in CASES]
 
 
 @pytest.fixture

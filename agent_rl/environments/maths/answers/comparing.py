@@ -18,7 +18,6 @@ from agent_rl.environments.maths.answers.evaluation import (
     order,
     ratio_of,
     same,
-    variables_of,
 )
 from agent_rl.environments.maths.answers.formulas import (
     INFINITY,
@@ -27,15 +26,19 @@ from agent_rl.environments.maths.answers.formulas import (
     Formula,
     Name,
     called_in,
+    is_integer,
     names_in,
     neg,
+    operations_of,
     parts_of,
+    rebuilt,
     renamed,
     with_products,
 )
-from agent_rl.environments.maths.answers.notation import squeezed
+from agent_rl.environments.maths.answers.notation import spelt, squeezed
 from agent_rl.environments.maths.answers.reading import may_be_left_out, readings
 from agent_rl.environments.maths.answers.statements import (
+    DEGREE,
     Answer,
     Bracketed,
     Comparison,
@@ -46,6 +49,8 @@ from agent_rl.environments.maths.answers.statements import (
     Value,
     Words,
     all_named,
+    formulas_in,
+    items_of,
     same_dimension,
 )
 
@@ -64,24 +69,13 @@ def sets_equal(gold: Answer, prediction: Answer) -> bool:
         return False
 
 
-def is_real_set(answer: Answer) -> bool:
-    """Whether an answer can be read as a set of real numbers."""
-    return sets_equal(answer, answer)
-
-
-def _parts(answer: Answer) -> tuple[Answer, ...]:
-    if isinstance(answer, Listing):
-        return answer.items
-    return answer.parts + answer.without if isinstance(answer, Region) else ()
-
-
 def _names(answer: Answer) -> set[str]:
     """The variable that a set is said to be about, if any. Raises _NoSet if there are several."""
-    names = set[str]().union(*map(_names, _parts(answer)))
+    names = set[str]().union(*map(_names, items_of(answer)))
     if isinstance(answer, Named):
         names = _names(answer.answer) | {answer.name}
     elif isinstance(answer, Comparison):
-        names = set[str]().union(*map(variables_of, answer.sides))
+        names = set[str]().union(*map(names_in, answer.sides))
     if len(names) > 1:
         raise _NoSet
     return names
@@ -92,7 +86,7 @@ def _ends(answer: Answer) -> Iterator[Formula]:
     if isinstance(answer, Named):
         yield from _ends(answer.answer)
     elif isinstance(answer, Comparison):
-        yield from (side for side in answer.sides if not variables_of(side) and not infinite(side))
+        yield from (side for side in answer.sides if not names_in(side) and not infinite(side))
     elif isinstance(answer, Value):
         if answer.unit is not None and not answer.marked:
             raise _NoSet
@@ -101,7 +95,7 @@ def _ends(answer: Answer) -> Iterator[Formula]:
     elif isinstance(answer, Bracketed) and len(answer.items) == 2:
         yield from chain(*map(_ends, answer.items))
     elif isinstance(answer, Listing | Region):
-        yield from chain(*map(_ends, _parts(answer)))
+        yield from chain(*map(_ends, items_of(answer)))
     else:
         raise _NoSet
 
@@ -161,7 +155,7 @@ class _Line:
     def solutions(self, comparison: Comparison) -> frozenset[int]:
         """The solutions of a comparison between a variable and numbers."""
         sides, relations = comparison.sides, comparison.relations
-        variables = [place for place, side in enumerate(sides) if variables_of(side)]
+        variables = [place for place, side in enumerate(sides) if names_in(side)]
         if len(variables) != 1 or not isinstance(sides[variables[0]], Name) or relations[0] == "=":
             raise _NoSet
         if len(sides) == 3:
@@ -185,7 +179,7 @@ def _compared(first: Formula, second: Formula) -> int:
 
 
 def _size(formula: Formula) -> float:
-    if variables_of(formula):
+    if names_in(formula):
         raise Undefined("an end that depends on a variable")
     return order(closed_value(formula))
 
@@ -201,11 +195,8 @@ _OPTION = re.compile(
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
 
 
-def check(gold: str, prediction: str) -> bool:
-    """Whether the content of a box states the gold answer. Pure; may take any time over calculus: see ``rewards``.
-
-    Each stage may decide; a further rule that refuses a prediction is a stage before the last one.
-    """
+def check(gold: str, prediction: str, problem: str = "") -> bool:
+    """Whether the content of a box states the gold answer, worked out and not copied from the text of the problem."""
     # 1. Read both. A text may have two readings, as where a comma could separate thousands.
     ours = [_with_one_function_name(answer) for answer in readings(gold, trusted=True)]
     theirs = [_with_one_function_name(answer) for answer in readings(prediction)]
@@ -218,7 +209,44 @@ def check(gold: str, prediction: str) -> bool:
         if all(choices):
             return choices[0] == choices[1]
     # 3. Any other answer is what it means.
-    return any(_equal(a, b) for a in ours for b in theirs)
+    found = [(a, b) for a in ours for b in theirs if _equal(a, b) and _is_worked_out(a, b)]
+    if not problem or not found:
+        return bool(found)
+    # 4. What stands in the problem is no answer, unless it is gold itself, in whatever notation.
+    return any(_forms(a) == _forms(b) or not _stands(prediction, b, problem) for a, b in found)
+
+
+WORKED_OUT = frozenset({"root", "pi", "e", "i", "oo", "plain div", "plain base"})
+"""The operations of golds that can't be worked out further."""
+
+
+def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
+    r"""Whether the numbers in a prediction need no more operations than gold's, where these are worked out themselves:
+    1572 is not ``781 + 791``, and 3 is neither ``6/2`` nor ``\sqrt 9``.
+    """
+    ours, theirs = ([each for each in formulas_in(side) if not names_in(each)] for side in (gold, prediction))
+    operations, more = (set[str]().union(*map(operations_of, each)) for each in (ours, theirs))
+    if not ours or not operations <= WORKED_OUT:
+        return True
+    marked = isinstance(gold, Value) and gold.marked
+    quotients = {"plain div"} if marked or not all(map(is_integer, ours)) else set()
+    return more <= operations | quotients | ({"oo", "pi"} if marked else {"oo"})
+
+
+def _forms(answer: Answer) -> list[Formula]:
+    """The formulas of an answer without their signs, which have many places."""
+
+    def unsigned(part: Formula) -> Formula:
+        return part.arguments[0] if isinstance(part, Apply) and part.function == "neg" else part
+
+    return [rebuilt(formula, unsigned) for formula in formulas_in(answer)]
+
+
+def _stands(text: str, answer: Answer, problem: str) -> bool:
+    """Whether an answer, without the names that it has in its text, stands in the problem."""
+    said = spelt(text)
+    said = said.rpartition(" = ")[2] if isinstance(answer, Named | Value) else said
+    return f" {said} " in f" {spelt(problem)} "
 
 
 def chosen_option(text: str) -> str | None:
@@ -235,11 +263,13 @@ def _bare_choice(answers: Sequence[Answer]) -> str | None:
 
 def _with_one_function_name(answer: Answer) -> Answer:
     """A function that is defined, under a name that says nothing: ``g(t) = t^2`` is ``f(t) = t^2``. Of several, each
-    keeps its own.
+    keeps its own, and so does one that is constant: ``E(x) = 5``.
     """
     items = answer.items if isinstance(answer, Listing) else (answer,)
-    names = {item.name for item in items if isinstance(item, Named) and item.parameters}
-    if len(names) != 1 or not _FUNCTION_NAME.fullmatch(name := names.pop()):
+    functions = [item for item in items if isinstance(item, Named) and item.parameters]
+    defined = any(name in names_in(formula) for f in functions for formula in formulas_in(f) for name in f.parameters)
+    names = {function.name for function in functions}
+    if not defined or len(names) != 1 or not _FUNCTION_NAME.fullmatch(name := names.pop()):
         return answer
 
     def change(item: Answer) -> Answer:
@@ -298,22 +328,22 @@ def _values_equal(gold: Value, prediction: Value) -> bool:
         return False
     if gold.unit is not None and prediction.unit is not None:
         return same_dimension(gold.unit, prediction.unit) and same(gold.in_base, prediction.in_base)
+    if not names_in(gold.formula) and names_in(prediction.formula):  # x/x is not 1
+        return False
     if not gold.marked and not prediction.marked:
         return _formulas_equal(gold.formula, prediction.formula)
-    if same(gold.in_base, prediction.in_base):
-        return True
-    if (gold.unit is not None and gold.unit.dimension == "°") or (
-        prediction.unit is not None and prediction.unit.dimension == "°"
-    ):
+    marked, bare = (gold, prediction) if gold.marked else (prediction, gold)
+    by_figures = _exceeds_one(bare.formula)
+    if marked.unit == DEGREE:
+        by_figures = not same(gold.in_base, prediction.in_base)
         if PI in parts_of(gold.formula) or PI in parts_of(prediction.formula):
-            return False
-        return same(gold.formula, prediction.formula)
-    return _exceeds_one(gold.formula) and same(gold.formula, prediction.formula)
+            return not by_figures
+    return same(gold.formula, prediction.formula) if by_figures else same(gold.in_base, prediction.in_base)
 
 
 def _exceeds_one(formula: Formula) -> bool:
     try:
-        return not variables_of(formula) and abs(closed_value(formula)) > 1
+        return not names_in(formula) and abs(closed_value(formula)) > 1
     except Undefined:
         return False
 
@@ -345,7 +375,7 @@ def _brackets_equal(gold: Bracketed, prediction: Bracketed) -> bool:
     """Equal entries in order, in equal brackets; three or more entries are no interval, and brackets a matter of
     taste.
     """
-    if gold.brackets == prediction.brackets and is_real_set(gold):  # the bounds of an interval are exact
+    if gold.brackets == prediction.brackets and sets_equal(gold, gold):  # the bounds of an interval are exact
         return sets_equal(gold, prediction)
     taste = len(gold.items) > 2 and {gold.brackets, prediction.brackets} <= {"()", "[]"}
     return (gold.brackets == prediction.brackets or taste) and _pairwise(gold.items, prediction.items)
@@ -382,7 +412,7 @@ def _graph_of(named: Named) -> tuple[str, ...]:
 
 
 def _listings_equal(gold: Answer, prediction: Answer) -> bool:
-    """As multisets; as sets where one is an explicit set, or gold repeats nothing. In the order of the names where a
+    """As multisets; as sets where one is an explicit set, or all are points. In the order of the names where a
     tuple, or names for each item on one side, say so.
     """
     if any(isinstance(side, Region | Comparison) or _is_union(side) for side in (gold, prediction)):
@@ -415,10 +445,8 @@ def _lists_equal(gold: Listing, prediction: Listing) -> bool:
         return False
     if {gold.joint, prediction.joint} == {"and", "or"} and not all(map(_is_solution, ours)):
         return False
-    if gold.braces or prediction.braces:
-        ours = _distinct(ours)
-    if len(_distinct(ours)) == len(ours) < len(theirs):
-        theirs = _distinct(theirs)
+    if gold.braces or prediction.braces or all(isinstance(item, Bracketed) for item in (*ours, *theirs)):
+        ours, theirs = _distinct(ours), _distinct(theirs)
     for item in ours:
         match = next((other for other in theirs if _is_set(item) == _is_set(other) and _equal(item, other)), None)
         if match is None:
@@ -487,7 +515,8 @@ def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
         return named and same(gold.formula, prediction.sides[1])
     ours, theirs = _as_equation(gold), _as_equation(prediction)
     if ours is not None and theirs is not None:
-        return _equations_equal(ours, theirs)
+        solved = isinstance(gold, Named) and not names_in(ours.sides[1])  # x - 3 = 2 does not state x = 5
+        return not solved and _equations_equal(ours, theirs)
     if sets_equal(gold, prediction):
         return True
     if not isinstance(gold, Comparison) or not isinstance(prediction, Comparison):
@@ -499,8 +528,8 @@ def _comparisons_equal(gold: Answer, prediction: Answer) -> bool:
 
 
 def _is_combination(formula: Formula) -> bool:
-    """Whether a formula is a sum, difference, product or quotient of several variables, each once: that of ``m + n =
-    37``.
+    r"""Whether a formula is a sum, difference, product or quotient of several variables, each once: that of ``m + n =
+    37``; or a ratio between points: ``\frac{AB}{AC}``.
     """
     operation = formula.function if isinstance(formula, Apply) else ""
     names: list[str] = []
@@ -513,9 +542,13 @@ def _is_combination(formula: Formula) -> bool:
             return False
         if operation == "add" and part.function == "neg" and term:
             return visit(part.arguments[0], term=False)
-        return part.function == operation and term and all(visit(each, term=True) for each in part.arguments)
+        deeper = (part.function == operation and term) or (operation, part.function) == ("div", "mul")
+        return deeper and all(visit(each, term=True) for each in part.arguments)
 
-    return operation in ("add", "mul", "div") and visit(formula, term=True) and len(set(names)) == len(names) > 1
+    if operation not in ("add", "mul", "div") or not visit(formula, term=True):
+        return False
+    points = operation == "div" and all(name[0].isupper() for name in names)
+    return (points or len(set(names)) == len(names)) and len(names) > 1
 
 
 def _as_equation(answer: Answer) -> Comparison | None:
@@ -538,8 +571,8 @@ def _equations_equal(gold: Comparison, prediction: Comparison) -> bool:
         return False
     ours, theirs = (Apply("add", (side.sides[0], neg(side.sides[1]))) for side in (gold, prediction))
     try:
-        variables = variables_of(ours)
-        if not variables or variables != variables_of(theirs):
+        variables = names_in(ours)
+        if not variables or variables != names_in(theirs):
             return False
         ratio = ratio_of(ours, theirs)
         if ratio is None or (gold.relations[0] not in ("=", "!=") and order(ratio) <= 0):

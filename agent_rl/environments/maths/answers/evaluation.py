@@ -3,8 +3,7 @@ r"""The value of a formula at a point, and whether two formulas are the same num
 Values are exact while they are rational, mpmath numbers beyond, compared to 45 of 80 digits. They are principal values
 in the complex plane, but for odd roots of negative numbers, which are real as in school. Functions are compared at
 random points: two different elementary functions agree at one with probability nil. What is too large, too fine or
-undefined raises Undefined and is not the same as anything. Limits, sums, products and integrals are read by
-Math-Verify's LaTeX parser and evaluated by sympy, which may take any time and memory: see ``rewards``.
+undefined raises Undefined and is not the same as anything.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from functools import lru_cache
 from itertools import cycle, islice
 from random import Random
 from typing import Any, TypeAlias
@@ -27,10 +24,10 @@ from agent_rl.environments.maths.answers.formulas import (
     CONSTANTS,
     INFINITY,
     Apply,
-    Calculus,
     Formula,
     Name,
     Number,
+    names_in,
     parts_of,
 )
 
@@ -41,11 +38,6 @@ NOISE_DIGITS = 55
 """A sum this far below its terms is the zero that rounding missed."""
 MAX_BITS = 100_000
 """Of exact integers; a factorial or power beyond that is taken as a floating-point number."""
-_MISREAD = re.compile(r"[0-9]\s*\(|[0-9]\s+[0-9]|[0-9]\s*\\frac|[A-Z]|'|\\text|\\log|°|%|,|!!|\^\s*\w\s*\^|\*\*")
-"""What Math-Verify's parser misreads: mixed numbers where there are none, letters in lower case, derivatives without
-their prime, units dropped.
-"""
-
 Result: TypeAlias = Any
 """A Fraction, or an mpmath number."""
 
@@ -61,25 +53,12 @@ def infinite(formula: Formula) -> int:
     return int(formula == INFINITY)
 
 
-def variables_of(formula: Formula) -> set[str]:
-    """The free variables, those of a Calculus included. Raises Undefined."""
-    found: set[str] = set()
-    for part in parts_of(formula):
-        if isinstance(part, Calculus):
-            found.update(map(str, _expression(part.source).free_symbols))
-        elif isinstance(part, Name):
-            found.add(part.text)
-    return found - CONSTANTS
-
-
 def evaluate(formula: Formula, point: Mapping[str, Fraction]) -> Result:
     """The value at a point, within mpmath's current precision. Raises Undefined."""
     if isinstance(formula, Number):
         return formula.value
     if isinstance(formula, Name):
         return _name(formula.text, point)
-    if isinstance(formula, Calculus):
-        return _calculus(formula.source, point)
     values = [evaluate(argument, point) for argument in formula.arguments]
     if formula.function.startswith(CALL):
         return _unknown(formula.function, values)
@@ -288,6 +267,7 @@ _FUNCTIONS: dict[str, Any] = {
     "floor": lambda value: _whole(value, math.floor),
     "ceil": lambda value: _whole(value, math.ceil),
     "log": _log,
+    "plain base": lambda value, _: value,
     "exp": lambda value: _power(_name("e", {}), value),
     "mod": _integers(operator.mod),
     "gcd": _integers(math.gcd),
@@ -297,39 +277,6 @@ _FUNCTIONS: dict[str, Any] = {
     **{f"arc{name}": _transcendental(f"a{name}") for name in ("sin", "cos", "tan")},
     **{name: _transcendental(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
 }
-
-
-@lru_cache(maxsize=8)
-def _expression(source: str) -> Any:
-    """The sympy expression of ``source``, with limits, sums and integrals worked out. Raises Undefined."""
-    if _MISREAD.search(source):
-        raise Undefined("notation that Math-Verify's parser is known to misread")
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
-
-    config = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
-    try:
-        parsed = latex2sympy(
-            source, is_real=True, convert_degrees=False, normalization_config=None, conversion_config=config
-        )
-        found = parsed.doit()
-    except Exception as error:  # noqa: BLE001  the parser raises Exception itself, and sympy any
-        raise Undefined(f"not read by Math-Verify's parser: {error}") from None
-    if not hasattr(found, "free_symbols"):
-        raise Undefined("not an expression")
-    return found
-
-
-def _calculus(source: str, point: Mapping[str, Fraction]) -> Result:
-    """The value of a limit, sum, product or integral at a point. Raises Undefined."""
-    import sympy
-
-    found = _expression(source)
-    values = {symbol: sympy.Rational(*point[str(symbol)].as_integer_ratio()) for symbol in found.free_symbols}
-    value = sympy.N(found.subs(values), DIGITS)
-    if not value.is_number or not value.is_finite:
-        raise Undefined("no number")
-    real, imaginary = (mpmath.mpmathify(str(part)) for part in value.as_real_imag())
-    return _tidy(real + imaginary * 1j if imaginary else real)
 
 
 FINEST = 10**25
@@ -352,7 +299,7 @@ def same(first: Formula, second: Formula) -> bool:
     if identical(first, second):
         return True
     try:
-        if infinite(first) or infinite(second) or variables_of(first) or variables_of(second):
+        if infinite(first) or infinite(second) or names_in(first) or names_in(second):
             return False
         return _spells(first, second) or _spells(second, first)
     except Undefined:
@@ -366,7 +313,7 @@ def identical(first: Formula, second: Formula) -> bool:
     try:
         if infinite(first) or infinite(second):
             return infinite(first) == infinite(second)
-        if not variables_of(first) and not variables_of(second):
+        if not names_in(first) and not names_in(second):
             return agree(closed_value(first), closed_value(second))
         return _same_function(first, second)
     except Undefined:
@@ -428,7 +375,7 @@ def _points(first: Formula, second: Formula) -> Iterator[dict[str, Fraction]]:
 
     Some have even denominators: by its odd roots a power of a negative number could be that of its absolute value.
     """
-    variables = sorted(variables_of(first) | variables_of(second))
+    variables = sorted(names_in(first) | names_in(second))
     random = Random(",".join(variables))
     count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
     for scale in islice(cycle(_SCALES), count):

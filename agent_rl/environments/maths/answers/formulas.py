@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ class Number:
     """An exact number; ``digits`` significant digits where it was written as a decimal, else 0."""
 
     value: Fraction
-    digits: int = 0
+    digits: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,7 @@ class Apply:
     arguments: tuple[Formula, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Calculus:
-    """A limit, sum, product or integral, as written: for Math-Verify's parser and sympy."""
-
-    source: str
-
-
-Formula: TypeAlias = Number | Name | Apply | Calculus
+Formula: TypeAlias = Number | Name | Apply
 
 CALL = "call "
 """What the name of an unknown function follows in ``Apply.function``."""
@@ -73,7 +66,7 @@ def rebuilt(formula: Formula, change: Callable[[Formula], Formula]) -> Formula:
 
 
 def names_in(formula: Formula) -> set[str]:
-    """The variables of a formula; the variables of a Calculus are not known here."""
+    """The variables of a formula."""
     return {part.text for part in parts_of(formula) if isinstance(part, Name)} - CONSTANTS
 
 
@@ -104,6 +97,43 @@ def with_products(formula: Formula, letters: AbstractSet[str]) -> Formula:
         return Apply("mul", (Name(called), *part.arguments)) if called in letters and isinstance(part, Apply) else part
 
     return rebuilt(formula, change)
+
+
+def operations_of(formula: Formula) -> set[str]:
+    """What a formula is built with: names, functions, and "plain" arithmetic, that of numbers alone.
+
+    A power of ten is how a number is written. Arithmetic of roots and constants stays as it is, but for products and
+    powers of sums.
+    """
+    if not isinstance(formula, Apply):
+        return {formula.text} if isinstance(formula, Name) else set()
+    name, arguments = formula.function, formula.arguments
+    found = set[str]().union(*map(operations_of, arguments))
+    if name == "neg" or _is_power_of_ten(formula) or (name == "mul" and not found and _is_power_of_ten(arguments[1])):
+        return found
+    if name == "exp":
+        return found | {"e"}
+    if name == "pow" and not is_integer(arguments[1]) and operations_of(arguments[1]) <= {"plain div"}:
+        return operations_of(arguments[0]) | {"root"}
+    if name not in ("add", "mul", "div", "pow"):
+        return found | {name}
+    if all(operation.startswith("plain") for operation in found):
+        return found | {f"plain {name}"}
+    sums = [isinstance(part, Apply) and part.function == "add" for part in arguments]
+    return found | {"expansion"} if (name == "mul" and all(sums)) or (name == "pow" and sums[0]) else found
+
+
+def _is_power_of_ten(formula: Formula) -> bool:
+    if not isinstance(formula, Apply) or formula.function != "pow":
+        return False
+    return formula.arguments[0] == Number(Fraction(10)) and is_integer(formula.arguments[1])
+
+
+def is_integer(formula: Formula) -> bool:
+    """Whether a formula is written as an integer."""
+    if isinstance(formula, Apply) and formula.function == "neg":
+        return is_integer(formula.arguments[0])
+    return isinstance(formula, Number) and formula.value.denominator == 1
 
 
 def _called(part: Formula) -> str:
@@ -137,7 +167,6 @@ FUNCTIONS = words(
     """sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh ln log lg exp sqrt abs gcd lcm max min
     floor ceil"""
 )
-_CALCULUS = words(r"\lim \sum \prod \int \iint \oint")
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 """Letters that name a function when a parenthesis follows; any other letter is a factor before it."""
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "ln": "log", "lg": "log"}
@@ -158,15 +187,13 @@ _FACTOR_COMMANDS = GREEK | FONTS | DECORATIONS | words(r"\frac \pi \binom \lfloo
 
 def formula_of(text: str) -> Formula:
     """Read all of a cleaned text as one expression. Raises Unreadable."""
-    return parse_formula(tokens_of(text), text)
+    return parse_formula(tokens_of(text))
 
 
-def parse_formula(tokens: Sequence[Token], source: str) -> Formula:
-    """Read all of ``tokens``, cut from ``source``, as one expression. Raises Unreadable."""
+def parse_formula(tokens: Sequence[Token]) -> Formula:
+    """Read all of ``tokens`` as one expression. Raises Unreadable."""
     if not tokens:
         raise Unreadable("empty")
-    if any(token.text in _CALCULUS for token in tokens):
-        return Calculus(source[tokens[0].start : tokens[-1].end])
     parser = _Parser(list(tokens))
     formula = parser.whole()
     if parser.peek():
@@ -405,7 +432,8 @@ class _Parser:
             return Number(number.value + Fraction(int(block), 10 ** len(block) - 1) / shift)
         if self.took("_"):
             try:
-                return Number(Fraction(int(token.text, int(self.group_text()))))
+                base = int(self.group_text())
+                return Apply("plain base", (Number(Fraction(int(token.text, base))), Number(Fraction(base))))
             except ValueError:
                 raise Unreadable("a number with a subscript that is no base") from None
         return number

@@ -178,6 +178,7 @@ _TOKEN = re.compile(
     r"(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+(?![0-9]*\.))?)|(?P<letters>[A-Za-z]+)"
     r"|(?P<command>\\[A-Za-z]+|\\.)|(?P<symbol>\*\*|<=|>=|!=|:=|\.\.\.|\S)"
 )
+_FRACTION = re.compile(r"\\frac\s*([0-9]?)")
 _OPENING = frozenset({"(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"})
 _CLOSING = frozenset({")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"})
 
@@ -220,6 +221,12 @@ def split(tokens: Sequence[Token], separators: AbstractSet[str]) -> tuple[list[S
             begin = index + 1
     parts.append(tokens[begin:])
     return parts, found
+
+
+def spelt(text: str) -> str:
+    """The tokens of a text of any length between spaces, without fonts, what groups them, and signs of division."""
+    pieces = (match[0].rstrip(".") for match in _TOKEN.finditer(_FRACTION.sub(r"\1 ", cleaned(text))))
+    return " ".join(piece for piece in pieces if piece not in FONTS and piece not in "()[]{}/")
 
 
 def squeezed(text: str) -> str:

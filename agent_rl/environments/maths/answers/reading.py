@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same, variables_of
+from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same
 from agent_rl.environments.maths.answers.formulas import (
     CONSTANTS,
     FUNCTIONS,
@@ -23,6 +23,7 @@ from agent_rl.environments.maths.answers.formulas import (
     formula_of,
     names_in,
     neg,
+    operations_of,
     parse_formula,
     signs_of,
 )
@@ -62,6 +63,7 @@ from agent_rl.environments.maths.answers.statements import (
     scaled,
     unit_of,
 )
+from agent_rl.environments.maths.rewards import MAYBE_LIST
 
 MAX_ITEMS = 100
 _RELATIONS = {
@@ -75,6 +77,7 @@ _RELATIONS = {
     r"\in": "in",
     r"\approx": "~",
 }
+_CALCULUS = words(r"\lim \sum \prod \int \iint \iiint \oint")
 _SEPARATORS = frozenset({",", "and", "or"})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
@@ -118,12 +121,13 @@ _POINTS = (
 )
 _NAME = re.compile(
     rf"{_VARIABLE}|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|{_POINTS}"
+    r"|\\begin\s*\{vmatrix\}.*\\end\s*\{vmatrix\}"
     rf"|(?:{_VARIABLE}|{_POINTS}):\s*(?:{_VARIABLE}|{_POINTS})"
     rf"|\\(?:max|min|sup|inf|det|deg|dim)(?![a-zA-Z])\s*(?:{_VARIABLE}(?:\s*\([^()]*\))?)?"
     rf"|\\?(?:sin|cos|tan|cot|sec|csc)(?:\s*\(\s*{_VARIABLE}\s*\)|(?![a-z])\s*(?:\\angle\s*[A-Z]+|{_VARIABLE}))"
-    r"|\|\s*(?:[A-Z]{2}|\\(?:overline|vec|overrightarrow)\s*\{[^{}]*\})\s*\||\\\|[^|=<>]+\\\||\[\s*[A-Z]{3,}\s*\]"
+    r"|\|\s*(?:[A-Z]{1,2}|\\(?:overline|vec|overrightarrow)\s*\{[^{}]*\})\s*\||\\\|[^|=<>]+\\\||\[\s*[A-Z]{3,}\s*\]"
 )
-"""What an equation may name: a variable, a tuple of them, ``AB``, a ratio, ``\\max f``, ``\\tan A``, ``|AB|``."""
+"""What an equation may name: a variable, a tuple of them, ``AB``, ``|AB|``, a ratio, determinant, ``\\max f``."""
 _FUNCTION = re.compile(
     rf"(?:[fghpquvFGHPQRSTEVCNdDLWM]|n(?=\s*\(\s*[A-Z])|\\(?:phi|varphi|psi|Phi|Psi|Gamma|zeta|mu|sigma|tau|det|dim|deg"
     rf"|Pr)(?![a-zA-Z])|\\mathbb\s*\{{[EPV]\}}|(?:Var|Cov|Area|area|Pr|det|dim|rank|tr|deg))"
@@ -150,7 +154,8 @@ def readings(text: str, *, trusted: bool = False) -> list[Answer]:
     text = cleaned(text)
     if text.endswith("?"):  # a question is no answer
         return found
-    for reading in (_without_thousands(text), text, _with_decimal_point(text)):
+    unclear = trusted and MAYBE_LIST.fullmatch(text)
+    for reading in (None if unclear else _without_thousands(text), text, _with_decimal_point(text)):
         for lenient in (False, True)[: 1 + trusted]:
             try:
                 answer = _joined(_Reader(reading, trusted=lenient).answer(tokens_of(reading))) if reading else None
@@ -375,11 +380,11 @@ class _Reader:
         return Comparison(formulas, tuple(relations))
 
     def approximation(self, sides: Sequence[Sequence[Token]], relations: Sequence[str]) -> Answer:
-        r"""``x = \pi \approx 3.14`` states the exact value, if the decimal is that value rounded."""
+        r"""``x \approx 11`` states the number; ``x = \pi \approx 3.14`` the exact value, if that is rounded right."""
         decimal = self.formula(sides[-1])
         if relations.index("~") != len(relations) - 1 or not isinstance(decimal, Number) or not decimal.value:
             raise Unreadable("an approximation of something else than a number")
-        if len(sides) == 2 and decimal.digits and self.name(sides[0]):
+        if len(sides) == 2 and self.name(sides[0]):
             return self.named(*sides)
         exact = self.relation(sides[:-1], relations[:-1]) if len(sides) > 2 else self.answer(sides[0])
         value = exact.answer if isinstance(exact, Named) else exact
@@ -394,6 +399,10 @@ class _Reader:
 
     def equation(self, sides: Sequence[Sequence[Token]]) -> Answer:
         """Something named and its value, a true statement about closed formulas, or an equation between the sides."""
+        if not _CALCULUS & {token.text for token in sides[-1]}:  # what a sum or limit comes to is not looked at
+            sides = [side for side in sides if not _CALCULUS & {token.text for token in side}]
+        if len(sides) == 1:
+            return self.answer(sides[0])
         named = [side for side in sides[:-1] if self.name(side) is not None]
         if named and named[0] is sides[0]:
             if len(named) == len(sides) - 1 > 1:  # a = b = 0
@@ -404,18 +413,18 @@ class _Reader:
         if len(sides) == 2 and self.name(sides[1]) is not None:
             return self.named(sides[1], sides[0])
         formulas = [self.formula(side) for side in sides[:-1]]
-        formulas.append(self.formula(sides[-1], bare=not any(map(_variables, formulas))))
+        formulas.append(self.formula(sides[-1], bare=not any(map(names_in, formulas))))
         first, last = formulas[0], formulas[-1]
-        if len(formulas) > 2 or not _variables(first) | _variables(last):
+        if len(formulas) > 2 or not names_in(first) | names_in(last):
             self.require_equal(formulas)
-        if _variables(first) == _variables(last) and same(first, last):
+        if names_in(first) == names_in(last) and same(first, last):
             return self.answer(sides[-1])
         return Comparison((first, last), ("=",))
 
     def require_equal(self, formulas: Sequence[Formula]) -> None:
         """A chain states its last side, unless another side in the same variables contradicts it."""
         last = formulas[-1]
-        if not all(same(last, each) for each in formulas[:-1] if _variables(each) == _variables(last)):
+        if not all(same(last, each) for each in formulas[:-1] if names_in(each) == names_in(last)):
             raise Unreadable("a false equation")
 
     def name(self, tokens: Sequence[Token]) -> str | None:
@@ -441,7 +450,7 @@ class _Reader:
             raise Unreadable("something without a name is said to be in a set")
         parameters: tuple[str, ...] = ()
         answer = _joined(self.answer(right))
-        if match := _DEFINED.fullmatch(name):
+        if (match := _DEFINED.fullmatch(name)) and match[1].lstrip("\\") not in FUNCTIONS:
             name, parameters = match[1], tuple(match[2].split(","))
         elif (match := _INDEXED.fullmatch(name)) and isinstance(answer, Value) and match[2] in names_in(answer.formula):
             name, parameters = match[1], (match[2],)
@@ -473,7 +482,7 @@ class _Reader:
         if found is not None:
             return found
         try:
-            return Value(parse_formula(tokens, self.text), letters=source if source.isalpha() else "")
+            return Value(parse_formula(tokens), letters=source if source.isalpha() else "")
         except Unreadable:
             return _in_words(source)
 
@@ -565,18 +574,19 @@ def _number(text: str) -> Formula | None:
 
 
 def _multiplied(formula: Formula, factor: Fraction) -> Formula:
+    if isinstance(formula, Number):
+        return replace(formula, value=formula.value * factor)
     return formula if factor == 1 else Apply("mul", (formula, Number(factor)))
 
 
 def _times(entry: Answer, factor: Formula) -> Answer:
     if not isinstance(entry, Value) or entry.unit:
         raise Unreadable("a factor before what is no matrix of numbers")
-    return Value(Apply("mul", (factor, entry.formula)))
-
-
-def _variables(formula: Formula) -> set[str]:
+    product = Apply("mul", (factor, entry.formula))
+    if not operations_of(factor) | operations_of(entry.formula) <= {"plain div"}:
+        return Value(product)
     try:
-        return variables_of(formula)
+        return Value(Number(closed_value(product)))
     except Undefined as error:
         raise Unreadable(str(error)) from None
 

@@ -6,9 +6,11 @@ Which reading of a bracket holds, ``(1, 2)`` a point or an interval, is left ope
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from agent_rl.environments.maths.answers.formulas import INFINITY, PI, Apply, Formula, Number, neg
@@ -253,6 +255,29 @@ REALS = Bracketed("()", (Value(neg(INFINITY)), Value(INFINITY)))
 EMPTY = Listing((), braces=True)
 MARKS = {"%": Fraction(1, 100), "°": Fraction(1, 180)}
 """Percent, and degrees as multiples of pi."""
+
+
+DEGREE = Unit("°", MARKS["°"])
+
+
+def formulas_in(answer: Answer) -> Iterator[Formula]:
+    """The formulas that an answer is built of, in order."""
+    if isinstance(answer, Value):
+        yield answer.formula
+    elif isinstance(answer, Comparison):
+        yield from answer.sides
+    elif isinstance(answer, Named):
+        yield from formulas_in(answer.answer)
+    elif not isinstance(answer, Words):
+        rows = answer.rows if isinstance(answer, Matrix) else (items_of(answer),)
+        yield from chain.from_iterable(map(formulas_in, chain.from_iterable(rows)))
+
+
+def items_of(answer: Answer) -> tuple[Answer, ...]:
+    """The answers that a list, bracket or union is built of."""
+    if isinstance(answer, Listing | Bracketed):
+        return answer.items
+    return answer.parts + answer.without if isinstance(answer, Region) else ()
 
 
 def all_named(items: tuple[Answer, ...]) -> bool:
