@@ -75,7 +75,9 @@ def summary_in(directory: Path) -> dict[str, Any]:
 
 
 def kept(error: RunFailed, directory: Path) -> RunFailed:
-    """The same error, with the place of a copy of the run directory."""
+    """The same error, with the place of a copy of the run directory, where there is one."""
+    if not directory.is_dir():
+        return error
     copy = Path(tempfile.mkdtemp(prefix="chaos-kept-")) / "run"
     shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("filler"))
     return type(error)(f"{error}\nthe main host's run directory is kept in {copy}")

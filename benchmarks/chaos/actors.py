@@ -177,7 +177,7 @@ def written(lines: Iterable[str]) -> list[float]:
 
 
 def write_model(directory: Path) -> Path:
-    """Write a directory that passes for a model: the tokenizer of the quickstart, and no weights. Needs no torch."""
+    """Write a directory that passes for a model: the tokenizer of the quickstart, and no weight. Needs no torch."""
     tokenizer = character_tokenizer()
     directory.mkdir(parents=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -193,7 +193,7 @@ def write_model(directory: Path) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     size = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": LENGTH}
     (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **size}))
-    header = b"{}      "
+    header = json.dumps({"none": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
     (directory / TRAINED).write_bytes(len(header).to_bytes(8, "little") + header)
     return directory
 
