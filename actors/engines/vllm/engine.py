@@ -210,10 +210,16 @@ class VllmEngine:
     def _result(self, output: RequestOutput) -> TurnResult:
         completion = output.outputs[0]
         tokens = np.array(completion.token_ids, np.int32)
-        policies = np.empty((len(tokens), 2), np.int32)
+        policies = np.full((len(tokens), 2), -1, np.int32)
         for span in completion.weight_versions or ():
             policy = self._policies[span.version]
             policies[span.start : span.end] = (policy.epoch, policy.version)
+        unknown = np.flatnonzero(policies[:, 0] < 0)
+        if len(unknown):
+            raise EngineError(
+                f"vLLM did not say which weights wrote {len(unknown)} of the {len(tokens)} tokens of a turn, the first "
+                f"at {unknown[0]}; use vLLM 0.32 or newer"
+            )
         logprobs: Any = completion.logprobs
         of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices]
         return TurnResult(
