@@ -26,13 +26,11 @@ from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_j
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
 from agent_rl.messages import Problem
 from agent_rl.topology_checks.files import fetching
-from agent_rl.topology_checks.prompts import prompt_faults
+from agent_rl.topology_checks.prompts import CONVERSATIONS, prompt_faults
 
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0
 """How long ``judge_at_once`` may take, as in a run."""
-CONVERSATIONS = 1000
-"""How many of a supervised stage's are read before anything starts."""
 
 
 def class_faults(topology: Topology, source: Source) -> list[Fault]:
@@ -52,8 +50,11 @@ def class_faults(topology: Topology, source: Source) -> list[Fault]:
     return faults
 
 
-def environment_faults(topology: Topology, path: Path, source: Source) -> list[Fault]:
-    """Faults of environments with valid classes and settings, found by calling them as the actors do."""
+def environment_faults(topology: Topology, path: Path, source: Source, noted: list[Fault]) -> list[Fault]:
+    """Faults of environments with valid classes and settings, found by calling them as the actors do.
+
+    What is only probably a mistake is added to ``noted``.
+    """
     base = path.absolute().parent
     faults: list[Fault] = []
     try:
@@ -62,7 +63,7 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
         tasks = environments.tasks()
         made, sources = environments, tasks.sources
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
-        faults += prompt_faults(topology, base, source, environments, tasks)
+        faults += prompt_faults(topology, base, source, environments, tasks, noted)
     except TaskError as error:
         return [_fault(part, topology, base, source) for part in error.parts]
     known = tasks.evaluation_count

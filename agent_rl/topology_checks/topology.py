@@ -67,12 +67,13 @@ def check_topology(
     host: str | None = None,
     beside: Path | None = None,
     elsewhere: bool = False,
+    noted: list[Fault] | None = None,
 ) -> list[Fault]:
     """All that is wrong with a topology that could be loaded from ``files``; an empty list means it is sound.
 
     Ports are looked at for the ``host`` that is to be started here, or for all. Relative paths start from the folder of
     the file ``beside`` (default: the first file). ``elsewhere``: hosts whose GPUs the file counts may be other
-    machines.
+    machines. What is only probably a mistake in the data is added to ``noted``.
     """
     source, path = Source(files, overrides), beside or first_of(files)
     faults: list[Fault] = []
@@ -109,7 +110,7 @@ def check_topology(
     faults += rank_faults(topology, source)
     faults += placement_faults(topology, source, host)
     if not faults:  # reading the tasks takes a while, and says nothing new about files that are not there
-        faults += environment_faults(topology, path, source)
+        faults += environment_faults(topology, path, source, [] if noted is None else noted)
     faults += host_faults(topology, path, source, host)
     return in_order(faults)
 
