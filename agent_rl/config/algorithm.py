@@ -68,10 +68,10 @@ class Algorithm(Part):
     temperature: PositiveFloat = 1.0
     """The temperature of sampling and of losses."""
     top_p: TopP = 1.0
-    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it. Losses take
-    the whole vocabulary."""
+    """The share of probability that rollouts are sampled from: the fewest likeliest tokens that reach it. The
+    correction weighs a token by the share that was kept."""
     top_k: PositiveInt | None = None
-    """The number of likeliest tokens that rollouts are sampled from. None: all. Losses take the whole vocabulary."""
+    """The number of likeliest tokens that rollouts are sampled from. None: all. See ``top_p``."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """A ratio below ``1 - clip_low`` is clipped."""
     clip_high: PositiveFloat = 0.28

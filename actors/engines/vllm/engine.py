@@ -75,7 +75,6 @@ class VllmEngine:
         self._policy = initial_policy
         self._policies = {_version(initial_policy): initial_policy}
         self._specs: TensorSpecs = {}
-        self._reports_unfiltered = False
         self._limits: EngineLimits | None = None
         self._workers = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,9 +138,6 @@ class VllmEngine:
         self._in_flight.add(name)
         try:
             salt = await self._cache_salt()
-            if request.filtered and not self._reports_unfiltered:
-                await self._ask(lambda llm: llm.collective_rpc("agent_rl_report_unfiltered"))
-                self._reports_unfiltered = True
             output = await self._ask(lambda llm: _generate(llm, name, request, salt))
         finally:
             self._in_flight.discard(name)
