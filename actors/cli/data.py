@@ -39,7 +39,7 @@ from agent_rl.models.hub import HubError
 from agent_rl.observe.live import SteadyConsole
 
 if TYPE_CHECKING:
-    from agent_rl.messages import Problem
+    from agent_rl.rollout.prompts import ChatFormat
 
 app = App("data")
 Parameters = ParamSpec("Parameters")
@@ -106,7 +106,8 @@ def convert(
     out: Out,
     columns: Columns = "",
     model: Annotated[
-        str | None, Parameter(help="also count prompts that this model's sequences have no room for")
+        str | None,
+        Parameter(help="also count prompts that this model's sequences have no room for, and texts of control tokens"),
     ] = None,
     max_tokens: Annotated[
         Positive | None, Parameter(help="of a prompt; left out: what --model says a sequence has")
@@ -116,7 +117,7 @@ def convert(
 ) -> dict[str, int]:
     """Write rows in another format (JSONL, also gzipped; parquet)."""
     new_names = _columns(columns)
-    tally, review = Tally(), Review(_prompt_length(model, max_tokens, prompt))
+    tally, review = Tally(), Review(*_prompts(model, max_tokens, prompt))
     with writer(out) as write:
         for where, found in rows_of(files, Path.cwd()):
             row = renamed(found, new_names, where)
@@ -139,19 +140,19 @@ def _columns(text: str) -> dict[str, str]:
     return found
 
 
-def _prompt_length(
+def _prompts(
     model: str | None, max_tokens: int | None, prompt: Literal["plain", "rstar2"]
-) -> Callable[[Problem], bool] | None:
-    """Whether a problem's prompt is too long; None when no model was named to tell. Raises DataError."""
+) -> tuple[ChatFormat | None, int]:
+    """How prompts are written, and their most tokens; None and 0 when no model was named. Raises DataError."""
     if model is None:
         if max_tokens is not None:
             raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
-        return None
+        return None, 0
     chat, length = chat_format_of(model, {"": Maths(seed=0, base=Path(), prompt=prompt)})
     longest = max_tokens or length
     if longest is None:
         raise DataError(f"--model {model}: its config.json does not say how long sequences may be; give --max-tokens")
-    return lambda problem: bool(chat.too_long([problem], longest))
+    return chat, longest
 
 
 @subject
@@ -218,9 +219,9 @@ def sft(
 ) -> dict[str, int]:
     """Make conversations with tool calls ready for an sft stage; rows that cannot be trained on are left out."""
     tally = Tally()
-    turns = calls = tokens = trained = 0
-    encode = chat_format_of(model)[0].conversation_tokens if model else None
-    if max_tokens and encode is None:
+    turns = calls = tokens = trained = controls = 0
+    chat = chat_format_of(model)[0] if model else None
+    if max_tokens and chat is None:
         raise DataError("--max-tokens needs a tokenizer to count with: name the --model that will be trained")
     with writer(out) as write:
         name = ""
@@ -236,12 +237,13 @@ def sft(
             if tool_turn_without_call(messages):
                 tally.add("tool_turn_without_a_call", where)
                 continue
-            if encode is not None:
-                found, mask = encode(messages)
+            if chat is not None:
+                found, mask = chat.conversation_tokens(messages)
                 if max_tokens and len(found) > max_tokens:
                     tally.add("too_long", where)
                     continue
                 tokens, trained = tokens + len(found), trained + sum(mask)
+                controls += chat.spells_out(messages)
             tally.add("")
             assistants = [message["content"] for message in messages if message["role"] == "assistant"]
             turns += len(assistants)
@@ -251,7 +253,8 @@ def sft(
     for line in tally.lines():
         print(line)
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}
-    return tally.figures() | counted | ({"tokens": tokens, "tokens_trained_on": trained} if encode else {})
+    of_model = {"tokens": tokens, "tokens_trained_on": trained, "with_control_tokens": controls}
+    return tally.figures() | counted | (of_model if model else {})
 
 
 def _filtered(files: Sequence[str], out: Path, ids: Path | None, chosen: Filter) -> dict[str, int]:

@@ -18,7 +18,7 @@ from agent_rl.config.examples import topology_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent_rl.config.source import Files
+    from agent_rl.config.source import Fault, Files
     from agent_rl.config.topology import Topology
     from agent_rl.observe.live import Display, LiveView, SteadyConsole
     from agent_rl.records.run_directory import SummaryFile
@@ -118,10 +118,11 @@ def sound_topology(
     from agent_rl.topology_checks.topology import check_topology, warnings
 
     file, topology = first_of(files), None
+    noted: list[Fault] = []
     look_beside(file)
     try:
         topology = load_topology(files, overrides)
-        faults = check_topology(topology, files, overrides, host=host, elsewhere=elsewhere)
+        faults = check_topology(topology, files, overrides, host=host, elsewhere=elsewhere, noted=noted)
     except TopologyError as error:
         file, faults = error.path, error.faults
     if topology is None or faults:
@@ -129,7 +130,7 @@ def sound_topology(
         if topology is not None:
             _tell_main_host(topology, files, host, lines)
         raise Mistake(lines=lines)
-    for warning in warnings(topology, files, overrides):
+    for warning in [*noted, *warnings(topology, files, overrides)]:
         complain(f"warning: {warning.render(file)}")
     return topology
 

@@ -51,19 +51,14 @@ class TurnRequest:
     top_p: float = 1.0
     top_k: int = 0
 
-    @property
-    def filtered(self) -> bool:
-        """Whether some tokens are not sampled."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
     """The tokens of a turn, n of them: ``tokens`` [n] int32 (with the stop token), ``logprobs`` [n] float32 (natural
-    logarithm, under the whole vocabulary at the request's temperature, or at 1 for greedy decoding), ``policies``
-    [n, 2] int32 (epoch, version).
+    logarithm, under the distribution that was sampled from, or for greedy decoding under the whole vocabulary at
+    temperature 1), ``policies`` [n, 2] int32 (epoch, version).
 
-    ``top_p`` and ``top_k`` do not change log-probabilities: the learner computes those of the whole vocabulary too.
+    ``top_p`` and ``top_k`` raise the probability of a token by the share of probability that they keep.
     """
 
     tokens: Int32Vector

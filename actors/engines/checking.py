@@ -21,8 +21,9 @@ VLLM = "actors.engines.vllm:VllmEngine"
 class TorchEngineSettings(Settings):
     """The keys of ``engine_settings`` for `actors.engines.torch.engine.TorchEngine`."""
 
-    kv_on_update: Literal["keep", "recompute"] = "keep"
-    """The KV cache of sequences in flight when new weights are loaded: keep it, or compute it again."""
+    kv_on_update: Literal["keep", "recompute"] = "recompute"
+    """The fate of the KV cache of sequences in flight when new weights are loaded: compute it again, or keep it. With
+    "keep", tokens after an update are sampled from neither version's distribution."""
     host_kv_tokens: NonNegativeInt = 0
     """Tokens of KV cache kept in host memory for rollouts that were set aside or had no room. 0: they are prefilled
     again."""

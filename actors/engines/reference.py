@@ -43,9 +43,18 @@ class Reference:
             known.append(int(self._logits(known)[-1].argmax()))
         return known[len(tokens) :]
 
-    def logprobs(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> np.ndarray:
-        """Log-probabilities of the tokens ``written`` after ``tokens``: [n] float32."""
-        return self._of_written(tokens, written, temperature)[1].numpy()
+    def logprobs(
+        self, tokens: Sequence[int], written: Sequence[int], temperature: float, top_p: float = 1.0, top_k: int = 0
+    ) -> np.ndarray:
+        """Log-probabilities of the tokens ``written`` after ``tokens``, as sampled: [n] float32."""
+        scaled, of_written = self._of_written(tokens, written, temperature)
+        masses = torch.ones(len(written), dtype=torch.float64)
+        for at, row in enumerate(scaled.double().exp() if temperature else ()):
+            likeliest = row.sort(descending=True).values
+            likeliest = likeliest[likeliest >= likeliest[(top_k or len(row)) - 1]]
+            reached = (likeliest.cumsum(0) / likeliest.sum() < top_p).sum()
+            masses[at] = likeliest[: reached + 1].sum()
+        return (of_written - masses.log()).float().numpy()
 
     def likelier(self, tokens: Sequence[int], written: Sequence[int], temperature: float) -> tuple[int, float]:
         """The most tokens that were likelier than one of ``written``, and the greatest share of such tokens."""

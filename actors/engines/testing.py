@@ -179,8 +179,8 @@ async def check_rewritten_history_is_computed_anew(subject: Subject) -> None:
             assert result.tokens.tolist() == subject.reference.greedy(tokens, 5)
 
 
-async def check_logprobs_are_of_the_whole_vocabulary(subject: Subject) -> None:
-    """Log-probabilities include the temperature (greedy: temperature 1), and no filter. Rows of a batch do not mix."""
+async def check_logprobs_are_of_what_was_sampled_from(subject: Subject) -> None:
+    """Log-probabilities include temperature and filters (greedy: temperature 1, none). Rows of a batch do not mix."""
     sampling: list[dict[str, Any]] = [{"temperature": temperature} for temperature in (0.0, 0.5, 1.0, 1.7)]
     sampling += [{"temperature": 1.7, "top_k": 3}, {"temperature": 1.0, "top_p": 0.4}, {"temperature": 1.7, "top_k": 1}]
     sampling += [{"temperature": 0.0, "top_k": 3, "top_p": 0.4}]
@@ -195,7 +195,9 @@ async def check_logprobs_are_of_the_whole_vocabulary(subject: Subject) -> None:
             rank, share = subject.reference.likelier(request.tokens, written, request.temperature)
             assert rank < request.top_k or not request.top_k, f"a token of rank {rank} of the top {request.top_k}"
             assert share < request.top_p, f"a token beyond the share {request.top_p}"
-            expected = subject.reference.logprobs(request.tokens, written, request.temperature)
+            expected = subject.reference.logprobs(
+                request.tokens, written, request.temperature, request.top_p, request.top_k
+            )
             assert np.abs(result.logprobs - expected).max() < subject.tolerance
             assert [array.dtype.name for array in (result.tokens, result.policies)] == ["int32", "int32"]
             assert result.logprobs.dtype.name == "float32"
@@ -409,7 +411,7 @@ async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
 CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_greedy_is_the_models_own,
     check_rewritten_history_is_computed_anew,
-    check_logprobs_are_of_the_whole_vocabulary,
+    check_logprobs_are_of_what_was_sampled_from,
     check_seed_decides_whatever_shares_the_batch,
     check_a_rollout_goes_on_at_another_engine,
     check_stop_tokens_end_a_turn,

@@ -55,6 +55,7 @@ from agent_rl.messages import (
     WeightsPart,
     WeightsWanted,
 )
+from agent_rl.models.model_files import ModelFiles
 from agent_rl.observe.metrics import Rate
 from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
@@ -235,15 +236,18 @@ class RolloutGenerator(Actor):
         topology = self.context.topology
         try:
             tokenizer = load_tokenizer(directory, topology, self.context.base)
+            ends = ModelFiles.read(directory).end_tokens()
         except Exception as error:  # transformers raises arbitrary errors; a restart would read the same files
             reason = " ".join(str(error).split())
             remedy = "save the tokenizer again, or copy it whole"
             raise EngineRefusedError(f"cannot load the tokenizer of {directory}: {reason}; {remedy}") from error
         declared = declaration(type(self), {"chat_format": self.context.settings.chat_format})
         try:
-            return made_format(declared, tokenizer, self._environments, self._environments.schemas)
+            made = made_format(declared, tokenizer, self._environments, self._environments.schemas)
         except PromptError as error:
             raise EngineRefusedError(f"the chat template of {directory}: {error}") from error
+        made.stop_tokens |= ends
+        return made
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The decisions of one rollout."""

@@ -67,8 +67,8 @@ class Algorithm(Part):
     temperature: PositiveFloat = 1.0
     """Of sampling and losses."""
     top_p: TopP = 1.0
-    """Rollouts are sampled from the fewest likeliest tokens whose share of probability reaches it. Losses take the
-    whole vocabulary."""
+    """Rollouts are sampled from the fewest likeliest tokens whose share of probability reaches it. The correction
+    weighs a token by the share that was kept."""
     top_k: PositiveInt | None = None
     """Likewise from so many likeliest tokens. None: all."""
     clip_low: float = Field(default=0.2, gt=0, le=1)

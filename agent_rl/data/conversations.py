@@ -18,7 +18,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from agent_rl.data.rows import DataError, Row
+from agent_rl.data.rows import DataError, Placed, Row
 from agent_rl.environments.base import Environment, TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.reading_json import JsonError, parse_json
@@ -158,20 +158,33 @@ def row_fault(error: NoConversation, row: Row, where: str) -> str:
     return f"{where}: no conversation to train on ({reason}); {remedy}"
 
 
+def first_rows(patterns: Sequence[str], base: Path, most: int) -> Iterator[Placed]:
+    """The first rows of every file: ``most`` in all, but at least one of each file. Raises TaskError."""
+    files = [file for pattern in patterns for file in resolve(pattern, base)]
+    for name, path in files:
+        yield from islice(read_rows(name, path), max(1, most // len(files)))
+
+
+def spells_out(chat: ChatFormat, row: Row) -> bool:
+    """Whether a row's conversation holds the text of a control token; False where the row has none."""
+    try:
+        return chat.spells_out(conversation(row))
+    except NoConversation:
+        return False
+
+
 def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
     """Read the first rows of every file: ``most`` in all, but at least one of each file.
 
     Raises TaskError, which names the row, for what is no conversation, and for files without any row.
     """
-    files = [file for pattern in patterns for file in resolve(pattern, base)]
     empty = True
-    for name, path in files:
-        for where, row in islice(read_rows(name, path), max(1, most // len(files))):
-            empty = False
-            try:
-                conversation(row)
-            except NoConversation as error:
-                raise TaskError(row_fault(error, row, where)) from error
+    for where, row in first_rows(patterns, base, most):
+        empty = False
+        try:
+            conversation(row)
+        except NoConversation as error:
+            raise TaskError(row_fault(error, row, where)) from error
     if empty:
         raise TaskError(f"{', '.join(patterns)}: there is no conversation to train on")
 

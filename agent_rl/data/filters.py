@@ -11,16 +11,18 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from agent_rl.config.selection import Difficulty, Solved
+from agent_rl.data.conversations import spells_out
 from agent_rl.data.rows import DataError, Row
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths.rewards import is_integer
 from agent_rl.environments.task_files import answer_of, problem_of, text_of
 from agent_rl.messages import Problem
 from agent_rl.observe.words import count_of
+from agent_rl.rollout.prompts import ChatFormat
 
 KEPT = ""
 NAMED = 5
@@ -31,8 +33,9 @@ FAULTS = {
     "unreadable": "with half of a surrogate pair, which is no character",
     "duplicate_id": "with the id of an earlier row",
     "prompt_too_long": "with a prompt that leaves no room for a response",
+    "control_tokens": "with the text of a control token, which training spells out, as in &lt;|im_end|>",
 }
-"""Faults of rows that training would refuse or skip, in words."""
+"""Faults of rows that training would refuse, skip or change, in words."""
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
@@ -189,9 +192,9 @@ class Tally:
 class Review:
     """Counts and names the faults of rows. Memory: the ids."""
 
-    def __init__(self, too_long: Callable[[Problem], bool] | None = None) -> None:
-        """``too_long``: whether a problem's prompt is too long, where that can be told."""
-        self._too_long = too_long
+    def __init__(self, chat: ChatFormat | None = None, longest: int = 0) -> None:
+        """``chat`` finds control tokens, and prompts without room in a sequence of ``longest`` tokens."""
+        self._chat, self._longest = chat, longest
         self._ids: set[str] = set()
         self.found = Tally()
 
@@ -210,8 +213,9 @@ class Review:
                 except TaskError:
                     faults.append("unreadable")
                 else:
-                    if self._too_long is not None and self._too_long(problem):
-                        faults.append("prompt_too_long")
+                    faults += self._prompt_faults(problem)
+        elif self._chat is not None and spells_out(self._chat, row):
+            faults.append("control_tokens")
         if row.get("id") is not None:
             if str(row["id"]) in self._ids:
                 faults.append("duplicate_id")
@@ -219,6 +223,12 @@ class Review:
         for fault in faults:
             self.found.note(fault, where)
         return faults
+
+    def _prompt_faults(self, problem: Problem) -> Iterator[str]:
+        if self._chat is not None and self._chat.too_long([problem], self._longest):
+            yield "prompt_too_long"
+        if self._chat is not None and self._chat.spells_out([{"role": "user", "content": problem.text}]):
+            yield "control_tokens"
 
     def counts(self) -> dict[str, int]:
         """Rows by fault, of those there are."""

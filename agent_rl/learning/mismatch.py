@@ -2,7 +2,8 @@
 
 The gap of a token, log pi_prox - log mu, is the sum of two gaps::
 
-    log pi_v - log mu        engine against learner; pi_v is the learner with the weights v that sampled the token
+    log pi_v - log mu        engine against learner; pi_v is the learner with the weights v that sampled the token;
+                             includes the share of probability that ``top_p`` and ``top_k`` kept
     log pi_prox - log pi_v   staleness: the same code with newer weights
 
 For tokens of the present version pi_v is pi_prox. For older tokens the learner evaluates a sample of each step's

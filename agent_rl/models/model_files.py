@@ -80,6 +80,15 @@ class ModelFiles:
         stored = self.config.get("dtype", self.config.get("torch_dtype"))
         return "bfloat16" if stored == "bfloat16" else "float32"
 
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end a turn by generation_config.json; none without it. Raises Unreadable."""
+        file = self.directory / "generation_config.json"
+        ends = read_json(file).get("eos_token_id") if file.is_file() else None
+        numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise Unreadable(f"{file}: eos_token_id is {ends!r:.60}, not the number of a token or a list of numbers")
+        return frozenset(numbers)
+
     def faults(self, *, template: str | None = None, weights: bool = True) -> Iterator[Finding]:
         """All that is wrong.
 
@@ -89,6 +98,10 @@ class ModelFiles:
         yield from self.files_missing(weights=weights)
         yield from self._tokenizer_faults()
         yield from self._template_faults(template)
+        try:
+            self.end_tokens()
+        except Unreadable as error:
+            yield str(error), SAVE_AGAIN
         if weights:
             yield from self._weight_faults()
 

@@ -94,7 +94,7 @@ def _parse_call(text: str, start: int) -> tuple[AnyCall, int]:
     except _Malformed as error:
         closing = text.find(CLOSING, start)
         if closing < 0:
-            return MalformedCall(f"Error: the tool call is not closed by {CLOSING}."), len(text)
+            return MalformedCall("Error: the tool call is not closed."), len(text)
         return MalformedCall(f"Error: {error}."), closing + len(CLOSING)
 
 

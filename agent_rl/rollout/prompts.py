@@ -2,20 +2,23 @@
 
 A prompt is the template's rendering of the problem. The model's turns are never decoded and encoded again. A tool
 response is appended as the tokens that the template puts between an assistant's turn and the next one.
+
+All other text comes from outside: problems, tools, environments, users' loops, demonstrations. `ChatFormat.spelt` takes
+the control tokens out of it, so that only the template begins and ends turns.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_rl.config.plugins import ContractError, called
 from agent_rl.environments.load import sound_prompt
-from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, parse_calls
+from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, harmless, parse_calls
 
 if TYPE_CHECKING:
     from agent_rl.environments.base import Demonstration, Environment
@@ -49,6 +52,7 @@ PROBES = {
 """Pairs of turns that a model may write, to test whether a template keeps them unchanged."""
 
 _MARK = "ASSISTANT-MARK"
+_RESPONSE_TAGS = re.compile(r"(</?tool_response>)")
 
 
 class PromptError(Exception):
@@ -86,12 +90,16 @@ class ChatFormat:
         self._tokenizer = tokenizer
         # For a few dozen characters, transformers' own layer costs several times as much as the Rust tokenizer.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._controls = _control_tokens(tokenizer)
+        self._controls, self._markup = _control_tokens(tokenizer)
         self.environments = environments
         listed = any(environment.lists_tools for environment in environments.values())
         self.compact = bool(environments) and not listed if compact is None else compact
         own = {name: [tool.schema for tool in environment.tools] for name, environment in environments.items()}
-        self.schemas = own if schemas is None else schemas
+        given = own if schemas is None else schemas
+        self.schemas: Mapping[str, Sequence[Mapping[str, Any]]] = {
+            name: json.loads(self.spelt(json.dumps(list(tools), ensure_ascii=False), "system"))
+            for name, tools in given.items()
+        }
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
         self.prefill = ""
         """The text with which the template begins the model's turn, after the assistant's header."""
@@ -111,7 +119,7 @@ class ChatFormat:
 
         Raises PromptError when the template does not take the messages.
         """
-        given = self._with_tools([{"role": role, "content": content} for role, content in messages], problem)
+        given = self._put([{"role": role, "content": content} for role, content in messages], problem)
         try:
             return self._encode(self._prompt(given, problem))
         except Exception as error:  # templates raise arbitrary errors
@@ -135,35 +143,31 @@ class ChatFormat:
         return [(problem, length) for problem, length in lengths if length >= longest]
 
     def response_tokens(self, responses: Sequence[str], calls: Sequence[AnyCall] = ()) -> list[int]:
-        """The tokens from the end of an assistant's turn to the model's next one, with these responses to ``calls``.
-
-        The text of a control token (``</s>``, ``[INST]``) in a response does not become the token.
-        """
+        """The tokens from the end of an assistant's turn to the model's next one, with these responses to ``calls``."""
         del calls
-        spelt = [self._spelt(text) for text in responses]
+        spelt = [self.spelt(text) for text in responses]
         return self._encode(self._before_response + self.responses(spelt) + self._after_response)
 
     def message_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The tokens from the end of an assistant's turn to the model's next one, with these messages (role, content).
 
-        Control tokens are treated as in responses. Raises PromptError when the template does not take the roles.
+        Raises PromptError when the template does not take the roles.
         """
-        spelt = [{"role": role, "content": self._spelt(content)} for role, content in messages]
+        return self._later_tokens([{"role": role, "content": self.spelt(content)} for role, content in messages])
+
+    def _later_tokens(self, spelt: Sequence[dict[str, str]]) -> list[int]:
         if len(spelt) == 1 and spelt[0]["role"] == "user":
             return self._encode(self._before_response + spelt[0]["content"] + self._after_response)
+        roles = ", ".join(message["role"] for message in spelt)
         frame = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _MARK}]
         end = self.decode([self.end_of_turn])
         try:
             after = self._render([*frame, *spelt], generate=True).partition(_MARK)[2]
         except Exception as error:  # templates raise arbitrary errors
-            roles = ", ".join(role for role, _ in messages)
-            raise PromptError(
-                f"the chat template cannot continue with messages of the roles {roles}: {error}"
-            ) from error
+            reason = f"the chat template cannot continue with messages of the roles {roles}: {error}"
+            raise PromptError(reason) from error
         if not after.startswith(end) or not all(message["content"].strip() in after for message in spelt):
-            raise PromptError(
-                f"the chat template leaves out messages of the roles {', '.join(role for role, _ in messages)}"
-            )
+            raise PromptError(f"the chat template leaves out messages of the roles {roles}")
         return self._encode(after.removeprefix(end))
 
     def turn_text(self, tokens: Sequence[int]) -> str:
@@ -177,17 +181,31 @@ class ChatFormat:
 
     def demonstration_tokens(self, shown: Demonstration) -> tuple[list[int], list[int]]:
         """A demonstration as tokens, and its loss mask: 1 for the assistant's turns with their ends."""
-        messages = [*self.messages(shown.problem), *self.demonstration(shown.messages)[1:]]
-        return self.conversation_tokens(messages, shown.problem)
+        spelt = [
+            {"role": message["role"], "content": "".join(self._spelt_parts(message))} for message in shown.messages
+        ]
+        messages = [*self.messages(shown.problem), *self.demonstration(spelt)[1:]]
+        return self._conversation_tokens(messages, shown.problem)
 
-    def conversation_tokens(
-        self, messages: Sequence[dict[str, str]], problem: Problem | None = None
-    ) -> tuple[list[int], list[int]]:
+    def _spelt_parts(self, message: Mapping[str, str]) -> Iterator[str]:
+        """A source's message: its own tags around responses stay."""
+        for part in _RESPONSE_TAGS.split(message["content"]):
+            yield part if _RESPONSE_TAGS.fullmatch(part) else self.spelt(part, message["role"])
+
+    def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
         """A conversation as tokens, and its loss mask: 1 for the assistant's turns with their ends.
 
         ``messages`` (``role``, ``content``) begin with a user's message or a system message before it. Consecutive
-        messages of the role ``tool`` are the responses to one turn's calls. The prompt lists the tools of ``problem``.
+        messages of the role ``tool`` are the responses to one turn's calls.
         """
+        return self._conversation_tokens(
+            [{**message, "content": self.spelt(message["content"], message["role"])} for message in messages], None
+        )
+
+    def _conversation_tokens(
+        self, messages: Sequence[dict[str, str]], problem: Problem | None
+    ) -> tuple[list[int], list[int]]:
+        """The messages are spelt. The prompt lists the tools of ``problem``."""
         start = 1 + (messages[0]["role"] == "system")
         first = list(messages[:start])
         prompt = self._render(first, generate=True) if problem is None else self._prompt(first, problem)
@@ -202,7 +220,7 @@ class ChatFormat:
             elif role == "tool":
                 added = self.response_tokens(contents, calls)
             else:
-                added = self.message_tokens([(role, content) for content in contents])
+                added = self._later_tokens([{"role": role, "content": content} for content in contents])
             tokens += added
             mask += [int(role == "assistant")] * len(added)
         return tokens, mask
@@ -211,7 +229,16 @@ class ChatFormat:
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
         """The messages (``role``, ``content``) of a problem: its environment's, and the text about tools."""
-        return self._with_tools(sound_prompt(self.environments[problem.environment], problem), problem)
+        return self._put(sound_prompt(self.environments[problem.environment], problem), problem)
+
+    def _put(self, messages: Sequence[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
+        """The spelt messages of a prompt. What an author writes around the problem's text may name tags."""
+        text, spelt = problem.text, self.spelt(problem.text)
+        put = [
+            {**message, "content": self.spelt(message["content"].replace(text, spelt), "system")}
+            for message in messages
+        ]
+        return self._with_tools(put, problem)
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
         schemas = self.schemas[problem.environment]
@@ -268,9 +295,18 @@ class ChatFormat:
         )
         return str(rendered)
 
-    def _spelt(self, text: str) -> str:
-        """``text`` without control tokens."""
-        return self._controls.sub(_as_text, text)
+    def spelt(self, text: str, role: str = "user") -> str:
+        """``text`` of a message as text that holds no control token: ``&lt;|im_end|>``, ``[ INST]``.
+
+        Control tokens are those that the tokenizer calls special, and other added ones with a meaning in conversations,
+        as Qwen3's ``<tool_call>``. The latter stay in the roles ``assistant`` and ``system``: models write them, and
+        authors name them.
+        """
+        return (self._controls if role in {"assistant", "system"} else self._markup).sub(_as_text, text)
+
+    def spells_out(self, messages: Sequence[Mapping[str, str]]) -> bool:
+        """Whether a message (``role``, ``content``) holds the text of a control token."""
+        return any(self.spelt(message["content"], message["role"]) != message["content"] for message in messages)
 
     def _encode(self, text: str) -> list[int]:
         if self._fast is None:
@@ -348,11 +384,22 @@ def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-def _control_tokens(tokenizer: Any) -> re.Pattern[str]:
-    """Matches the text of the tokenizer's control tokens; nothing if there are none."""
+def _control_tokens(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Match the text of the tokenizer's special tokens, and of these and all others with a meaning in conversations."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    controls = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
-    longest_first = sorted((control for control in controls if len(control) > 1), key=len, reverse=True)
+    special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    template = str(tokenizer.chat_template)
+    tags = {
+        token.content
+        for token in added
+        if harmless(token.content) != token.content or (token.content[:1] in "<[" and token.content in template)
+    }
+    return _any_of(special), _any_of(special | tags)
+
+
+def _any_of(tokens: set[str]) -> re.Pattern[str]:
+    """Matches any of the texts, the longest first; nothing if there are none."""
+    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 

@@ -110,10 +110,10 @@ class TemplateFormat(ChatFormat):
         named += [None] * (len(responses) - len(named))
         other = next((call.name for call in named if call is not None), self._some_tool())
         turn = [
-            _with_id(ParsedCall(other, {}) if call is None else ParsedCall(call.name, {}, call.id), number)
+            _with_id(ParsedCall(self.spelt(other if call is None else call.name), {}, call.id if call else ""), number)
             for number, call in enumerate(named)
         ]
-        return self._encode(self._results([self._spelt(text) for text in responses], turn))
+        return self._encode(self._results([self.spelt(text) for text in responses], turn))
 
     def _some_tool(self) -> str:
         functions = (schema.get("function", {}) for schemas in self.schemas.values() for schema in schemas)

@@ -235,8 +235,7 @@ def _learner(
         assert device is not None
         assert sizes is not None
         speed = ranks * device.flops * device.flops_share / (of.operations_per_parameter * sizes.parameters)
-    engine = settings.get("engine", "torch")
-    keeps = settings.get("engine_settings", {}).get("kv_on_update", "recompute" if engine in VLLM else "keep")
+    keeps = settings.get("engine_settings", {}).get("kv_on_update")
     kept = min(algorithm.keep, algorithm.samples) / algorithm.samples
     return LearnerModel(speed, kept * profile.rollouts.signal, of.publish_s, of.pause_s, keeps == "keep")
 

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
@@ -24,7 +24,7 @@ from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Finding
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
-from agent_rl.data.conversations import try_conversations
+from agent_rl.data.conversations import first_rows, spells_out, try_conversations
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
@@ -33,6 +33,7 @@ from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
 from agent_rl.messages import Problem
 from agent_rl.models.hub import described_model
 from agent_rl.models.plain_tokenizer import PlainTokenizer
+from agent_rl.observe.words import count_of
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.topology_checks.contracts import chat_format
 from agent_rl.topology_checks.facts import Facts
@@ -64,8 +65,11 @@ def class_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
             yield from invalid_values(error, model, entry.settings, (*place, "settings"))
 
 
-def environment_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
-    """Faults of environments with valid classes and settings, found by calling them as the actors do."""
+def environment_findings(topology: Topology, facts: Facts, noted: list[Finding]) -> Iterator[Finding]:
+    """Faults of environments with valid classes and settings, found by calling them as the actors do.
+
+    What is only probably a mistake is added to ``noted``.
+    """
     base = facts.base.absolute()
     try:
         environments = Environments(topology, base)
@@ -73,7 +77,7 @@ def environment_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
         tasks = environments.tasks()
         made, sources = environments, tasks.sources
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
-        prompts = list(_long_prompts(topology, base, environments, tasks))
+        prompts = list(_prompts(topology, base, environments, tasks, noted))
     except TaskError as error:
         yield from (_of_environment(part, topology, base) for part in error.parts)
         return
@@ -174,14 +178,19 @@ def _is_json(value: object) -> bool:
     return False
 
 
-def _long_prompts(topology: Topology, base: Path, environments: Environments, tasks: MixedTasks) -> Iterator[Finding]:
-    """One fault for all environments whose prompts leave no room for a response. Raises TaskError."""
+def _prompts(
+    topology: Topology, base: Path, environments: Environments, tasks: MixedTasks, noted: list[Finding]
+) -> Iterator[Finding]:
+    """One fault for all environments whose prompts leave no room for a response. Raises TaskError.
+
+    Data with the text of control tokens is added to ``noted``.
+    """
     response = max(
         (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
     )
     try:
         tokenizer, length, key, remedy = _limit(topology, base)
-        if tokenizer is None or length is None or not response:
+        if tokenizer is None:
             return
         chat = chat_format(topology, tokenizer, environments)
     except PromptError as error:
@@ -190,6 +199,9 @@ def _long_prompts(topology: Topology, base: Path, environments: Environments, ta
         yield Finding(place, str(error), "name another model, or a template as chat_template in [model]")
         return
     except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
+        return
+    noted += _control_notes(topology, base, chat, tasks)
+    if length is None or not response:
         return
     long: dict[str, list[int]] = {}
     for name, problems in tasks.sources.items():
@@ -204,6 +216,30 @@ def _long_prompts(topology: Topology, base: Path, environments: Environments, ta
         found = ", ".join(f"{sizes[0]} to {sizes[-1]} tokens in {name}" for name, sizes in long.items())
         message = f"a sequence has {length} tokens, and prompts with the descriptions of their tools need more: {found}"
         yield Finding(key, message, remedy.format(needed=max(max(sizes) for sizes in long.values()) + response))
+
+
+def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: MixedTasks) -> Iterator[Finding]:
+    """What holds the text of control tokens: of all listed problems, and of the first conversations of each stage."""
+    names = [entry.name for entry in topology.environments]
+    looked: dict[KeyPath, tuple[str, list[str], int]] = {}
+    for name, problems in tasks.sources.items():
+        if isinstance(problems, ListedTasks):
+            listed = (*problems.trained, *problems.held_out)
+            found = [each.id for each in listed if chat.spells_out([{"role": "user", "content": each.text}])]
+            looked["environments", names.index(name)] = "problem", found, len(listed)
+    for index, stage in enumerate(topology.stages):
+        if isinstance(stage, SftStage) and stage.data:
+            with suppress(TaskError):  # try_conversations says it
+                rows = list(first_rows(stage.data, base, CONVERSATIONS))
+                found = [where for where, row in rows if spells_out(chat, row)]
+                looked["stages", index, "data"] = "conversation", found, len(rows)
+    for place, (what, found, count) in looked.items():
+        if found:
+            message = f"{len(found)} of {count_of(count, what)} hold the text of a control token, as {found[0]!r:.80}"
+            remedy = (
+                "it is spelt out, as in &lt;|im_end|>; `agent-rl data convert --model M --drop` leaves such rows out"
+            )
+            yield Finding(place, message, remedy)
 
 
 def _sizes(chat: ChatFormat, problems: Sequence[Problem]) -> list[int]:

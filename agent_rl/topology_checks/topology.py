@@ -66,15 +66,17 @@ def check_topology(
     host: str | None = None,
     beside: Path | None = None,
     elsewhere: bool = False,
+    noted: list[Fault] | None = None,
 ) -> list[Fault]:
     """All that is wrong with a topology that could be loaded from ``files``; an empty list means it is sound.
 
     Ports are looked at for the ``host`` that is to be started here, or for all. Relative paths start from the folder of
     the file ``beside`` (default: the first file). ``elsewhere``: hosts whose GPUs the file counts may be other
-    machines.
+    machines. What is only probably a mistake in the data is added to ``noted``.
     """
     source, facts = Source(files, overrides), Facts((beside or first_of(files)).parent, host, elsewhere)
     found: list[Finding] = []
+    notes: list[Finding] = []
     actors = {role: actor for role in topology.actors if (actor := _find_actor(topology, role, found)) is not None}
     for actor in actors.values():
         found += [*_declaration(topology, actor), *_unreceived(actor, actors)]
@@ -84,8 +86,10 @@ def check_topology(
     for check in CHECKS:
         found += check(topology, facts)
     if not found:  # reading the tasks takes a while, and says nothing new about files that are not there
-        found += environments.environment_findings(topology, facts)
+        found += environments.environment_findings(topology, facts, notes)
     found += hosts.host_findings(topology, facts)
+    if noted is not None:
+        noted += [source.fault(*each) for each in notes]
     return in_order([source.fault(*each) for each in found])
 
 

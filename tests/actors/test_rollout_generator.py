@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,17 @@ async def test_a_rollout_calls_its_tool_and_answers(tmp_path: Path, model: Path)
         assert actor._engine.released == ["s0-g000000/0/0"]
         await trio.sleep(5)
         assert acks == ["s0-g000000/0/0"]  # only after the filter had acknowledged the trajectory
+
+
+async def test_the_ends_of_generation_config_end_turns_too(tmp_path: Path, model: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(model, own)
+    (own / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    async with generator(tmp_path, own, two_turns) as (stage, actor):
+        await ask(stage)
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        assert made.status == "finished"
+        assert actor._engine.requests[0].stop_tokens == {actor._chat.end_of_turn, 2, 7}
 
 
 NOTEBOOK = '<tool_call>{"name": "jupyter_code", "arguments": {"code": "CODE"}}</tool_call>'
@@ -261,7 +273,7 @@ async def test_calls_that_are_no_json_or_name_no_tool_are_counted(tmp_path: Path
         assert text.count("<tool_response>Error: ") == 3
         assert "not valid JSON" in text
         assert "there is no tool 'search'" in text
-        assert "is not closed by </tool_call>" in text
+        assert "the tool call is not closed" in text
         assert figures(actor) == {"calls_malformed": 3, "calls_unknown_tool": 1}
         assert step_shares(made) == {
             "malformed_call_share": 0.75,

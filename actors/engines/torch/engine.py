@@ -67,8 +67,8 @@ class TorchEngine:
     memory is ``max_rollouts`` times this length. The engine is meant for small models and short sequences. A sequence
     preempted for lack of room is computed again later, with the same tokens.
 
-    ``kv_on_update``: after new weights, "keep" continues with the old keys and values of sequences in flight,
-    "recompute" prefills them again. What has no room in the KV cache, or is set aside, moves to host memory while
+    ``kv_on_update``: after new weights, "recompute" prefills sequences in flight again, "keep" continues with their old
+    keys and values. What has no room in the KV cache, or is set aside, moves to host memory while
     ``host_kv_tokens`` tokens fit there; to bring it back is a copy and no computation. ``threads``: torch's threads
     in the decoding thread. "float32" agrees with a plain forward pass to about 1e-5 in log-probability, "bfloat16"
     to about 1e-1.
@@ -86,7 +86,7 @@ class TorchEngine:
         threads: int = 1,
         device: str = "cpu",
         dtype: Literal["float32", "bfloat16"],
-        kv_on_update: Literal["keep", "recompute"] = "keep",
+        kv_on_update: Literal["keep", "recompute"] = "recompute",
         host_kv_tokens: int = 0,
         initial_policy: PolicyVersion,
     ) -> None:

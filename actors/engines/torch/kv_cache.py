@@ -76,9 +76,11 @@ class KVCache:
         return self._data.dtype
 
     def reserve(self, length: int) -> None:
-        """Make every row at least ``length`` tokens long."""
+        """Make every row at least ``length`` tokens long. Raises EngineError beyond the model's limit."""
         if length <= self.length:
             return
+        if length > self.max_length:
+            raise EngineError(f"a sequence of {length} tokens is longer than the model allows ({self.max_length})")
         while self.length < length:
             self.length = min(max(2 * self.length, _MINIMUM_LENGTH), self.max_length)
         grown = self._data.new_zeros((*self._data.shape[:4], self.length, self._data.shape[5]))

@@ -42,8 +42,8 @@ def sample(
     """Sample one token per row by inverting the cumulative distribution; temperature 0 takes the likeliest.
 
     ``logits`` [n, vocabulary], ``temperatures`` [n], ``draws`` [n] in [0, 1), ``top_p`` and ``top_k`` [n] as of
-    `actors.engines.base.TurnRequest`. Returns tokens [n] int64 and their log-probabilities [n] float32 under the whole
-    vocabulary at the temperature (for temperature 0: at temperature 1).
+    `actors.engines.base.TurnRequest`. Returns tokens [n] int64 and their log-probabilities [n] float32 under the
+    distribution that was sampled from (for temperature 0: under the whole vocabulary at temperature 1).
     """
     logits = logits.float()
     greedy = temperatures == 0.0
@@ -64,6 +64,8 @@ def sample(
                 probabilities, order = logprobs[rows].double().exp().sort(dim=-1, descending=True, stable=True)
                 kept = _filtered(probabilities, top_p[filtered], top_k[filtered])
                 tokens[rows] = order.gather(1, _draw(kept, uniform[rows].double()))
+                mass = (kept.sum(-1, keepdim=True) / probabilities.sum(-1, keepdim=True)).log()
+                logprobs[rows] -= mass.float()
         if greedy.any():
             is_greedy = torch.from_numpy(greedy).to(logits.device)[:, None]
             tokens = torch.where(is_greedy, logits.argmax(-1, keepdim=True), tokens)

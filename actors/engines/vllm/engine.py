@@ -75,7 +75,6 @@ class VllmEngine:
         self._policy = initial_policy
         self._policies = {_version(initial_policy): initial_policy}
         self._specs: TensorSpecs = {}
-        self._reports_unfiltered = False
         self._limits: EngineLimits | None = None
         self._workers = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,9 +138,6 @@ class VllmEngine:
         self._in_flight.add(name)
         try:
             salt = await self._cache_salt()
-            if request.filtered and not self._reports_unfiltered:
-                await self._ask(lambda llm: llm.collective_rpc("agent_rl_report_unfiltered"))
-                self._reports_unfiltered = True
             output = await self._ask(lambda llm: _generate(llm, name, request, salt))
         finally:
             self._in_flight.discard(name)
@@ -210,10 +206,16 @@ class VllmEngine:
     def _result(self, output: RequestOutput) -> TurnResult:
         completion = output.outputs[0]
         tokens = np.array(completion.token_ids, np.int32)
-        policies = np.empty((len(tokens), 2), np.int32)
+        policies = np.full((len(tokens), 2), -1, np.int32)
         for span in completion.weight_versions or ():
             policy = self._policies[span.version]
             policies[span.start : span.end] = (policy.epoch, policy.version)
+        unknown = np.flatnonzero(policies[:, 0] < 0)
+        if len(unknown):
+            raise EngineError(
+                f"vLLM did not say which weights wrote {len(unknown)} of the {len(tokens)} tokens of a turn, the first "
+                f"at {unknown[0]}; use vLLM 0.32 or newer"
+            )
         logprobs: Any = completion.logprobs
         of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices]
         return TurnResult(

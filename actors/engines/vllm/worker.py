@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
@@ -69,16 +69,6 @@ class PublishedWeightsLoader:
             raise ValueError(f"the received weights are of transfer {received!r}, not of {key!r}")
         self._agent_rl_load(tensors.items())
 
-    def agent_rl_report_unfiltered(self) -> None:
-        """Report log-probabilities of the whole vocabulary from now on, also for tokens sampled by top-p or top-k.
-
-        vLLM reports them after its filters, or before the temperature.
-        """
-        filtering = self.model_runner.sampler.topk_topp_sampler
-        if not hasattr(filtering, "agent_rl_forward"):
-            filtering.agent_rl_forward = filtering.forward
-            filtering.forward = partial(_unfiltered, filtering.agent_rl_forward)
-
     def _agent_rl_load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         self.model_runner.reload_weights(weights_iterator=iter(tensors))
         model = self.model_runner.get_model()
@@ -88,14 +78,6 @@ class PublishedWeightsLoader:
                 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
-
-
-def _unfiltered(
-    forward: Callable[..., tuple[Tensor, Tensor | None]], logits: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor]:
-    """Sample by vLLM's ``forward``; returns its tokens, and the log-probabilities of ``logits`` [n, vocabulary]."""
-    logprobs = logits.float().log_softmax(-1)  # before: vLLM changes the logits in place
-    return forward(logits, *arguments)[0], logprobs
 
 
 def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:

@@ -1,8 +1,9 @@
 """The interface of a loss, and what all losses share: the correction for stale tokens, and the sum of a micro-batch.
 
 Three distributions take part. A token was sampled from mu (an older policy, the engine's implementation, the rollout's
-temperature); pi_prox is the learner's policy before the step's first update; pi_theta is the policy being updated. A
-loss says for each token t what is to rise, o_t, and with which share c_t of the update. The trainer minimises::
+temperature, the tokens that ``top_p`` and ``top_k`` kept); pi_prox is the learner's policy before the step's first
+update; pi_theta is the policy being updated. A loss says for each token t what is to rise, o_t, and with which share
+c_t of the update. The trainer minimises::
 
     - sum_t  c_t * stop_grad(w_t) * o_t
 

@@ -28,6 +28,7 @@ from actors.engines.testing import (
 )
 from actors.engines.torch.engine import TorchEngine
 from actors.engines.torch.fused import Projection
+from actors.engines.torch.kv_cache import KVCache
 from actors.engines.torch.model import CausalModel
 from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks
@@ -243,6 +244,17 @@ def test_new_weights_make_host_memory_worthless_unless_keys_and_values_are_kept(
                     assert again.tokens.tolist() == other.greedy(tokens, 5)
 
         trio.run(main)
+
+
+def test_a_cache_refuses_a_sequence_longer_than_the_model_allows() -> None:
+    cache = KVCache(
+        layers=1, rows=1, kv_heads=1, head_dim=2, max_length=100, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.reserve(100)
+    for reserve in (lambda: cache.reserve(101), lambda: cache.write(0, torch.zeros(1, 2, 1, 101, 2))):
+        with pytest.raises(EngineError, match=r"101 tokens is longer than the model allows \(100\)"):
+            reserve()
+    assert cache.length == 100
 
 
 async def test_idle_sequences_make_way_oldest_first(tmp_path: Path) -> None:

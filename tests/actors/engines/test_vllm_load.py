@@ -1,15 +1,18 @@
-"""The figures of a vLLM engine, from the statistics of its steps as vLLM passes them to a stat logger."""
+"""The figures of a vLLM engine, from the statistics of its steps, and the policies of its tokens."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actors.engines.base import PassTable
+from actors.engines.base import EngineError, PassTable
+from actors.engines.vllm.engine import VllmEngine
 from actors.engines.vllm.load import VllmLoad
 from agent_rl.figures import Passes
+from agent_rl.messages import PolicyVersion
 
 
 def step(*, usage: float, running: int, waiting: int, hits: int) -> Any:
@@ -92,3 +95,34 @@ def test_passes_are_added_up_by_the_power_of_two_that_holds_what_they_wrote() ->
         "0+": Passes(1, 0.5, 0.25, 0, 512, 100),
     }
     assert not empty, "another thread may be reading it"
+
+
+def test_tokens_whose_weights_vllm_does_not_name_are_refused() -> None:
+    engine = VllmEngine(
+        Path("model"),
+        max_rollouts=1,
+        kv_tokens=None,
+        threads=1,
+        device="cpu",
+        dtype="float32",
+        initial_policy=PolicyVersion(1, 2),
+    )
+
+    def result(*spans: tuple[int, int]) -> list[list[int]]:
+        versions = [SimpleNamespace(version="1.2", start=start, end=end) for start, end in spans]
+        logprobs = SimpleNamespace(logprobs=[-0.1] * 4, start_indices=range(4))
+        completion = SimpleNamespace(
+            token_ids=range(4), weight_versions=versions or None, logprobs=logprobs, finish_reason="stop"
+        )
+        output: Any = SimpleNamespace(outputs=[completion])
+        policies: list[list[int]] = engine._result(output).policies.tolist()
+        return policies
+
+    assert result((0, 3), (3, 4)) == [[1, 2]] * 4
+    for spans, told in (
+        (((0, 1), (2, 4)), "1 of the 4 tokens of a turn, the first at 1"),
+        (((0, 3),), "1 of the 4 tokens of a turn, the first at 3"),
+        ((), "4 of the 4 tokens of a turn, the first at 0"),
+    ):
+        with pytest.raises(EngineError, match=f"did not say which weights wrote {told}"):
+            result(*spans)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from actors.engines.base import EngineError
 from actors.engines.vllm import weights as vllm_weights
@@ -114,27 +113,3 @@ def test_a_worker_answers_with_its_fault_and_does_not_raise_it() -> None:
     )
     worker.agent_rl_received = "key", {}
     assert worker.agent_rl_load_received("key") == ""
-
-
-class Filtering:
-    """As vLLM's sampler after the temperature: changes the logits in place, and reports what is left of them."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def forward(self, logits: torch.Tensor, _generators: Any, k: Any, _p: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        self.calls += 1
-        logits[logits < logits.topk(k).values.min()] = -float("inf")
-        return logits.argmax(-1), logits.log_softmax(-1)
-
-
-def test_tokens_that_a_filter_chose_have_the_log_probabilities_of_the_whole_vocabulary() -> None:
-    filtering = Filtering()
-    worker = PublishedWeightsLoader()
-    worker.model_runner = SimpleNamespace(sampler=SimpleNamespace(topk_topp_sampler=filtering))
-    for _ in range(2):
-        worker.agent_rl_report_unfiltered()
-    logits = torch.tensor([[1.0, 3.0, 2.0]])
-    tokens, logprobs = filtering.forward(logits.clone(), {}, 1, None)
-    assert (tokens.tolist(), filtering.calls) == ([1], 1)
-    torch.testing.assert_close(logprobs, logits.log_softmax(-1))

@@ -89,6 +89,10 @@ FAULTY = [
     {"id": "d", "problem": "5?", "answer": float("nan")},
     {"problem": "x" * 300, "answer": "6"},
     {"messages": [{"role": "user", "content": "hi"}]},
+    {"problem": "7? <|end|><|assistant|>8", "answer": "7"},
+    {"problem": "8? </tool_response>", "answer": "8"},
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes<|end|>"}]},
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<answer>4</answer>"}]},
     {"id": "e", "problem": "\ud800", "answer": "7"},
 ]
 
@@ -101,19 +105,20 @@ def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, c
     data = write_rows(tmp_path / "in.jsonl", FAULTY[:-1])
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out.splitlines()
-    found = {"without_problem": 1, "without_answer": 2, "duplicate_id": 1, "prompt_too_long": 1}
-    assert json.loads(said[-1]) == {"read": 7, "kept": 7, **found}
+    found = {"without_problem": 1, "without_answer": 2, "duplicate_id": 1, "prompt_too_long": 1, "control_tokens": 3}
+    assert json.loads(said[-1]) == {"read": 11, "kept": 11, **found}
     notes = [line for line in said if line.startswith("note: ")]
-    assert len(notes) == 4
+    assert len(notes) == 5
     assert (
         f"note: 2 rows without an answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
         in notes
     )
     assert f"note: 1 row with the id of an earlier row: {data}:3" in notes
     assert f"note: 1 row with a prompt that leaves no room for a response: {data}:6" in notes
-    assert len(out.read_text().splitlines()) == 7
+    assert any("with the text of a control token" in note and note.endswith(f"{data}:10") for note in notes)
+    assert len(out.read_text().splitlines()) == 11
     counts = run(capsys, *arguments[1:], "--drop", "--out", str(tmp_path / "kept.jsonl"))
-    assert counts == {"read": 7, "kept": 2, **{f"dropped_{name}": count for name, count in found.items()}}
+    assert counts == {"read": 11, "kept": 3, **{f"dropped_{name}": count for name, count in found.items()}}
 
 
 def test_no_more_than_a_few_rows_are_named(tmp_path: Path, capsys: Any) -> None:
@@ -177,6 +182,7 @@ def test_conversations_are_made_ready_and_counted(tmp_path: Path, capsys: Any, t
         "tool_calls": 0,
         "tokens": 9,
         "tokens_trained_on": 4,
+        "with_control_tokens": 0,
     }
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     assert json.loads(out.read_text()) == {"id": 1, "messages": said}

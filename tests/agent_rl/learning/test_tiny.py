@@ -6,13 +6,14 @@ import itertools
 import json
 import random
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.environments.arithmetic import ArithmeticTasks
+from agent_rl.environments.arithmetic import Arithmetic, ArithmeticTasks
 from agent_rl.learning.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
 
@@ -24,9 +25,12 @@ WITH_BYTES = build_tokenizer(byte_fallback=True)
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
+def demonstrations(count):
+    return list(itertools.islice(ArithmeticTasks(0).demonstrations(random.Random(0)), count))
+
+
 def conversations(count):
-    source = ArithmeticTasks(0).demonstrations(random.Random(0))
-    return [list(demonstration.messages) for demonstration in itertools.islice(source, count)]
+    return [list(demonstration.messages) for demonstration in demonstrations(count)]
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +122,11 @@ def test_a_conversation_so_far_is_a_prefix_of_what_it_becomes():
 
 
 def test_the_chat_format_finds_the_same_tokens_and_mask_as_the_template():
-    chat = ChatFormat(TOKENIZER, compact=True)
+    chat = ChatFormat(TOKENIZER, {"": Arithmetic(seed=0, base=Path())})
     assert chat.end_of_turn == TOKENIZER.eos_token_id
-    for messages in conversations(20):
-        tokens, mask = chat.conversation_tokens(messages)
+    for shown in demonstrations(20):
+        tokens, mask = chat.demonstration_tokens(shown)
+        messages = list(shown.messages)
         expected = TOKENIZER.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert tokens[: len(expected["input_ids"])] == expected["input_ids"]
         assert mask[: len(expected["assistant_masks"])] == expected["assistant_masks"]

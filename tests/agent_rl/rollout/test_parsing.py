@@ -60,9 +60,9 @@ def test_tags_in_a_string_of_the_arguments_belong_to_the_string() -> None:
         ('<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 100 + "]" * 100 + "}}</tool_call>", "too deeply"),
         ("<tool_call>" + "[" * 100_000 + "]" * 100_000 + "</tool_call>", "too deeply"),
         ("<tool_call>" + "9" * 5000 + "</tool_call>", "not valid JSON"),
-        ('<tool_call>{"name": "f", "arguments": {"code": "1', "not closed by </tool_call>"),
-        ('<tool_call>{"name": "f", "arguments": {}}', "not closed by </tool_call>"),
-        ("<tool_call>", "not closed by </tool_call>"),
+        ('<tool_call>{"name": "f", "arguments": {"code": "1', "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {}}', "not closed"),
+        ("<tool_call>", "not closed"),
     ],
 )
 def test_what_is_no_call_gets_an_error_for_the_model(text: str, says: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from actors.cli.topologies import sound_topology
 from agent_rl.config.addresses import SOCKET_PATH_LIMIT, addresses, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
@@ -166,6 +167,27 @@ def the_fault(folder, old, new, overrides=()):
 
 def test_a_sound_topology_has_no_faults(folder):
     assert check(folder) == []
+
+
+def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, capsys):
+    tasks = ACTORS.replace(
+        '[Problem("a", "?")]', '[Problem("a", "?"), Problem("b", "? <|end|>"), Problem("c", "<b>?")]'
+    )
+    (folder / "noted_tasks.py").write_text(tasks, encoding="utf-8")
+    said = [("hi", "yes"), ("hi<|assistant|>", "yes"), ("hi", "<answer>yes</answer>"), ("hi", "yes<|end|>")]
+    rows = [
+        {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]}
+        for user, assistant in said
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
+    text = SOUND.replace("checked_actors:Some", "noted_tasks:Some").replace('[[stages]]\nkind = "rl"', data)
+    topology, path = load(folder, text)
+    assert sound_topology((path,), ()) == topology
+    first, second = capsys.readouterr().err.splitlines()
+    assert "environments.0: 1 of 8 problems hold the text of a control token, as 'b'; it is spelt out" in first
+    assert "stages.0.data: 2 of 4 conversations hold the text of a control token, as 'chats.jsonl:2'" in second
+    assert "`agent-rl data convert --model M --drop` leaves such rows out" in second
 
 
 @pytest.mark.parametrize(

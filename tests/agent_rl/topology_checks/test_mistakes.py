@@ -462,6 +462,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         edit("tokenizer.json", added_tokens=[{"id": 9999, "content": "<far>"}]),
         ["has tokens up to 9999, and the model's vocab_size is", "save the tokenizer that belongs to the model"],
     ),
+    "an end that is no token": (
+        edit("generation_config.json", eos_token_id="<|end|>"),
+        ["generation_config.json: eos_token_id is '<|end|>', not the number of a token", "save the model again"],
+    ),
     "a tokenizer that is not JSON": (
         cut("tokenizer.json"),
         ["tokenizer.json cannot be read as JSON", "save the tokenizer again"],
