@@ -104,7 +104,7 @@ class SyntheticRun:
         self.journal.set_fact("stage", str(stage))
         self.journal.set_fact("stage_version", str(self.version))
         if stage:
-            supervised = None if loss is None else SupervisedFigures(loss=loss)
+            supervised = None if loss is None else SupervisedFigures(steps=3, loss=loss)
             left = StageFigures(stage=stage - 1, stage_seconds=1.0, supervised=supervised)
             self.records.stage_left(left, self.wall)
         self._number = 0
