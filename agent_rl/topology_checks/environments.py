@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +32,7 @@ from agent_rl.topology_checks.prompts import prompt_faults
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0
 """How long ``judge_at_once`` may take, as in a run."""
-CONVERSATIONS = 1000
+CONVERSATIONS, DEMONSTRATIONS = 1000, 64
 """How many of a supervised stage's are read before anything starts."""
 
 
@@ -71,7 +72,12 @@ def environment_faults(topology: Topology, path: Path, source: Source) -> list[F
         wanted = 0
         match stage:
             case SftStage(data=()):
-                faults += _raised(source, ("stages", index), lambda: next(tasks.demonstrations(random.Random(0))))
+                try:
+                    for _ in islice(tasks.demonstrations(random.Random(0)), DEMONSTRATIONS):
+                        pass
+                except TaskError as error:
+                    of_environment = _fault(error, topology, base, source)
+                    faults.append(of_environment if error.environment else source.fault(("stages", index), str(error)))
             case SftStage(data=data):
                 faults += _raised(
                     source, ("stages", index, "data"), partial(try_conversations, data, base, CONVERSATIONS)

@@ -96,6 +96,31 @@ class Endless(Mute):
             pass
 
 
+class Shy(Arithmetic):
+    def problems(self):
+        return Showing(super().problems(), self.shown())
+
+    def shown(self):
+        raise ValueError("not before people")
+        yield
+
+
+class Brief(Shy):
+    def shown(self):
+        return iter(())
+
+
+class Blunt(Shy):
+    def shown(self):
+        yield "yes"
+
+
+class Showing:
+    def __init__(self, source, shown):
+        self.problem, self.evaluation, self.evaluation_count = source.problem, source.evaluation, source.evaluation_count
+        self.demonstrations = lambda rng: shown
+
+
 class Looping(Empty):
     def rollout(self, problem, model):
         pass
@@ -228,6 +253,23 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "environments.0.class: environment 'Unmade': the constructor fails with ValueError: not today",
             "(own_environments.py, line 11)",
         ],
+    ),
+    "demonstrations that raise": (
+        GENERATOR,
+        'class = "own_environments:Shy"',
+        [
+            "environments.0.class: environment 'Shy': its demonstrations fail with ValueError: not before people (own_environments.py, line"
+        ],
+    ),
+    "demonstrations that end": (
+        GENERATOR,
+        'class = "own_environments:Brief"',
+        ["environments.0.class: environment 'Brief': its demonstrations come to an end; give them without end"],
+    ),
+    "demonstrations that are none": (
+        GENERATOR,
+        'class = "own_environments:Blunt"',
+        ["environments.0.class: environment 'Blunt': its demonstrations gave 'yes'; give Demonstrations of a Problem"],
     ),
     "an environment whose prompt is none": (
         GENERATOR,
