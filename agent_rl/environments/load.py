@@ -10,9 +10,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
+from agent_rl.config.processes import as_written
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
@@ -167,7 +168,8 @@ def settings_model(cls: type[Environment]) -> type[BaseModel]:
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (types.get(parameter.name, Any), default)
     config = ConfigDict(extra=extra, arbitrary_types_allowed=True, allow_inf_nan=False)
-    return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
+    checks: Any = {"as_written": model_validator(mode="before")(classmethod(as_written))}
+    return create_model(f"{cls.__name__}Settings", __config__=config, __validators__=checks, **fields)
 
 
 def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from glob import glob
 from os.path import normpath
@@ -10,8 +11,9 @@ from pathlib import Path
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Fault, Source
 from agent_rl.config.topology import RlStage, SftStage, Topology
-from agent_rl.files.file_systems import network_file_system
+from agent_rl.files.file_systems import KERNEL_FILE_SYSTEMS, NETWORK_FILE_SYSTEMS, file_system_of
 from agent_rl.rollout.prompts import OURS, template_file
+from agent_rl.topology_checks.placement import is_here
 
 
 def file_faults(topology: Topology, path: Path, source: Source, started: str | None = None) -> list[Fault]:
@@ -66,9 +68,13 @@ def _directory_faults(topology: Topology, source: Source, started: str | None) -
         return [source.fault(place, f"cannot be a directory: {error}", "name another")]
     if not existing.is_dir():
         return [source.fault(place, f"{existing} is a file", "name a directory")]
-    kind = network_file_system(existing)
+    kind = file_system_of(existing)
+    here = is_here(topology, topology.main_host, started)
+    if kind in KERNEL_FILE_SYSTEMS or (here and not os.access(existing, os.W_OK | os.X_OK)):
+        why = f"its file system ({kind}) holds no files" if kind in KERNEL_FILE_SYSTEMS else "you may not write there"
+        return [source.fault(place, f"{existing} takes no files: {why}", "name another directory")]
     keeper = topology.journal_host
-    if kind and (keeper is None or started in {None, keeper}):
+    if kind in NETWORK_FILE_SYSTEMS and (keeper is None or started in {None, keeper}):
         message = f"{directory} is on a network file system ({kind}), which cannot hold the journal"
         remedy = "name a directory on a local disk; weights and other files of the run may be shared (docs/clusters.md)"
         return [source.fault(place, message, remedy)]

@@ -304,9 +304,6 @@ def _waits_for(actor: CheckedActor) -> list[str]:
 def _algorithm_faults(topology: Topology, source: Source) -> list[Fault]:
     algorithm = topology.algorithm
     faults = _sample_faults(algorithm, "algorithm", source)
-    if algorithm.keep < 2:
-        message = "an advantage within a group needs at least 2 trajectories"
-        faults.append(source.fault(("algorithm", "keep"), message, "write keep = 2 or more"))
     for index, stage, own in topology.rl_algorithms:
         if stage.samples is not None:
             faults += _sample_faults(own, index, source)

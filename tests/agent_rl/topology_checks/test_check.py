@@ -348,14 +348,14 @@ def test_the_run_directory_may_not_be_a_file(folder):
 
 
 def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
     assert "(nfs4), which cannot hold the journal" in fault.message
 
 
 def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
     path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
     topology, source = load_topology(path), Source(path)
     assert topology.journal_host == "a"

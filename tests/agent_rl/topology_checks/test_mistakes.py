@@ -173,6 +173,36 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'groups_per_step = "two"',
         ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
     ),
+    "a truth value for a number": (
+        "steps = 3",
+        "steps = true",
+        ["stages.0.steps: must be a whole number, not True", "write a whole number, as in 5"],
+    ),
+    "a text for a number": (
+        "samples = 4",
+        'samples = "16"',
+        ["algorithm.samples: must be a whole number, not '16'", "write a whole number, as in 5"],
+    ),
+    "a text among numbers": (
+        "samples = 4",
+        'samples = 4\nsequence_mask = [0.5, "2"]',
+        ["algorithm.sequence_mask.1: must be a valid number, not '2'", "write a number, as in 0.5"],
+    ),
+    "a number for a truth value": (
+        'kind = "rl"',
+        'kind = "rl"\nreset_optimizer = 1',
+        ["stages.2.reset_optimizer: must be a valid boolean, not 1", "write true or false"],
+    ),
+    "a text for a number of a role's settings": (
+        "max_rollouts = 8",
+        'max_rollouts = "8"',
+        ["actors.rollout_generator.settings.max_rollouts: must be a whole number, not '8'"],
+    ),
+    "a truth value for a number of an environment's settings": (
+        GENERATOR,
+        GENERATOR + "\nsettings.right_share = true",
+        ["environments.0.settings.right_share: must be a valid number, not True"],
+    ),
     "a KV cache that holds no rollout": (
         "max_rollouts = 8",
         "max_rollouts = 8, kv_tokens = 40",
@@ -426,6 +456,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         "[model.initialise]",
         '[model]\nchat_template = "mine.jinja"\n[model.initialise]',
         ["model.chat_template: there is no file ", "mine.jinja", 'or take ours, "chatml"'],
+    ),
+    "a run directory that can hold nothing": (
+        'directory = "',
+        'directory = "/proc/nope" #',
+        ["run.directory: /proc takes no files: its file system (proc) holds no files", "name another directory"],
     ),
     "a run directory that is a file": (
         'directory = "',
