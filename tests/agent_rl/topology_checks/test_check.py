@@ -213,7 +213,6 @@ def test_a_sound_topology_has_no_faults(folder):
         ("checked_actors:Filter", "checked_actors:Faulty", "actors.filter.settings", "ZeroDivisionError: no", ""),
         ("groups_per_step = 4", "groups_per_step = 101", "actors.filter.settings", "holds 100 groups", ""),
         ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
-        ("keep = 4", "keep = 1", "algorithm.keep", "at least 2", ""),
         ("keep = 4", "keep = 4\nminimum_samples = 9", "algorithm.minimum_samples", "no group of 8", ""),
         ('"checked_actors:Some"', '"checked_actors:NoTasks"', "environments.0.class", "has no class 'NoTasks'", ""),
         (

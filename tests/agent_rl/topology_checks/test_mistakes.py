@@ -173,6 +173,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'groups_per_step = "two"',
         ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
     ),
+    "one rollout kept": (
+        "keep = 2",
+        "keep = 1",
+        ["algorithm.keep: an advantage within a group needs at least 2 trajectories; write keep = 2 or more"],
+    ),
     "a truth value for a number": (
         "steps = 3",
         "steps = true",
