@@ -45,7 +45,7 @@ OWN = """
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.environments.tasks import ListedTasks
-from agent_rl.messages import Problem
+from agent_rl.messages import Judgement, Problem
 
 
 class Unmade(Environment):
@@ -94,6 +94,23 @@ class Endless(Mute):
     def judge_at_once(self, problem, transcript):
         while True:
             pass
+
+
+class Brittle(Endless):
+    def judge_at_once(self, problem, transcript):
+        return None
+
+    async def judge(self, problem, transcript, context):
+        printed = await context.execute("".join(transcript.texts))
+        return Judgement(1.0, printed.stdout.splitlines()[-1] == "4")
+
+
+class Credulous(Endless):
+    def judge_at_once(self, problem, transcript):
+        try:
+            return Judgement(float("".join(transcript.texts)), True)
+        except ValueError:
+            return Judgement(0.0, False)
 
 
 class Shy(Arithmetic):
@@ -334,6 +351,20 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "environments.0.class: environment 'Endless': Endless.judge_at_once fails with BlockedError: it did not return",
             "leave to `judge` what takes long (own_environments.py, line ",
         ],
+    ),
+    "a judge that dies of a program that prints nothing": (
+        GENERATOR,
+        'class = "own_environments:Brittle"',
+        [
+            "environments.0.class: environment 'Brittle': Brittle.judge fails with IndexError",
+            "(own_environments.py, line ",
+            "and ToolOutput(outcome='success', stdout=''",
+        ],
+    ),
+    "a judgement by a number that a model wrote": (
+        GENERATOR,
+        'class = "own_environments:Credulous"',
+        ["environment 'Credulous': Credulous.judge_at_once returned a Judgement whose reward is nan", "texts=('nan',)"],
     ),
     "an environment without problems": (
         GENERATOR,
