@@ -98,7 +98,8 @@ class ToolExecutorSettings(Settings):
     threads: PositiveInt = 32
     """Threads for tools that block. That of a call that hangs is taken until the call returns, if ever."""
     check_seconds: PositiveFloat = 10.0
-    """The most a check of an environment's may take, in a checker's child."""
+    """The most a check of an environment's may take, in a checker's child. It runs for 0.25 s first; one that needs
+    longer runs again in a place for long checks, of which there are half as many as others."""
     finish_seconds: PositiveFloat = 20.0
     """When the executor is stopped while the run goes on: how long it finishes calls. The others are run elsewhere."""
     judge_seconds: PositiveFloat = 10.0

@@ -172,7 +172,7 @@ class Sandbox(Pool):
     def __init__(self, *, warm_modules: Sequence[str] = (), sessions: int = 64, **options: Any) -> None:
         self._weights = Weights(warm_modules)
         self._sessions = SessionTable(sessions)
-        super().__init__(PoolSettings(**options), self._weights.sets, sessions=sessions)
+        super().__init__(PoolSettings(**options), self._weights.sets, more=sessions)
 
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
