@@ -81,6 +81,13 @@ def test_a_missing_file_is_one_clear_line(tmp_path, capsys, command):
     assert line.endswith("cannot be read: No such file or directory")
 
 
+def test_check_prints_the_plan_of_other_machines_before_what_is_missing_here(capsys):
+    assert main(["check", "rstar2_14b_mi300x", "--set", "model.path=./nowhere"]) == 2
+    captured = capsys.readouterr()
+    assert "needs at most, where every response is as long" in captured.out
+    assert "model.path: there is no directory nowhere" in captured.err
+
+
 def test_a_mistyped_example_is_answered_with_the_examples(capsys):
     assert main(["run", "quickstrt"]) == 2
     assert capsys.readouterr().err.strip().endswith("No such file or directory; examples: did you mean 'quickstart'?")
