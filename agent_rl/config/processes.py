@@ -30,14 +30,6 @@ class Misfit:
         return repr(self._value)
 
 
-def as_written(cls: type[BaseModel], data: Any) -> Any:
-    """The data of a table, with each value that pydantic would convert as a `Misfit`."""
-    types = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
-    if not isinstance(data, dict):
-        return data
-    return {key: _as_written(value, types[key]) if key in types else value for key, value in data.items()}
-
-
 def _as_written(value: Any, annotation: Any) -> Any:
     members = _members(annotation)
     if isinstance(value, list | tuple):
@@ -73,7 +65,14 @@ def _members(annotation: Any) -> list[Any]:
 class Written(BaseModel):
     """A table whose numbers and truth values are written as such."""
 
-    _as_written = model_validator(mode="before")(classmethod(as_written))
+    @model_validator(mode="before")
+    @classmethod
+    def _with_misfits(cls, data: Any) -> Any:
+        """Each value that pydantic would convert as a `Misfit`."""
+        if not isinstance(data, dict):
+            return data
+        types = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
+        return {key: _as_written(value, types[key]) if key in types else value for key, value in data.items()}
 
 
 class Part(Written):
