@@ -21,6 +21,7 @@ import trio
 from pydantic import BaseModel, ConfigDict
 
 from agent_rl.config.links import wait_for
+from agent_rl.config.processes import Written
 from agent_rl.figures import ActorFigures
 from agent_rl.records.run_directory import is_first
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from transport import CallLink, LinkEvent, Node
 
 
-class Settings(BaseModel):
+class Settings(Written):
     """Base of every actor's settings: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)

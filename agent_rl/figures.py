@@ -257,6 +257,7 @@ class LearnerFigures:
     loss: float | None = None
     """Loss of the last supervised step."""
     success: float | None = None
+    reward: float | None = None
     entropy: float | None = None
     kl: float | None = None
     staleness_mean: float | None = None

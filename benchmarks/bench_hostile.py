@@ -3,11 +3,12 @@
     agent-rl bench hostile
     agent-rl bench hostile --only spin-32 sessions
 
-Three parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
+Four parts. Every attack of ``benchmarks/hostile`` on what a call can reach runs once beside an honest call. Then, for
 every attack on what calls share, 8 hostile calls at once run on 2 interpreters of 8 children, while 4 honest callers
-run plain snippets: how long these take, beside how long they take alone. At last 128 clients without the key send what
-they can to an inbox on TCP, and `strangers_mib` is the memory that this cost. The exit code is 1 if an attack
-succeeded, a neighbour timed out, or an answer was wrong.
+run plain snippets: how long these take, beside how long they take alone. Then 4 callers have honest answers checked
+while 32 answers that never end are checked too. Last, 128 clients without the key send what they can to an inbox on
+TCP, and `strangers_mib` is the memory that this cost. The exit code is 1 if an attack succeeded, a neighbour timed out,
+or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -25,7 +26,10 @@ import trio
 
 from actors.sandbox.isolation.levels import Level
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
+from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutorSettings
+from agent_rl.environments.base import CheckError
+from agent_rl.environments.maths.environment import CHECK
 from benchmarks.hostile import REACH, SHARES, Attack, failure
 from benchmarks.hostile.strangers import WORST_MIB, strangers_mib
 from benchmarks.reporting import print_figures, print_table
@@ -43,6 +47,8 @@ QUICK = ("spin-32", "orphans")
 QUICK_REACHING = 4
 HOSTILE, CALLERS = 8, 4
 """Hostile calls at once, and honest callers."""
+ENDLESS, ENDLESS_ANSWERS = r"\sum_{k=1}^{10^{10}} k^k", 32
+"""An answer whose check ends at its limit alone, and how many of it are outstanding."""
 INTERPRETERS, CHILDREN, MEMORY = 2, 8, 5 << 30
 """Of the sandbox: calls running at once are interpreters times children; memory is that of all calls together."""
 LIMITS = ExecutionLimits(output_bytes=65536, processes=ToolExecutorSettings().processes)
@@ -55,7 +61,7 @@ class Options:
     seconds: float = 3.0
     """How long neighbours run beside each class."""
     only: tuple[str, ...] = ()
-    """These attacks alone, by name."""
+    """These attacks alone, by name; ``checks`` is the last part."""
     quick: bool = False
     """A few attacks, briefly: shows that the benchmark runs."""
 
@@ -183,6 +189,50 @@ class Bench:
         return found[0] / alone if found else None
 
 
+async def checks(seconds: float) -> dict[str, float]:
+    """Checks of honest answers, alone and beside checks that do not end."""
+    limit = ToolExecutorSettings().check_seconds
+    sandbox = FunctionSandbox(
+        [CHECK], limits=ExecutionLimits(wall_seconds=limit, cpu_seconds=limit, memory_bytes=2**30)
+    )
+
+    async def endless(number: int) -> None:
+        while True:
+            with suppress(CheckError):
+                await sandbox.check(CHECK, "7", ENDLESS, name=f"hostile-{number}")
+
+    async def heard(seconds: float) -> Heard:
+        heard, until = Heard(), trio.current_time() + seconds
+
+        async def caller(number: int) -> None:
+            while trio.current_time() < until:
+                asked = time.perf_counter()
+                answer = await sandbox.check(CHECK, "\\frac{1}{2}", "0.5", name=f"honest-{number}")
+                heard.seconds.append(time.perf_counter() - asked)
+                heard.harmed["wrong"] += answer != "equal"
+
+        async with trio.open_nursery() as nursery:
+            for number in range(CALLERS):
+                nursery.start_soon(caller, number)
+        return heard
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(sandbox.run)
+        await heard(QUIET_SECONDS)
+        quiet = await heard(seconds)
+        for number in range(ENDLESS_ANSWERS):
+            nursery.start_soon(endless, number)
+        await trio.sleep(AHEAD_SECONDS)
+        beside = await heard(seconds)
+        nursery.cancel_scope.cancel()
+    return {
+        "check_quiet_p95_ms": 1e3 * quiet.p95,
+        "check_neighbour_p95_ms": 1e3 * beside.p95,
+        "check_neighbour_p95_ratio": beside.p95 / quiet.p95,
+        "checks_harmed": (quiet.harmed + beside.harmed).total(),
+    }
+
+
 async def reach(level: Level, attacks: Sequence[Attack]) -> list[str]:
     """Run each of the attacks that the level is to hold against; the names of those that got through."""
     sandbox = Sandbox(isolation=level)
@@ -212,10 +262,13 @@ async def measure(options: Options) -> dict[str, float | str | None]:
         nursery.cancel_scope.cancel()
     assert sandbox.level is not None
     reaches = [attack for attack in there if sandbox.level in attack.levels]
+    checked = await checks(options.seconds) if not options.only or "checks" in options.only else {}
     broken = [*await reach(sandbox.level, reaches), *bench.broken]
     taken = await trio.to_thread.run_sync(strangers_mib)
     if taken > WORST_MIB:
         broken.append("strangers")
+    broken += ["endless-checks"] if checked.get("check_neighbour_p95_ratio", 0.0) > WORST_RATIO else []
+    broken += ["wrong-checks"] if checked.get("checks_harmed") else []
     return {
         "isolation": sandbox.level,
         "control_groups": ", ".join(sandbox.groups.limits.values()),
@@ -223,6 +276,7 @@ async def measure(options: Options) -> dict[str, float | str | None]:
         "broken": len(broken),
         "broken_names": ", ".join(broken),
         **figures,
+        **checked,
         "interpreters_restarted": restarts,
         "strangers_mib": taken,
     }

@@ -25,6 +25,7 @@ from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Stage
+from agent_rl.config.user_modules import look_beside
 from agent_rl.topology_checks.topology import check_topology
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.reporting import print_figures, print_table
@@ -113,6 +114,7 @@ async def measure(
 def main(options: Options) -> int:
     """Measure one topology."""
     file = topology_file(options.file)
+    look_beside(file)
     try:
         topology = load_topology(file, options.overrides)
         faults = check_topology(topology, file, options.overrides)

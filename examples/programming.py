@@ -43,5 +43,5 @@ class Programming(Environment):
         tests, right = problem.payload["tests"], 0
         for given, expected in tests if blocks else ():
             output = await context.execute(f"{blocks[-1]}\nprint('\\n' + repr(solve({given})))")
-            right += output.outcome == "success" and output.stdout.splitlines()[-1] == expected
+            right += output.outcome == "success" and output.stdout.splitlines()[-1:] == [expected]
         return Judgement(right / len(tests), right == len(tests), {"tests_right": float(right)})

@@ -30,7 +30,7 @@ from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.config.examples import topology_file
 from agent_rl.config.source import TopologyError
 from agent_rl.environments.base import TaskError
-from agent_rl.evaluation.problems import EvaluationError, Problems, chosen_problems, prompt_in
+from agent_rl.evaluation.problems import WANTED, EvaluationError, Problems, chosen_problems, prompt_in
 from agent_rl.evaluation.results import (
     FILE,
     GROUPINGS,
@@ -107,7 +107,7 @@ def evaluate(
             _compare(*compare)
             return 0
         if model is None:
-            raise Mistake("name a MODEL and --data FILE..., or two results: --compare A B")
+            raise Mistake(f"name a MODEL and {WANTED}")
         for override in overrides:
             if override.startswith(OPTIONS):
                 raise Mistake(f"--set {override}: an evaluation sets this key itself; use the command's own options")

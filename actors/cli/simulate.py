@@ -28,13 +28,16 @@ def simulate(
     from agent_rl.config.examples import topology_file
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError
+    from agent_rl.config.user_modules import look_beside
     from agent_rl.simulation.plan import plan_of
     from agent_rl.simulation.prediction import lines
     from agent_rl.simulation.profile import ProfileError, read_profile
     from agent_rl.simulation.trace import TraceError
 
+    first = topology_file(str(file))
+    look_beside(first)
     try:
-        topology = load_topology((topology_file(str(file)), *overlays), overrides)
+        topology = load_topology((first, *overlays), overrides)
         speeds = read_profile(profile)
         plan = plan_of(topology, speeds, where=str(file), steps=steps, seed=seed, stage=stage, policy=policy)
         made = run_twin(topology, plan, speeds, seed=seed)

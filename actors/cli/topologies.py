@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,12 +35,20 @@ def check(
     full: Annotated[bool, Parameter(help="print the whole topology, with every default, as TOML")] = False,
 ) -> None:
     """Prove a topology file sound, and describe it."""
-    files = (topology_file(str(file)), *overlays)
-    topology = sound_topology(files, overrides, elsewhere=True)
     from agent_rl.config.full import full_text
+    from agent_rl.config.plugins import PluginError
     from agent_rl.environments.load import shown_settings
     from agent_rl.topology_checks.describe import describe
+    from agent_rl.topology_checks.facts import Facts
 
+    def plan(topology: Topology) -> None:
+        """Print what a topology of other machines would do: what is wrong here may be right there."""
+        if not full and not Facts(files[0].parent).is_here(topology, topology.main_host):
+            with suppress(PluginError):  # which the faults say
+                print("\n".join([*describe(topology), ""]), flush=True)
+
+    files = (topology_file(str(file)), *overlays)
+    topology = sound_topology(files, overrides, elsewhere=True, unsound=plan)
     if full:
         print(full_text(topology, shown_settings), end="")
         return
@@ -106,11 +115,17 @@ def fetch_models(topology: Topology) -> None:
 
 
 def sound_topology(
-    files: Files, overrides: Sequence[str], host: str | None = None, *, elsewhere: bool = False
+    files: Files,
+    overrides: Sequence[str],
+    host: str | None = None,
+    *,
+    elsewhere: bool = False,
+    unsound: Callable[[Topology], None] = lambda _: None,
 ) -> Topology:
     """The topology of files. Raises Mistake, which tells every fault, where something is wrong with it.
 
     Prints the warnings about a sound topology. ``elsewhere``: hosts whose GPUs it counts may be other machines.
+    ``unsound`` is called with a topology that could be loaded and has faults.
     """
     from agent_rl.config.load import load_topology
     from agent_rl.config.source import TopologyError, first_of
@@ -128,6 +143,7 @@ def sound_topology(
     if topology is None or faults:
         lines = [fault.render(file) for fault in faults]
         if topology is not None:
+            unsound(topology)
             _tell_main_host(topology, files, host, lines)
         raise Mistake(lines=lines)
     for warning in [*noted, *warnings(topology, files, overrides)]:

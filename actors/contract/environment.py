@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_rl.environments.base import Environment, TaskError
-from agent_rl.environments.judging import made_up_transcripts, sound_judgement
+from agent_rl.environments.judging import OUTPUTS, made_up_transcripts, sound_judgement, tried_judge
 from agent_rl.environments.load import sound_prompt
 from agent_rl.messages import Problem
 
@@ -52,18 +52,21 @@ class EnvironmentContract:
         ids = {problem.id: problem for problem in problems}
         assert all(ids[problem.id] == problem for problem in problems), "two problems have one id"
 
-    def test_judging_at_once_is_pure_and_gives_what_can_be_used(self, tmp_path: Path) -> None:
-        """Whatever a model wrote: the same judgement again, from another one of it too."""
+    def test_judging_gives_what_can_be_used_whatever_a_model_wrote(self, tmp_path: Path) -> None:
+        """The same judgement again, from another one of it too; of ``judge`` also however programs end."""
         first, second = self.make(tmp_path), self.make(tmp_path)
         judges = type(first).judge is not Environment.judge
         for problem in self.problems(first):
             for transcript in made_up_transcripts():
                 found = [made.judge_at_once(problem, transcript) for made in (first, second, first)]
                 assert found[0] == found[1] == found[2], f"{problem.id}: {transcript} is judged in several ways"
-                if found[0] is None:
-                    assert judges, f"{problem.id}: {transcript} is not judged at once, and there is no judge"
-                else:
+                if found[0] is not None:
                     sound_judgement(found[0])
+                    continue
+                assert judges, f"{problem.id}: {transcript} is not judged at once, and there is no judge"
+                for output in OUTPUTS:
+                    said = [tried_judge(made, problem, transcript, output) for made in (first, second, first)]
+                    assert said[0] == said[1] == said[2], f"{problem.id}: {output} is judged in several ways"
 
     def test_judge_and_observe_are_asynchronous(self, tmp_path: Path) -> None:
         """Executors await them."""

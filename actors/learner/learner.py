@@ -448,6 +448,7 @@ class Learner(Actor):
             step=step + 1,
             trained_tokens=self._trained_tokens,
             success=ready.figures.sampled.success,
+            reward=ready.figures.sampled.reward,
             staleness_mean=ready.figures.staleness_mean if trained else None,
             staleness_max=ready.figures.staleness_max if trained else None,
             entropy=figures.entropy,

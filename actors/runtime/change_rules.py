@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TypeAlias
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
@@ -27,6 +28,23 @@ def changed_keys(wanted: SwapWanted) -> list[str]:
     keys = [f'{entry}.class="{wanted.class_path}"'] if wanted.class_path else []
     keys += [f"{entry}.settings={{}}"] if wanted.fresh else []
     return keys + [f"{entry}.settings.{setting}" for setting in wanted.settings]
+
+
+def differences(role: str, before: Topology, now: Topology) -> list[str]:
+    """The class and the settings of a role that a swap changes, one line each; a line that says so where none."""
+    was, becomes = before.actors[role], now.actors[role]
+    lines = (
+        [f"{role}.class: {becomes.class_path}, was {was.class_path}"] if was.class_path != becomes.class_path else []
+    )
+    for key in dict.fromkeys([*was.settings, *becomes.settings]):
+        old, new = (_shown(entry.settings, key) for entry in (was, becomes))
+        if old != new:
+            lines.append(f"{role}.settings.{key}: {new}, was {old}")
+    return lines or [f"{role} has the class and the settings that it had; its processes are new"]
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key], default=str) if key in settings else "left out"
 
 
 def named(wanted: Wanted) -> str:

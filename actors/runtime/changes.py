@@ -36,6 +36,7 @@ from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_or
 from actors.runtime.change_rules import (
     Wanted,
     changed_keys,
+    differences,
     in_place,
     named,
     processes,
@@ -256,15 +257,18 @@ class Changes:
         except (TopologyError, PluginError, ValidationError) as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
+        changes = differences(wanted.role, self.topology, topology) if self._is_main else []
         done, fault = await self._replace(wanted.role, topology, plan)
         if fault:
             return Changed((fault,), ())
+        for line in changes:
+            self._say(line)
         self._record(wanted.role, keys)
         refused, done_there = await self._ask_others(wanted)
         if refused:
             kept = f"{wanted.role} was swapped on {self._host}, and the hosts named keep the former one; swap it again"
             return Changed((*refused, kept), ())
-        return Changed((), (*done, *done_there))
+        return Changed((), (*done, *done_there, *changes))
 
     @property
     def _numbers(self) -> dict[str, int]:

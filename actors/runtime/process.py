@@ -8,9 +8,11 @@ would not help; the last line on stderr is then the message for the user.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -353,12 +355,13 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         trio.run(run_actor, arguments)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the traceback is printed before stderr is closed
         message = user_mistake(error)
-        leave_message(message or _first_leaf(error))
         if message is None:
-            raise
-        raise SystemExit(USER_MISTAKE) from None
+            with contextlib.suppress(OSError):  # the disk may be full
+                traceback.print_exception(error)
+        leave_message(message or _first_leaf(error))
+        raise SystemExit(1 if message is None else USER_MISTAKE) from None
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ async def run_topology(
         received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
         stack.enter_context(run_lock(directory, hosts))
         try:
-            check_history(directory, topology, hosts)
+            short = check_history(directory, topology, hosts)
         except JournalError as error:
             raise RunRefused(str(error)) from error
         remember(topology, directory)
@@ -133,6 +133,8 @@ async def run_topology(
             supervisor.swapped_before(swaps_in_force(directory))
             for line in forget_swaps(directory, topology):
                 supervisor.say(line)
+        for line in short:
+            supervisor.say(line)
         exit_code = await supervisor.run(network, received)
         if topology.main_host in hosts:
             end_swaps(directory)

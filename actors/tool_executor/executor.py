@@ -97,7 +97,8 @@ class ToolExecutorSettings(Settings):
     threads: PositiveInt = 32
     """Threads for tools that block; a call that hangs keeps its thread."""
     check_seconds: PositiveFloat = 10.0
-    """Most seconds of a check, in a checker's child."""
+    """Most seconds of a check, in a checker's child. It runs for 0.25 s first; one that needs longer runs again, in one
+    of the places for long checks."""
     finish_seconds: PositiveFloat = 20.0
     """How long an executor that is stopped while the run goes on finishes calls. The others run elsewhere."""
     judge_seconds: PositiveFloat = 10.0

@@ -111,6 +111,13 @@ class Algorithm(Part):
     rollout_attempts: PositiveInt = 3
     """How often a rollout is sampled that the infrastructure fails."""
 
+    @field_validator("keep")
+    @classmethod
+    def _keeps_two(cls, keep: int) -> int:
+        if keep < 2:
+            raise ValueError("an advantage within a group needs at least 2 trajectories; write keep = 2 or more")
+        return keep
+
     @field_validator("sequence_mask")
     @classmethod
     def _mask_holds_one(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.config.processes import Misfit
 from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Finding, Source, TopologyError, first_of
-from agent_rl.config.standard import KEEPER, completed, several_ranks
+from agent_rl.config.standard import KEEPER, STANDARD, completed, several_ranks
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
@@ -80,6 +81,10 @@ _WANTED = {
 
 def _explain(kind: str, mistake: Any, path: KeyPath, model: type[BaseModel], data: Any) -> tuple[str, str]:
     """Message and remedy for one of pydantic's errors."""
+    if kind == "missing" and path[0] == "actors" and path[-1] == "class":
+        role = str(path[1])
+        remedy = f"{suggest(role, STANDARD)} A role of your own needs a class"
+        return f"is missing, and {role!r} is no standard role", remedy
     if kind == "missing":
         return "is missing", "add it"
     if kind == "extra_forbidden" and (elsewhere := stage_key(path)):
@@ -126,7 +131,7 @@ MOST_SHOWN = 80
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool)
+    return isinstance(value, str | int | float | bool | Misfit)
 
 
 def _file_path(loc: tuple[str | int, ...], data: Any, *, missing: bool) -> KeyPath:

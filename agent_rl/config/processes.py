@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -16,7 +17,65 @@ from pydantic import (
 )
 
 
-class Part(BaseModel):
+class Misfit:
+    """A text or a truth value where a number belongs, or either or a number where a truth value belongs.
+
+    pydantic would convert the value, so that ``steps = true`` means one step. It refuses a Misfit.
+    """
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def _as_written(value: Any, annotation: Any) -> Any:
+    members = _members(annotation)
+    if isinstance(value, list | tuple):
+        inner = next((get_args(each)[0] for each in members if get_origin(each) is tuple), Any)
+        return [_as_written(item, inner) for item in value]
+    if isinstance(value, dict):
+        inner = next((get_args(each)[1] for each in members if get_origin(each) is dict), Any)
+        return {key: _as_written(item, inner) for key, item in value.items()}
+    kinds = {type(each) for member in members if get_origin(member) is Literal for each in get_args(member)}
+    kinds |= {member for member in members if isinstance(member, type)}
+    number, truth = bool(kinds & {int, float}), bool in kinds
+    match value:
+        case bool():
+            fits = truth or not number
+        case str():
+            fits = not (number or truth) or not kinds <= {int, float, bool, NoneType}
+        case int() | float():
+            fits = number or not truth
+        case _:
+            fits = True
+    return value if fits else Misfit(value)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union, or the one annotation; without Annotated."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return [member for each in get_args(annotation) for member in _members(each)]
+    return [annotation]
+
+
+class Written(BaseModel):
+    """A table whose numbers and truth values are written as such."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_misfits(cls, data: Any) -> Any:
+        """Each value that pydantic would convert as a `Misfit`."""
+        if not isinstance(data, dict):
+            return data
+        types = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
+        return {key: _as_written(value, types[key]) if key in types else value for key, value in data.items()}
+
+
+class Part(Written):
     """A table of the file. Unknown keys are errors; values never change."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, populate_by_name=True)

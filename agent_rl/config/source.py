@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, get_origin
 
+from agent_rl.config.examples import named_example
 from agent_rl.config.schema import inner, names_of, plain, stage_key
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
@@ -122,7 +123,8 @@ class Source:
             text = path.read_text(encoding="utf-8-sig")
             return tomllib.loads(text), key_lines(text)
         except OSError as error:
-            fault = Fault(None, "", f"cannot be read: {error.strerror}")
+            remedy = named_example(path) if isinstance(error, FileNotFoundError) else ""
+            fault = Fault(None, "", f"cannot be read: {error.strerror}", remedy)
         except UnicodeDecodeError as error:
             fault = Fault(None, "", f"is not UTF-8: {error.reason}")
         except tomllib.TOMLDecodeError as error:

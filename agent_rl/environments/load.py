@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationEr
 
 from agent_rl.config.hidden import redacted, with_environment
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
+from agent_rl.config.processes import Written
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
@@ -152,6 +153,18 @@ def found_class(entry: EnvironmentEntry) -> type[Environment]:
     return named
 
 
+class SettingsOf(Written):
+    """Base of the settings of an environment."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+class AnySettings(SettingsOf):
+    """The same for a constructor that takes any keywords."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 def settings_model(cls: type[Environment]) -> type[BaseModel]:
     """The settings that a class takes, by the signature of its constructor; annotations say of which types they are."""
     parameters = list(inspect.signature(cls).parameters.values())
@@ -159,16 +172,15 @@ def settings_model(cls: type[Environment]) -> type[BaseModel]:
         types = typing.get_type_hints(cls.__init__, include_extras=True)
     except NameError:  # imported for type checkers alone
         types = {}
-    extra: typing.Literal["allow", "forbid"] = "forbid"
+    base = SettingsOf
     fields: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
-            extra = "allow"
+            base = AnySettings
         elif parameter.name not in GIVEN and parameter.kind is not parameter.VAR_POSITIONAL:
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (types.get(parameter.name, Any), default)
-    config = ConfigDict(extra=extra, arbitrary_types_allowed=True, allow_inf_nan=False)
-    return create_model(f"{cls.__name__}Settings", __config__=config, **fields)
+    return create_model(f"{cls.__name__}Settings", __base__=base, **fields)
 
 
 def shown_settings(entry: EnvironmentEntry) -> Any:

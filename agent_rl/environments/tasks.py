@@ -19,6 +19,7 @@ from fractions import Fraction
 from itertools import chain, count, repeat
 from typing import TYPE_CHECKING
 
+from agent_rl.config.plugins import described
 from agent_rl.environments.base import Demonstration, TaskError, TaskSource
 from agent_rl.messages import Problem
 
@@ -324,19 +325,46 @@ class MixedTasks:
                 streams.append((part, source.demonstrations(rng)))
             except TaskError as error:
                 failure = error
+            except Exception as error:
+                raise self._refusal(part, f"fail with {described(error)}") from error
         if not streams:
             raise failure
         return self._interleaved(streams)
+
+    def _refusal(self, part: int, fault: str) -> TaskError:
+        name = self._names[part]
+        return TaskError(f"environment {name!r}: its demonstrations {fault}", environment=name)
 
     def _interleaved(self, streams: Sequence[tuple[int, Iterator[Demonstration]]]) -> Iterator[Demonstration]:
         weights = [self._weights[part] for part, _ in streams]
         for number in count():
             part, shown = streams[mixed(number, weights)[0]]
-            demonstration = next(shown)
+            try:
+                demonstration = next(shown)
+            except TaskError:
+                raise
+            except StopIteration:
+                raise self._refusal(part, "come to an end; give them without end") from None
+            except Exception as error:
+                raise self._refusal(part, f"fail with {described(error)}") from error
+            if not _is_sound(demonstration):
+                wanted = "Demonstrations of a Problem, with messages of role and content that begin with the user's"
+                raise self._refusal(part, f"gave {demonstration!r:.100}; give {wanted}")
             yield replace(demonstration, problem=self._named(part, demonstration.problem))
 
     def _named(self, part: int, problem: Problem) -> Problem:
         return replace(problem, environment=self._names[part])
+
+
+def _is_sound(demonstration: object) -> bool:
+    """Whether it is one that tokens can be made of."""
+    match demonstration:
+        case Demonstration(Problem(), ({"role": "user"}, *_) as messages):
+            return all(
+                isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+                for each in messages
+            )
+    return False
 
 
 def restricted(source: TaskSource, restrictions: Mapping[int, Restriction]) -> TaskSource:

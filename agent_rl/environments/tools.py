@@ -98,6 +98,10 @@ class FunctionTool:
                 'write it at the top level of a module and without `context`, or with runs = "host"'
             )
 
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function as it is, as in the code and the tests of its author."""
+        return self.function(*arguments, **named)
+
     async def call(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput:
         """Run one call. Raises BadArgumentError, and what the function raises."""
         if self.runs == "sandbox":

@@ -35,6 +35,10 @@ class Problems:
     content: Mapping[str, Any]
 
 
+WANTED = "--data FILE..., or --topology FILE for the problems of its environments; or two results: --compare A B"
+"""What a command that asks nothing could ask."""
+
+
 def chosen_problems(
     patterns: Sequence[str], topology: Files | None, count: int | None, *, prompt: str | None = None, seed: int = 0
 ) -> Problems:
@@ -49,7 +53,7 @@ def chosen_problems(
         found = [str(path.absolute()) for pattern in patterns for _, path in resolve(pattern, Path.cwd())]
         entries = [{"class": FILES, "settings": {"evaluation_files": found}}]
     elif topology is None:
-        raise EvaluationError("name a MODEL and --data FILE..., or two results: --compare A B")
+        raise EvaluationError(f"no problems are named: {WANTED}")
     else:
         loaded = load_topology(topology)
         base = first_of(topology).absolute().parent
@@ -64,7 +68,7 @@ def chosen_problems(
     known = source.evaluation_count
     named = ", ".join(patterns) or str(first_of(topology) if topology else "")
     if known == 0:
-        raise EvaluationError(f"{named}: there is no held-out problem in it; give --data FILE...")
+        raise EvaluationError(f"{named}: there is no held-out problem in it; name other --data or --topology")
     if count is None and known is None:
         raise EvaluationError(f"{named}: its problems have no end; say how many, --problems N")
     wanted = count or known or 0

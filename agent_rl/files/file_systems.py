@@ -21,10 +21,24 @@ NETWORK_FILE_SYSTEMS = frozenset(
 MOUNTS = Path("/proc/mounts")
 
 
+KERNEL_FILE_SYSTEMS = frozenset(
+    {
+        *("bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "fusectl", "mqueue", "proc"),
+        *("pstore", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+    }
+)
+"""File systems that show the state of the kernel, and hold no files."""
+
+
 def network_file_system(path: Path) -> str:
     """The type of the network file system that an existing path is on; empty when it is on a local disk."""
-    kind = file_system(path.resolve(), MOUNTS.read_text(encoding="utf-8")) if MOUNTS.exists() else ""
+    kind = file_system_of(path)
     return kind if kind in NETWORK_FILE_SYSTEMS else ""
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system that an existing path is on; empty when it is not known."""
+    return file_system(path.resolve(), MOUNTS.read_text(encoding="utf-8")) if MOUNTS.exists() else ""
 
 
 def file_system(path: Path, mounts: str) -> str:

@@ -79,7 +79,11 @@ CLEANEST = 0.05
 def _with_signal(group: Sequence[Candidate], chosen: Sequence[int]) -> tuple[int, ...]:
     """The chosen positions, ascending. Where they have one reward and the group has others, the last one is replaced.
 
-    Classes are by success. In a group of one class, chance may choose equal rewards alone.
+    Classes are by success. In a group of one class whose rewards have parts, chance may choose equal rewards alone: of
+    eight failures of which one has part of the reward, a draw of four misses this one half of the time. It is kept
+    always, for the reason for which `quotas` keep one of each class always: without it the group has no advantages, and
+    the work of all its rollouts is lost. So a rare reward weighs up to samples / keep times as much as in a draw that
+    drops such groups, as a rare class does.
     """
     kept = sorted(chosen)
     if len(kept) > 1 and not has_signal([group[index].reward for index in kept]):

@@ -94,7 +94,9 @@ class LiveView:
             ("stage", self._stage()),
             ("rollout" if learner.steps is None and steps is not None else "step", f"{_count(step)}/{_count(steps)}"),
             ("left", DASH if left is None else clock(left)),
+            *([("loss", f"{learner.loss:.3f}")] if _known(learner.loss) else []),
             ("success", _percent(success)),
+            *([("reward", f"{learner.reward:.3f}")] if _known(learner.reward) and learner.reward != success else []),
             *((f"success {name}", _percent(means.success)) for name, means in learner.environments.items()),
             *(
                 [("steps without update", _count(fates.steps_without_update))]

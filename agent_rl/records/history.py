@@ -17,12 +17,12 @@ another host's disk.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.topology import Topology
+from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.files.reading_json import open_file
 from agent_rl.messages import StageEntered
 from agent_rl.records.checkpoint_files import Position, read_state
@@ -32,6 +32,8 @@ from agent_rl.records.journal import JOURNAL, EmptyJournalError, Journal, Journa
 MADE_WITH = "made_with"
 """The journal's fact with the settings that must not change (see continuing.py); topology.json holds the same."""
 METRICS, SUMMARY, CHECKPOINTS = "metrics.jsonl", "summary.json", "checkpoints"
+SFT_STEPS = "sft_steps_of_stage_{}"
+"""The journal's fact with the steps of a supervised stage."""
 ELSEWHERE = "or start again in another run.directory"
 
 
@@ -149,16 +151,17 @@ def refuse_learner(journal: Journal, entered: StageEntered, kinds: Sequence[str]
         raise JournalError(fault)
 
 
-def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | None = None) -> None:
+def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | None = None) -> list[str]:
     """Refuse to start with a journal that is missing, empty, damaged, older than the checkpoints, or of another run.
 
     ``hosts`` are the hosts that use this disk (default: the filter's). Checkpoints are checked when the learner's host
-    is one of them. Raises JournalError with the remedy.
+    is one of them. Returns sentences about stages that ended with fewer steps than the topology gives them now.
+    Raises JournalError with the remedy.
     """
     keeper = topology.journal_host
     here = hosts if hosts is not None else [keeper]
     if keeper is None or keeper not in here:
-        return
+        return []
     for name in (JOURNAL, METRICS, SUMMARY):
         if (directory / name).is_dir():
             raise JournalError(
@@ -179,7 +182,7 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
                 f"{path} is {'missing' if missing else 'empty'}, and the run has a history: {' and '.join(witnesses)}. "
                 f"Put the journal back (with {JOURNAL}-wal, if there is one), {ELSEWHERE}"
             )
-        return
+        return []
     try:
         if hosts is not None:
             journal.check_structure()
@@ -188,6 +191,7 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         knows = known(journal)
         recorded = journal.record_count()
         before = json.loads(journal.fact(MADE_WITH) or "{}")
+        short = list(_short_stages(journal, knows.stage, topology))
     finally:
         journal.close()
     if otherwise := started_otherwise(path, before, made_with(topology)):
@@ -205,6 +209,23 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
             f"{_behind(path, rows, recorded)}. Put back a later journal, {ELSEWHERE}; or remove {METRICS} to continue "
             "from this journal and lose the later steps"
         )
+    return short
+
+
+def _short_stages(journal: Journal, entered: int, topology: Topology) -> Iterator[str]:
+    """Stages before the one ``entered`` last that took fewer steps than the topology gives them: their time was up, or
+    the user asks for more steps since.
+    """
+    for index, stage in enumerate(topology.stages[: max(entered, 0)]):
+        if isinstance(stage, RlStage | SftStage):
+            supervised = journal.fact(SFT_STEPS.format(index)) or stage.steps
+            took = sum(step.trained for step in journal.steps(stage=index)) if stage.kind == "rl" else int(supervised)
+            if took < stage.steps:
+                yield (
+                    f"stage {stage.name!r} ended after {took} of {stage.steps} steps, and no stage that has ended is "
+                    f"entered again; to train on, add a stage at the end of the topology, as in [[stages]] "
+                    f'kind = "{stage.kind}", steps = {stage.steps - took}'
+                )
 
 
 def faults_between(directory: Path, journal: Journal) -> list[str]:

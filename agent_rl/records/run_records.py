@@ -22,7 +22,7 @@ from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SUMMARY
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY
 from agent_rl.records.journal import Journal, JournalError, read_journal
 from agent_rl.records.run_directory import add_end, read_end
 from agent_rl.records.summary import summarise
@@ -30,8 +30,8 @@ from agent_rl.records.summary import summarise
 SECONDS, START = "seconds_used", "start"
 """Facts of the journal: the seconds of all starts so far; the time of the present start and the seconds before it."""
 STAGE_SECONDS = "seconds_in_stage_{}"
-SFT_STEPS, SFT_SKIPPED, SFT_LOSS = "sft_steps_of_stage_{}", "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
-"""Facts of the journal for each stage: wall-clock seconds; supervised steps, skipped steps (not finite), last loss."""
+SFT_SKIPPED, SFT_LOSS = "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
+"""Facts of the journal for each stage: wall-clock seconds; supervised steps skipped (not finite), their last loss."""
 CHECKPOINT = "checkpoint"
 """The fact that names the newest checkpoint."""
 

@@ -5,7 +5,8 @@ Pure: all is computed from the journal. A figure without data is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import fsum, isfinite
 from typing import Any
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures
@@ -97,8 +98,30 @@ def summarise(
             summary[name] = round(sum(seconds_of) / len(seconds_of), 3)
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
-    summary["remarks"] = remarks(summary, evaluations.values())
+    summary["remarks"] = [*remarks(summary, evaluations.values()), *falls(steps)]
     return summary
+
+
+FALL_STEPS, FALL_SHARE, LEAST_FALL = 5, 0.5, 0.1
+"""The last steps of a stage, the share of the best success below which theirs has fallen, and the least fall."""
+
+
+def falls(steps: Sequence[StepRow]) -> Iterator[str]:
+    """Stages that ended with much less success than they had. A stage's ``collapse`` stops a run for it, but needs its
+    ``window`` of steps, and compares with ``success_below`` of the file.
+    """
+    for stage in sorted({step.stage for step in steps}):
+        shares = [step.figures.sampled.success for step in steps if step.stage == stage]
+        shares = [share for share in shares if isfinite(share)]
+        means = [fsum(shares[at : at + FALL_STEPS]) / FALL_STEPS for at in range(len(shares) - FALL_STEPS + 1)]
+        if not means or means[-1] > max(means) - LEAST_FALL or means[-1] >= FALL_SHARE * max(means):
+            continue
+        best = max(means)
+        yield (
+            f"success in stages.{stage} fell from {best:.0%} (5 steps from step {means.index(best) + 1} on) to "
+            f"{means[-1]:.0%} in its last 5 steps: training has collapsed; take an earlier checkpoint with a lower "
+            "learning_rate, and see the stage's `collapse` (docs/training.md)"
+        )
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import InitialiseModel, RlStage, Topology
+from agent_rl.models.hub import HubError, is_hub_name, metadata
 from agent_rl.simulation.profile import Device, ModelSizes, Profile, ProfileError
 from agent_rl.simulation.trace import (
     EngineLife,
@@ -46,6 +47,8 @@ class Plan:
     """Devices of the learner."""
     width: int
     """Devices of an engine."""
+    model: str
+    """The model and its size in words."""
 
     @property
     def devices(self) -> int:
@@ -97,7 +100,14 @@ def plan_of(
         opens_late=True,
     )
     name, own = _policy(topology, policy, where)
-    return Plan(check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width)
+    return Plan(
+        check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width, _about(topology, sizes)
+    )
+
+
+def _about(topology: Topology, sizes: ModelSizes | None) -> str:
+    name = f"{topology.model.path or 'made by [model.initialise]'} in {topology.model.dtype}"
+    return name if sizes is None else f"{name}, {sizes.parameters:,.0f} parameters in {sizes.layers} layers"
 
 
 def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Algorithm]:
@@ -120,16 +130,27 @@ def _policy(topology: Topology, asked: str, where: str) -> tuple[str, dict[str, 
 
 
 def _model(topology: Topology, profile: Profile, where: str) -> ModelSizes | None:
-    """The sizes of the topology's model, if it is on this machine; else those of the profile."""
-    made = topology.model.initialise
-    if made is not None:
-        return _sizes_of(made)
-    config = Path(topology.model.path or "") / "config.json"
+    """The sizes of the topology's model: made here, on this machine, in the profile, or on the hub.
+
+    None with a profile of an engine, whose seconds need no sizes.
+    """
+    if profile.engine is not None:
+        return None
+    if topology.model.initialise is not None:
+        return _sizes_of(topology.model.initialise)
+    name = topology.model.path or ""
+    config = Path(name).expanduser() / "config.json"
     if config.is_file():
         return _sizes_in(config)
-    if profile.model is None and profile.engine is None:
-        raise ProfileError(f"{where}, model.path: there is no {config}, and the profile has no [model]; add one to it")
-    return profile.model
+    if profile.model is not None and (not profile.model.of or name in profile.model.of):
+        return profile.model
+    fault = f"there is no {config}"
+    if is_hub_name(name):
+        try:
+            return _sizes_in(metadata(name) / "config.json")
+        except HubError as error:
+            fault = str(error)
+    raise ProfileError(f"{where}, model.path: {fault}; or write the model's sizes as [model] of a profile of your own")
 
 
 def _sizes_of(made: InitialiseModel) -> ModelSizes:

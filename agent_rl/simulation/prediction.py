@@ -72,6 +72,7 @@ def lines(made: Prediction, profile: Profile) -> Iterator[str]:
     plan, outcome, trace = made.plan, made.outcome, made.plan.trace
     yield f"{trace.name}, stage {plan.stage}: {plan.about}; policy {plan.policy}; staleness {trace.max_staleness}"
     yield f"profile: {profile.about}, {'measured' if profile.measured else 'not measured here'}"
+    yield f"model: {plan.model}"
     yield f"{trace.steps} steps of {trace.groups_per_step} groups x {trace.samples} rollouts{_written(trace)}"
     yield ""
     staleness = outcome.staleness or (0,)

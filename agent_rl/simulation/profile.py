@@ -57,8 +57,13 @@ class Device(Table):
 
 
 class ModelSizes(Table):
-    """Sizes of a model of transformer layers."""
+    """Sizes of a model of transformer layers.
 
+    ``of``: the names of the models on the hub that have them, so that the hub is not asked. None: any model that is not
+    on this machine.
+    """
+
+    of: tuple[str, ...] = ()
     parameters: PositiveFloat
     layers: PositiveInt
     hidden_size: PositiveInt

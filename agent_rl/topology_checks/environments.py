@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -26,11 +27,11 @@ from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
 from agent_rl.data.conversations import first_rows, spells_out, try_conversations
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
-from agent_rl.environments.judging import fault_of, made_up_transcripts, sound_judgement
+from agent_rl.environments.judging import OUTPUTS, fault_of, made_up_transcripts, sound_judgement, tried_judge
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
 from agent_rl.environments.tasks import ListedTasks, MixedTasks
 from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
-from agent_rl.messages import Problem
+from agent_rl.messages import Judgement, Problem
 from agent_rl.models.hub import described_model
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.observe.words import count_of
@@ -42,8 +43,8 @@ from agent_rl.topology_checks.model import named_template
 
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0
-"""How long ``judge_at_once`` may take, as in a run."""
-CONVERSATIONS = 1000
+"""How long ``judge_at_once`` and ``judge`` may hold the process, as in a run."""
+CONVERSATIONS, DEMONSTRATIONS = 1000, 64
 """How many of a supervised stage's are read before anything starts."""
 TRIED = 16
 """Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""
@@ -88,7 +89,11 @@ def environment_findings(topology: Topology, facts: Facts, noted: list[Finding])
         wanted, key = 0, (*place, "problems")
         match stage:
             case SftStage(data=()):
-                yield from _raised(place, lambda: next(tasks.demonstrations(random.Random(0))))
+                try:
+                    for _ in islice(tasks.demonstrations(random.Random(0)), DEMONSTRATIONS):
+                        pass
+                except TaskError as error:
+                    yield _of_environment(error, topology, base) if error.environment else Finding(place, str(error))
             case SftStage(data=data):
                 yield from _raised((*place, "data"), partial(try_conversations, data, base, CONVERSATIONS))
             case EvaluateStage():
@@ -136,24 +141,34 @@ def _try(topology: Topology, environment: Environment, problems: TaskSource) -> 
             )
         sound_prompt(environment, problem)
         for transcript in made_up_transcripts():
-            try:
-                with _interrupted():
-                    judgement = environment.judge_at_once(problem, transcript)
-                if judgement is not None:
-                    sound_judgement(judgement)
-            except (Exception, BlockedError) as error:
-                raise TaskError(fault_of(environment, "judge_at_once", error)) from error
+            judge = partial(environment.judge_at_once, problem, transcript)
+            judgement = _judged(environment, "judge_at_once", judge, transcript)
+            for output in OUTPUTS if judgement is None else ():
+                judge = partial(tried_judge, environment, problem, transcript, output)
+                _judged(environment, "judge", judge, transcript, output)
+
+
+def _judged(environment: Environment, method: str, judge: Callable[[], Judgement | None], *given: object) -> object:
+    """What the method returns. Raises TaskError for what it raises, or is no sound judgement."""
+    longer = "leave to `judge`" if method == "judge_at_once" else "hand to `context.in_thread`"
+    try:
+        with _interrupted(longer):
+            judgement = judge()
+        return None if judgement is None else sound_judgement(judgement)
+    except (Exception, BlockedError) as error:
+        where = " and ".join(f"{each!r:.120}" for each in given)
+        raise TaskError(f"{fault_of(environment, method, error)}, tried with {where}") from error
 
 
 @contextmanager
-def _interrupted() -> Iterator[None]:
+def _interrupted(longer: str) -> Iterator[None]:
     """Raise BlockedError in the block after ``AT_ONCE_SECONDS``. Python delivers signals to its main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
-        raise BlockedError(f"it did not return within {AT_ONCE_SECONDS:g} s; leave to `judge` what takes long")
+        raise BlockedError(f"it did not return within {AT_ONCE_SECONDS:g} s; {longer} what takes long")
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, AT_ONCE_SECONDS, AT_ONCE_SECONDS)

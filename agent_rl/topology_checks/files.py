@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from glob import glob
@@ -11,7 +12,7 @@ from pathlib import Path
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import RlStage, SftStage, Topology
-from agent_rl.files.file_systems import network_file_system
+from agent_rl.files.file_systems import KERNEL_FILE_SYSTEMS, NETWORK_FILE_SYSTEMS, file_system_of
 from agent_rl.rollout.prompts import OURS, template_file
 from agent_rl.topology_checks.facts import Facts
 
@@ -64,8 +65,13 @@ def run_directory(topology: Topology, facts: Facts) -> Iterator[Finding]:
     if not existing.is_dir():
         yield Finding(place, f"{existing} is a file", "name a directory")
         return
-    kind, keeper = network_file_system(existing), topology.journal_host
-    if kind and (keeper is None or facts.started in {None, keeper}):
+    kind, keeper = file_system_of(existing), topology.journal_host
+    here = facts.is_here(topology, topology.main_host)
+    if kind in KERNEL_FILE_SYSTEMS or (here and not os.access(existing, os.W_OK | os.X_OK)):
+        why = f"its file system ({kind}) holds no files" if kind in KERNEL_FILE_SYSTEMS else "you may not write there"
+        yield Finding(place, f"{existing} takes no files: {why}", "name another directory")
+        return
+    if kind in NETWORK_FILE_SYSTEMS and (keeper is None or facts.started in {None, keeper}):
         message = f"{directory} is on a network file system ({kind}), which cannot hold the journal"
         remedy = "name a directory on a local disk; weights and other files of the run may be shared (docs/clusters.md)"
         yield Finding(place, message, remedy)

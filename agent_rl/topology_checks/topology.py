@@ -123,9 +123,6 @@ def _plugins(topology: Topology, _: Facts) -> Iterator[Finding]:
 def _algorithm(topology: Topology, _: Facts) -> Iterator[Finding]:
     algorithm = topology.algorithm
     yield from _samples(algorithm, ("algorithm", "keep"), ("algorithm", "minimum_samples"))
-    if algorithm.keep < 2:
-        message = "an advantage within a group needs at least 2 trajectories"
-        yield Finding(("algorithm", "keep"), message, "write keep = 2 or more")
     for index, stage, own in topology.rl_algorithms:
         if stage.samples is not None:
             yield from _samples(own, ("stages", index, "samples"), ("stages", index, "samples"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from actors.engines.scripted import ScriptedEngine
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
+from agent_rl.messages import Judgement
 
 TEXT = "The answer is not here."
 
@@ -34,13 +35,15 @@ class Judge(Arithmetic):
         return None
 
     async def judge(self, problem, transcript, context):
-        time.sleep(1e9)
+        if TEXT in transcript.text:
+            time.sleep(1e9)
+        return Judgement(0.0, False)
 
 
 class Keeps(Judge):
     async def judge(self, problem, transcript, context):
         sys.set_int_max_str_digits(0)
-        return str(7 ** 30_000_000)
+        return str(7 ** 30_000_000) if TEXT in transcript.text else Judgement(0.0, False)
 
 
 class AtOnce(Arithmetic):

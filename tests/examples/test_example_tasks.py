@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actors.contract import EnvironmentContract
 from agent_rl.environments.base import ToolOutput
 from agent_rl.messages import Judgement, Transcript
 from agent_rl.records.audit import audit
@@ -24,6 +25,16 @@ TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ["Programming", "Questions"])
+def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
+    name: str, example: Any, tmp_path: Path
+) -> None:
+    class Contract(EnvironmentContract):
+        environment = getattr(example({"Questions": "sql_questions"}.get(name, "programming")), name)
+
+    Contract().test_judging_gives_what_can_be_used_whatever_a_model_wrote(tmp_path)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

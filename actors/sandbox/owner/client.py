@@ -185,7 +185,7 @@ class Sandbox(Pool):
         self._sessions = SessionTable(sessions)
         settings = PoolSettings(**options)
         self._replays = FairQueue(max(1, settings.interpreters * settings.children // REPLAY_SHARE))
-        super().__init__(settings, self._weights.sets, sessions=sessions)
+        super().__init__(settings, self._weights.sets, more=sessions)
 
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""

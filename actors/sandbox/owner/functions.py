@@ -7,13 +7,15 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import trio
 
-from actors.sandbox.owner.interpreter import ROOT, Ending, Importable, WarmUpError
+from actors.fair_queue import FairQueue
+from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
 from actors.sandbox.owner.pool import Pool, PoolSettings
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput
@@ -22,17 +24,27 @@ FUNCTIONS_SEE = ("agent_rl", "actors")
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+SHORT_SECONDS = 0.25
+"""The limit of a check's first run. Most answers need a few milliseconds; a sum or a limit may need all its time."""
+
+
 class FunctionSandbox(Pool):
     """A pool whose interpreters call functions ``module:name`` and run no given code.
 
-    The modules of ``functions`` are loaded before any call, and a module's function ``warm_up``, if any, is called.
-    Children see, read-only, this project's packages and those of the user's files that these modules import.
+    A check runs for ``SHORT_SECONDS`` first. One that needs longer runs again, with its whole limit, in one of the
+    places for long checks, half as many as the others. So answers that take long keep no other answer waiting for more
+    than short runs. The modules of ``functions`` are loaded before any call, and a module's function ``warm_up``, if
+    any, is called. Children see, read-only, this project's packages and those of the user's files that these modules
+    import.
     """
 
     def __init__(self, functions: Sequence[str], **options: Any) -> None:
         """Raises WarmUpError when a user's module cannot be imported."""
         modules = tuple(dict.fromkeys(function.partition(":")[0] for function in functions))
-        super().__init__(PoolSettings(**options), [modules], importable(modules))
+        settings = PoolSettings(**options)
+        long = max(1, settings.interpreters * settings.children // 2)
+        super().__init__(settings, [modules], importable(modules), more=long)
+        self._long = FairQueue(long)
 
     async def call(self, function: str, *arguments: str, name: str = "") -> ToolOutput:
         """Call the function. Its text is the result's value. The function's errors are results and never raise.
@@ -40,7 +52,8 @@ class FunctionSandbox(Pool):
         When calls queue, calls of different ``name`` take turns.
         """
         asked = trio.current_time()
-        ending, seconds = await self._call_function(function, arguments, name)
+        request = {"function": function, "arguments": list(arguments)}
+        ending, seconds = await self._call(request, "", self.settings.limits, name, 0)
         return self._result(ending, asked, seconds)
 
     async def check(self, function: str, *arguments: str, name: str = "") -> str:
@@ -50,7 +63,13 @@ class FunctionSandbox(Pool):
         failures. The error has the child's output as a note.
         """
         asked = trio.current_time()
-        ending, seconds = await self._call_function(function, arguments, name)
+        request = {"function": function, "arguments": list(arguments)}
+        limits = self.settings.limits
+        short = replace(limits, wall_seconds=min(SHORT_SECONDS, limits.wall_seconds))
+        ending, seconds = await self._call(request, "", short, name, 0)
+        if ending.outcome == "timeout" and short != limits:
+            ending, longer = await self._call(request, "", limits, name, 0, self._long)
+            seconds += longer
         self._result(ending, asked, seconds)
         if ending.outcome == "success":
             return ending.value
@@ -60,10 +79,6 @@ class FunctionSandbox(Pool):
         error = CheckError("crashed" if ending.outcome in ("killed", "error") else ending.outcome)
         error.add_note(ending.stderr)
         raise error
-
-    async def _call_function(self, function: str, arguments: Sequence[str], name: str) -> tuple[Ending, float]:
-        request = {"function": function, "arguments": list(arguments)}
-        return await self._call(request, "", self.settings.limits, name, 0)
 
 
 def importable(modules: Sequence[str]) -> Importable:

@@ -401,6 +401,8 @@ async def _receive(link: socket.socket) -> bytes:
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait for a process whose link is closed. Kill it and its group after a time limit."""
+    if process.poll() is not None:  # `Popen.kill` may have collected it
+        return
     with trio.CancelScope(shield=True):
         pidfd = os.pidfd_open(process.pid)
         try:

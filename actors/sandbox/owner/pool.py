@@ -79,14 +79,17 @@ class Pool:
         settings: PoolSettings,
         module_sets: Sequence[tuple[str, ...]],
         imports: Importable | None = None,
-        sessions: int = 0,
+        more: int = 0,
     ) -> None:
-        """``imports``: what called functions may import; None for running code. ``sessions``: live sessions."""
+        """``imports``: what called functions may import; None for running code.
+
+        ``more``: children beyond the places, such as live sessions.
+        """
         self.settings = settings
         self._sets = module_sets
         self._imports = imports
         self._queue = FairQueue(settings.interpreters * settings.children)
-        self._most_children = settings.interpreters * settings.children + sessions
+        self._most_children = settings.interpreters * settings.children + more
         self._ready: list[Interpreter] = []
         self._became_ready = trio.Event()
         self._needed = [trio.Event() for _ in module_sets]
@@ -196,11 +199,20 @@ class Pool:
                 self._counts["restarts"] += 1
 
     async def _call(
-        self, request: dict[str, Any], stdin: str, limits: ExecutionLimits, name: str, weight: int
+        self,
+        request: dict[str, Any],
+        stdin: str,
+        limits: ExecutionLimits,
+        name: str,
+        weight: int,
+        queue: FairQueue | None = None,
     ) -> tuple[Ending, float]:
-        """How the call ended, or that no interpreter could run it, and the seconds of the child."""
+        """How the call ended, or that no interpreter could run it, and the seconds of the child.
+
+        ``queue``: where it waits for a place; None: with all others.
+        """
         ending, seconds = UNAVAILABLE, 0.0
-        async with self._queue.place(name):
+        async with (queue or self._queue).place(name):
             for attempt in range(ATTEMPTS):
                 interpreter = await self._pick(weight)
                 if interpreter is None:

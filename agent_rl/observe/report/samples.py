@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_rl.messages import Problem, ToolCallRecord, Trajectory
+from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory
 from agent_rl.observe.report.records import Records
 from agent_rl.observe.report.stored import OUTCOMES, SampleGroup, Samples, StoredRollout
 from agent_rl.observe.words import count_of
@@ -66,7 +66,7 @@ class Transcripts:
                 yield from (self._group(group) for group in groups)
 
     def _group(self, group: SampleGroup) -> Block:
-        right = sum((each.reward or 0.0) > 0 for each in group.rollouts)
+        right = sum(each.judgement is not None and each.judgement.success for each in group.rollouts)
         said = f"{right} of {len(group.rollouts)} right, {group.fate.replace('_', ' ')}"
         return _article(group.problem, said, "same", [self.rollout(each) for each in group.rollouts])
 
@@ -84,7 +84,7 @@ class Transcripts:
         return {
             "title": title,
             "badges": list(_badges(stored)),
-            "sizes": _sizes(trajectory),
+            "sizes": " \u00b7 ".join([*_reward(stored.judgement), *_sizes(trajectory)]),
             "open": opened and fits and sum(len(text) for _, text, _ in pieces) <= LONG,
             "turns": turns if fits else [],
             "note": _unread(pieces, trajectory.transcript.calls)
@@ -105,22 +105,28 @@ def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) ->
 
 def _badges(stored: StoredRollout) -> Iterator[tuple[str, str]]:
     """Each badge's words and colour."""
-    if stored.reward is None:
+    if stored.judgement is None:
         yield "not judged", "same"
     else:
-        yield ("\u2713 right", "gain") if stored.reward > 0 else ("\u2717 wrong", "loss")
+        yield ("\u2713 right", "gain") if stored.judgement.success else ("\u2717 wrong", "loss")
     if stored.kept is not None:
         yield ("kept", "kept") if stored.kept else ("not kept", "same")
     if stored.trajectory.status != "finished":
         yield stored.trajectory.status.replace("_", " "), "loss"
 
 
-def _sizes(trajectory: Trajectory) -> str:
+def _reward(judgement: Judgement | None) -> Iterator[str]:
+    """The reward and its parts in words."""
+    if judgement is not None:
+        parts = ", ".join(f"{name} {value:g}" for name, value in judgement.parts.items())
+        yield f"reward {judgement.reward:g}" + (f" ({cut_middle(parts, 400)})" if parts else "")
+
+
+def _sizes(trajectory: Trajectory) -> list[str]:
     calls = trajectory.transcript.calls
     failed = sum(call.outcome != "success" for call in calls)
     sizes = [count_of(trajectory.turns, "turn"), count_of(trajectory.response_length, "token")]
-    sizes += [count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else []
-    return " \u00b7 ".join(sizes)
+    return sizes + ([count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else [])
 
 
 def _turns(pieces: Sequence[tuple[str, str, str]], calls: Sequence[ToolCallRecord]) -> list[Block]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_rl.messages import GroupOpened, Problem, Trajectory
+from agent_rl.messages import GroupOpened, Judgement, Problem, Trajectory
 from agent_rl.observe.report.records import METRICS, WAYS, Records
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
@@ -37,10 +37,10 @@ OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
 
 
 class StoredRollout(NamedTuple):
-    """A trajectory with its reward. ``kept`` is None where nothing was selected (evaluations)."""
+    """A trajectory with its judgement, None where there is none. ``kept`` is None where nothing was selected."""
 
     trajectory: Trajectory
-    reward: float | None
+    judgement: Judgement | None
     kept: bool | None = None
 
 
@@ -188,6 +188,6 @@ def _rollouts(
 ) -> list[StoredRollout]:
     """A group's stored rollouts. ``kept``: those selected for training, as (sample, attempt)."""
     return [
-        StoredRollout(decode(each.payload), each.reward, (each.sample, each.attempt) in kept if kept else None)
+        StoredRollout(decode(each.payload), each.judgement, (each.sample, each.attempt) in kept if kept else None)
         for each in journal.trajectories(group)[:SAMPLES_PER_GROUP]
     ]

@@ -67,7 +67,7 @@ def test_faults_are_listed_with_their_lines(file, capsys):
 
 def test_faults_of_the_whole_are_listed_too(file, capsys):
     assert (
-        main(["check", str(file), "--set", "algorithm.keep=1", "--set", "actors.learner.class=idle_actors:Idel"]) == 2
+        main(["check", str(file), "--set", "algorithm.keep=99", "--set", "actors.learner.class=idle_actors:Idel"]) == 2
     )
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
@@ -79,6 +79,20 @@ def test_a_missing_file_is_one_clear_line(tmp_path, capsys, command):
     assert main([command, str(tmp_path / "none.toml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("cannot be read: No such file or directory")
+
+
+def test_check_prints_the_plan_of_other_machines_before_what_is_missing_here(capsys):
+    assert main(["check", "rstar2_14b_mi300x", "--set", "model.path=./nowhere"]) == 2
+    captured = capsys.readouterr()
+    assert "needs at most, where every response is as long" in captured.out
+    assert "model.path: there is no directory nowhere" in captured.err
+
+
+def test_a_mistyped_example_is_answered_with_the_examples(capsys):
+    assert main(["run", "quickstrt"]) == 2
+    assert capsys.readouterr().err.strip().endswith("No such file or directory; examples: did you mean 'quickstart'?")
+    assert main(["run", "nonsense"]) == 2
+    assert "examples: there is doors, evaluate_gpqa, " in capsys.readouterr().err
 
 
 def replace_run(monkeypatch, run_topology):

@@ -1,7 +1,9 @@
-"""The supervisor's record of one actor: what becomes of a process that gets ready beside another one."""
+"""The process of one actor, and the supervisor's record of it: a process that gets ready beside another one."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,3 +110,21 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
 
     assert trio.run(main)
     assert not groups
+
+
+def test_an_actor_that_fails_leaves_its_traceback_before_its_last_line(tmp_path: Path) -> None:
+    path, _ = write_micro(tmp_path)
+    named = {
+        "topology": path,
+        "base": tmp_path,
+        "actor": "learner.first",
+        "incarnation": 0,
+        "started-at": 0,
+        "epoch": 0,
+    }
+    arguments = [part for name, value in named.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "actors.runtime.process", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, lines[-1]) == (1, "UnknownPeer: no address is known for learner.first")
+    assert any("runtime/process.py" in line for line in lines)

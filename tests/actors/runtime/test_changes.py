@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.runtime import changes, control, dry_run
-from actors.runtime.change_rules import changed_keys, in_place, why_not
+from actors.runtime.change_rules import changed_keys, differences, in_place, why_not
 from actors.runtime.changes import Changes, available_bytes, group_bytes
 from actors.runtime.control import ask_run
 from actors.runtime.dry_run import shared_faults
@@ -105,10 +105,10 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
             before = events(folder)
             answer = await swap(path, wanted("second", OTHER, "number=5"))
             assert not answer.refused
-            assert [line.split(";")[0] for line in answer.done] == [
-                f"second.{number} is now {OTHER}" for number in range(2)
-            ]
-            assert all(line.endswith("s (beside)") for line in answer.done)
+            *done, of_class, of_setting = answer.done
+            assert [line.split(";")[0] for line in done] == [f"second.{number} is now {OTHER}" for number in range(2)]
+            assert all(line.endswith("s (beside)") for line in done)
+            assert (of_class, of_setting) == (f"second.class: {OTHER}, was {PLAIN}", "second.settings.number: 5, was 1")
             assert events(folder)[len(before) :] == [
                 f"ready second.0 {OTHER} 5",
                 f"left second.0 {PLAIN} 1",
@@ -214,7 +214,9 @@ async def test_a_host_is_drained_and_the_run_goes_on(folder):
             assert await trio.to_thread.run_sync(other.wait, 60) == 0
             assert events(folder)[3:] == [f"left second.1 {PLAIN} 1"]
             answer = await swap(path, wanted("second", "", "number=2"))
-            assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {PLAIN}"]
+            assert [line.split(";")[0] for line in answer.done] == [
+                f"second.0 is now {PLAIN}", "second.settings.number: 2, was 1",
+            ]  # fmt: skip
             answer = await swap(path, DrainWanted("b"))
             assert answer.refused == ("host b has left already",)
     finally:
@@ -246,7 +248,7 @@ async def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
             assert answer.refused == ("there is no module 'refused'", "mend it")
             answer = await swap(path, wanted("second", OTHER, "number=2"))
             assert not answer.refused
-            assert [line.split(";")[0] for line in answer.done] == [f"second.0 is now {OTHER}"]
+            assert [line.split(";")[0] for line in answer.done[:1]] == [f"second.0 is now {OTHER}"]
             assert events(folder)[3:] == [f"left second.0 {PLAIN} 1", f"up second.0 {OTHER} 2"]
             # From the other host's directory too, with the key.
             answer = await ask_run(folder / "run_of_b", wanted("first", "", "number=3"))
@@ -272,7 +274,7 @@ async def test_a_role_gets_another_number_of_processes(folder, capsys):
         assert answer == Changed((), ("second.1 runs", "second.2 runs", "second has 3 processes"))
         assert sorted(events(folder)[2:]) == [f"up second.{number} {PLAIN} 1" for number in (1, 2)]
         answer = await swap(path, wanted("second", OTHER))
-        assert len(answer.done) == 3
+        assert len(answer.done) == 3 + 1
         answer = await swap(path, ScaleWanted("second", 2))
         assert answer == Changed((), ("second.2 has left", "second has 2 processes"))
         assert events(folder)[-1] == f"left second.2 {OTHER} 1"
@@ -350,7 +352,7 @@ async def test_replicas_of_an_optional_host_that_is_away_run_once_it_comes(folde
         finally:
             other.kill()
         answer = await swap(path, wanted("second", OTHER))
-        assert len(answer.done) == 2, "the host that left keeps nothing from being changed"
+        assert len(answer.done) == 2 + 1, "the host that left keeps nothing from being changed"
 
 
 @pytest.mark.real_time
@@ -665,6 +667,20 @@ def test_a_swap_is_a_change_of_keys_and_no_other_key_can_be_reached():
         "actors.a.settings.table.k=2",
     ]
     assert changed_keys(wanted("a", "", "k=1")) == ["actors.a.settings.k=1"]
+
+
+def test_a_swap_says_what_it_changes(tmp_path):
+    path, _ = write_micro(tmp_path)
+    before, key = load_topology(path), "actors.rollout_generator.settings"
+    now = load_topology(path, [f"{key}.max_rollouts=4", f"{key}={{max_rollouts=4, max_tool_calls=3}}"])
+    assert differences("rollout_generator", before, now) == [
+        "rollout_generator.settings.max_rollouts: 4, was 8",
+        'rollout_generator.settings.error_detail: left out, was "last_line"',
+        "rollout_generator.settings.max_tool_calls: 3, was left out",
+    ]
+    assert differences("learner", before, now) == [
+        "learner has the class and the settings that it had; its processes are new"
+    ]
 
 
 def test_settings_that_several_roles_read_are_not_swapped_for_one(tmp_path):

@@ -76,6 +76,21 @@ def test_answers_are_judged() -> None:
     assert run_with(sandbox, main) == [wanted for *_, wanted in CASES]
 
 
+def test_answers_that_take_long_keep_no_other_answer_waiting_for_their_limit() -> None:
+    async def main(sandbox: FunctionSandbox) -> float:
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(checked, sandbox, CHECK, "7", "\\sum_{k=1}^{10^{10}} k^k")
+            await trio.sleep(0.05)
+            asked = trio.current_time()
+            assert await sandbox.check(CHECK, "\\frac{1}{2}", "0.5") == "equal"
+            nursery.cancel_scope.cancel()
+        return trio.current_time() - asked
+
+    limits = ExecutionLimits(wall_seconds=60.0, cpu_seconds=60.0)
+    assert run_with(FunctionSandbox([CHECK], children=2, limits=limits), main) < 20.0
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a module of the user's, one that it imports, and a file."""

@@ -23,7 +23,7 @@ from actors.sandbox.inside.server import Farewell, Server
 from actors.sandbox.inside.shares import Shares
 from actors.sandbox.isolation.rlimits import Bounds
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
-from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError
+from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError, _end
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
 from agent_rl.environments.base import ToolOutput
 from agent_rl.files.leftovers import sweep_one
@@ -44,6 +44,12 @@ def interpreter_pid(sandbox: Sandbox) -> int:
     process = sandbox._ready[0]._process
     assert process is not None
     return process.pid
+
+
+def test_a_process_that_kill_has_collected_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        trio.run(_end, process)
 
 
 def test_files_of_a_call_are_gone_after_it_and_all_after_the_sandbox(own_directory: Path) -> None:

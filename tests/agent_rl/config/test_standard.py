@@ -168,11 +168,17 @@ def test_what_is_of_the_wrong_type_is_named_and_nothing_is_raised(tmp_path: Path
     assert all(fault.line == 1 and fault.key.startswith("actors") for fault in caught.value.faults), caught.value.faults
 
 
-def test_an_actor_of_a_name_of_its_own_needs_a_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "remedy"),
+    [("mine", "there is kv_scheduler, roll"), ("rollout_generatr", "did you mean 'rollout_generator'?")],
+)
+def test_an_actor_of_a_name_of_its_own_needs_a_class(role: str, remedy: str, tmp_path: Path) -> None:
     path = tmp_path / "first.toml"
-    path.write_text(FIRST.format(directory=tmp_path / "run") + "[actors.mine]\nreplicas = 2\n")
-    with pytest.raises(TopologyError, match=r"first.toml:26: actors.mine.class: is missing; add it"):
+    path.write_text(FIRST.format(directory=tmp_path / "run") + f"[actors.{role}]\nreplicas = 2\n")
+    with pytest.raises(TopologyError) as caught:
         load_topology(path)
+    said = f"first.toml:26: actors.{role}.class: is missing, and {role!r} is no standard role; {remedy}"
+    assert said in str(caught.value)
 
 
 def test_an_actor_is_never_silent_too_long_where_the_file_says_inf(first) -> None:

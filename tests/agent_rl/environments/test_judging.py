@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
+import trio
 
 from agent_rl.environments.base import Environment
-from agent_rl.environments.judging import judged_at_once, sound_judgement
+from agent_rl.environments.judging import OUTPUTS, judged_at_once, sound_judgement, tried_judge
 from agent_rl.groups.outages import EnvironmentTrust
 from agent_rl.messages import Judgement, Transcript
 from tests import builders
@@ -80,3 +82,24 @@ def test_three_faults_in_a_row_of_one_environment_end_the_run() -> None:
         trust.failed("a", "6", "a fault (mine.py, line 3)")
     )
     assert trust.faults == {"b": ["3"]}
+
+
+class Elsewhere(Mine):
+    """Judges where there is no event loop: by a thread, by another library, by a check."""
+
+    async def judge(self, problem: Any, transcript: Transcript, context: Any) -> Any:
+        match self.returned:
+            case "thread":
+                await context.in_thread(lambda: 1)
+            case "trio":
+                await trio.sleep(1)
+            case "asyncio":
+                await asyncio.sleep(1)
+            case "check":
+                await context.check("a:b", "x")
+        raise AssertionError("there is nothing to wait for")
+
+
+@pytest.mark.parametrize("way", ["thread", "trio", "asyncio", "check"])
+def test_a_judge_that_waits_for_more_than_a_program_is_not_tried(way: str) -> None:
+    assert tried_judge(Elsewhere(way), builders.problem(), Transcript(("x",)), OUTPUTS[0]) is None

@@ -75,7 +75,9 @@ class Numbers(Environment):
     def demonstrations(self, rng):
         if not self.shown:
             raise TaskError("none")
-        return (Demonstration(self.problem(0, number), ()) for number in itertools.count())
+        return (
+            Demonstration(self.problem(0, number), ({"role": "user", "content": "?"},)) for number in itertools.count()
+        )
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,15 @@ def test_the_schema_comes_from_signature_hints_and_docstring() -> None:
     assert (distance.name, distance.runs, distance.stateful) == ("distance", "host", False)
 
 
+def test_a_tool_can_be_called_as_the_function_that_it_was() -> None:
+    @tool
+    def double(number: int) -> int:
+        """Twice the number."""
+        return 2 * number
+
+    assert double(4) == double(number=4) == 8
+
+
 def test_a_call_gets_its_arguments_and_returns_json() -> None:
     assert call(distance, {"start": "a", "end": "bcd", "unit": "miles"}).value == "2.0"
 

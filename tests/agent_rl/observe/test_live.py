@@ -61,6 +61,7 @@ def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
     assert figures["stage"] == "2/2 rl"
     assert figures["step"] == "3/10"
     assert figures["success"] == "25.0%"
+    assert not {"loss", "reward"} & figures.keys()
     assert figures["staleness"] == "0.50 (max 2)"
     assert figures["left"] == "2:20"
     text = drawn(shown, 105.0)
@@ -330,3 +331,11 @@ def test_figures_of_an_actors_own_are_shown_under_their_names():
     shown = LiveView("demo", ["policy_log.0"], ["rl"], now=0.0)
     shown.observe(status("policy_log.0", policies_written=3), 1.0)
     assert "policies written 3" in drawn(shown, 2.0)
+
+
+def test_the_loss_of_a_supervised_stage_and_a_reward_that_is_not_success_are_shown() -> None:
+    shown = view()
+    shown.observe(status("learner.0", stage=0, stages=2, loss=1.25), 100.0)
+    assert dict(shown.figures())["loss"] == "1.250"
+    shown.observe(status("learner.0", stage=1, stages=2, success=0.25, reward=0.4321), 101.0)
+    assert dict(shown.figures())["reward"] == "0.432"

@@ -172,6 +172,19 @@ def test_the_groups_of_the_first_and_last_step_say_what_was_kept(tmp_path: Path)
     assert "kept" not in list(strings(dropped))
 
 
+def test_a_rollout_with_part_of_the_reward_is_not_called_right(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path)
+    run.enter(RL)
+    run.step([[0.5, 1, 0, 0.25]])
+    (group,) = report(run.close()).of("article")
+    assert group["badge"][0] == "1 of 4 right, trained"
+    badges = [each["badges"][0][0] for each in group["rollouts"]]
+    assert badges == ["\u2717 wrong", "\u2713 right", "\u2717 wrong", "\u2717 wrong"]
+    assert [each["sizes"].partition(" \u00b7 ")[0] for each in group["rollouts"]] == [
+        "reward 0.5 (share 0.5)", "reward 1 (share 1)", "reward 0 (share 0)", "reward 0.25 (share 0.25)",
+    ]  # fmt: skip
+
+
 def test_samples_outlive_compaction(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path).whole()
     run.journal.keep_from(run.version)

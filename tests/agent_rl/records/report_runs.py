@@ -77,6 +77,11 @@ def trajectory(
     )
 
 
+def judgement(reward: float) -> Judgement:
+    """Right with the whole reward alone."""
+    return Judgement(reward, success=reward >= 1, parts={"share": float(reward)})
+
+
 class SyntheticRun:
     """A run directory under way: stages sft, evaluation `before`, rl, evaluation `after`."""
 
@@ -99,7 +104,7 @@ class SyntheticRun:
         self.journal.set_fact("stage", str(stage))
         self.journal.set_fact("stage_version", str(self.version))
         if stage:
-            supervised = None if loss is None else SupervisedFigures(loss=loss)
+            supervised = None if loss is None else SupervisedFigures(steps=3, loss=loss)
             left = StageFigures(stage=stage - 1, stage_seconds=1.0, supervised=supervised)
             self.records.stage_left(left, self.wall)
         self._number = 0
@@ -118,7 +123,7 @@ class SyntheticRun:
             decided.append(group.group)
             for sample, reward in enumerate(of):
                 made = trajectory(group, sample, pieces, calls=calls)
-                rollouts.append(RolloutFigures.of(made, group).judged(Judgement(reward, success=reward > 0)))
+                rollouts.append(RolloutFigures.of(made, group).judged(judgement(reward)))
                 self._store(made, reward)
             if len(set(of)) > 1:
                 trained.append(group.group)
@@ -139,7 +144,7 @@ class SyntheticRun:
             for index, reward in enumerate(rewards):
                 group = self._open(purpose, stage=stage, samples=1, problem=index)
                 made = trajectory(group, 0, pieces)
-                judged.append(RolloutFigures.of(made, group).judged(Judgement(reward, success=reward > 0)))
+                judged.append(RolloutFigures.of(made, group).judged(judgement(reward)))
                 self._store(made, reward)
                 self.journal.evaluated(group.group)
         name = "before" if stage == BEFORE else "after"
@@ -194,7 +199,7 @@ class SyntheticRun:
 
     def _store(self, made: Trajectory, reward: float) -> None:
         self.journal.add_trajectory(made.group, made.sample, 0, made.status, encode_stored(made))
-        self.journal.judge(made.group, made.sample, 0, Judgement(reward, success=reward > 0))
+        self.journal.judge(made.group, made.sample, 0, judgement(reward))
 
 
 def report(directory: Path) -> Shown:

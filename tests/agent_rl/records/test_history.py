@@ -123,6 +123,14 @@ def test_a_whole_run_goes_on(run: Run) -> None:
     run.check()
 
 
+def test_more_steps_for_a_stage_that_has_ended_are_answered_with_how_to_train_on(run: Run) -> None:
+    fits = load_topology(run.file, ["stages.2.steps=3"])
+    assert check_history(run.directory, fits, ["local"]) == []
+    (said,) = check_history(run.directory, load_topology(run.file, ["stages.2.steps=8"]), ["local"])
+    assert "stage 'rl' ended after 3 of 8 steps" in said
+    assert '[[stages]] kind = "rl", steps = 5' in said
+
+
 def remove_journal(run: Run) -> None:
     run.journal.unlink()
 

@@ -67,6 +67,13 @@ def test_a_run_that_learnt_nothing_says_so(journal: Journal) -> None:
     assert (made["tokens_sampled"], made["tokens_trained"], made["tokens_per_second_rl"]) == (9600, 0, 160.0)
 
 
+def test_success_that_fell_is_said_whatever_the_stage_says_of_collapse(journal: Journal) -> None:
+    for version, success in enumerate((0.5, 0.9, 0.95, 0.95, 0.95, 1.0, 0.6, 0.3, 0.3, 0.25, 0.25, 0.3)):
+        a_step(journal, version, trained=2, correct=success)
+    (remark,) = summary(journal)["remarks"]
+    assert remark.startswith("success in stages.0 fell from 95% (5 steps from step 2 on) to 28% in its last 5 steps")
+
+
 def test_a_run_without_a_training_step_has_no_rates_and_no_remarks(journal: Journal) -> None:
     made = summary(journal, rl_seconds=0.0)
     assert made["remarks"] == []

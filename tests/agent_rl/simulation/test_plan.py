@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from actors.cli.main import main
 from actors.twin.run import run_twin
 from agent_rl.config.load import load_topology
+from agent_rl.models.hub import HubError
+from agent_rl.simulation import plan
 from agent_rl.simulation.plan import TORCH, Plan, engine_on, plan_of
 from agent_rl.simulation.prediction import Prediction
 from agent_rl.simulation.profile import FOLDER, Profile, ProfileError, names, read_profile
@@ -72,6 +75,24 @@ def test_an_engine_by_the_profile_is_that_of_the_traces() -> None:
         for field in ("kv_total", "max_rollouts", "step_s", "row_s", "context_s", "prefill_s", "prefill_context_s"):
             assert getattr(built, field) == pytest.approx(getattr(known, field)), field
     assert planned().trace.learner.tokens_per_s == pytest.approx(learner(20).tokens_per_s)
+
+
+def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = sizes | {"head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(plan, "metadata", lambda _: tmp_path)
+    small, large = planned("model.path=Qwen/Qwen3-4B"), planned()
+    assert small.model == "Qwen/Qwen3-4B in bfloat16, 4,022,272,000 parameters in 36 layers"
+    assert large.model == "Qwen/Qwen3-14B-Base in bfloat16, 14,800,000,000 parameters in 40 layers"
+    assert small.trace.learner.tokens_per_s == pytest.approx(14.8e9 / 4.022272e9 * large.trace.learner.tokens_per_s)
+
+    def silent(_: str) -> Path:
+        raise HubError("the hub cannot be asked for Qwen/Qwen3-4B")
+
+    monkeypatch.setattr(plan, "metadata", silent)
+    with pytest.raises(ProfileError, match=r"paper.toml, model.path: the hub cannot be asked .*\[model\] of a profile"):
+        planned("model.path=Qwen/Qwen3-4B")
 
 
 def test_what_takes_the_time_is_said() -> None:

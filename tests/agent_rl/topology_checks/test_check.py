@@ -229,7 +229,6 @@ def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, ca
         ("checked_actors:Filter", "checked_actors:Faulty", "actors.filter.settings", "ZeroDivisionError: no", ""),
         ("groups_per_step = 4", "groups_per_step = 101", "actors.filter.settings", "holds 100 groups", ""),
         ("keep = 4", "keep = 9", "algorithm.keep", "keeps 9 of 8 samples", "at most"),
-        ("keep = 4", "keep = 1", "algorithm.keep", "at least 2", ""),
         ("keep = 4", "keep = 4\nminimum_samples = 9", "algorithm.minimum_samples", "no group of 8", ""),
         ('"checked_actors:Some"', '"checked_actors:NoTasks"', "environments.0.class", "has no class 'NoTasks'", ""),
         ("max_turns = 2", 'max_turns = 2\nfilter.ids = "kept"', "stages.0.filter.ids", "there is no file", "relative"),
@@ -343,14 +342,14 @@ def test_the_run_directory_may_not_be_a_file(folder):
 
 
 def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
-    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
     (fault,) = check(folder)
     assert fault.key == "run.directory"
     assert "(nfs4), which cannot hold the journal" in fault.message
 
 
 def test_a_host_without_the_journal_may_share_the_run_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_rl.topology_checks.files.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("agent_rl.topology_checks.files.file_system_of", lambda path: "nfs4")
     path, _ = write_three_hosts(tmp_path, (5700, 5800, 5900), steps=1)
     topology = load_topology(path)
     assert topology.journal_host == "a"

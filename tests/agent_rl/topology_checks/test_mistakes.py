@@ -45,7 +45,7 @@ OWN = """
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.environments.tasks import ListedTasks
-from agent_rl.messages import Problem
+from agent_rl.messages import Judgement, Problem
 
 
 class Unmade(Environment):
@@ -94,6 +94,48 @@ class Endless(Mute):
     def judge_at_once(self, problem, transcript):
         while True:
             pass
+
+
+class Brittle(Endless):
+    def judge_at_once(self, problem, transcript):
+        return None
+
+    async def judge(self, problem, transcript, context):
+        printed = await context.execute("".join(transcript.texts))
+        return Judgement(1.0, printed.stdout.splitlines()[-1] == "4")
+
+
+class Credulous(Endless):
+    def judge_at_once(self, problem, transcript):
+        try:
+            return Judgement(float("".join(transcript.texts)), True)
+        except ValueError:
+            return Judgement(0.0, False)
+
+
+class Shy(Arithmetic):
+    def problems(self):
+        return Showing(super().problems(), self.shown())
+
+    def shown(self):
+        raise ValueError("not before people")
+        yield
+
+
+class Brief(Shy):
+    def shown(self):
+        return iter(())
+
+
+class Blunt(Shy):
+    def shown(self):
+        yield "yes"
+
+
+class Showing:
+    def __init__(self, source, shown):
+        self.problem, self.evaluation, self.evaluation_count = source.problem, source.evaluation, source.evaluation_count
+        self.demonstrations = lambda rng: shown
 
 
 class Looping(Empty):
@@ -147,6 +189,41 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         "groups_per_step = 2",
         'groups_per_step = "two"',
         ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
+    ),
+    "one rollout kept": (
+        "keep = 2",
+        "keep = 1",
+        ["algorithm.keep: an advantage within a group needs at least 2 trajectories; write keep = 2 or more"],
+    ),
+    "a truth value for a number": (
+        "steps = 3",
+        "steps = true",
+        ["stages.0.steps: must be a whole number, not True", "write a whole number, as in 5"],
+    ),
+    "a text for a number": (
+        "samples = 4",
+        'samples = "16"',
+        ["algorithm.samples: must be a whole number, not '16'", "write a whole number, as in 5"],
+    ),
+    "a text among numbers": (
+        "samples = 4",
+        'samples = 4\nsequence_mask = [0.5, "2"]',
+        ["algorithm.sequence_mask.1: must be a valid number, not '2'", "write a number, as in 0.5"],
+    ),
+    "a number for a truth value": (
+        'kind = "rl"',
+        'kind = "rl"\nreset_optimizer = 1',
+        ["stages.2.reset_optimizer: must be a valid boolean, not 1", "write true or false"],
+    ),
+    "a text for a number of a role's settings": (
+        "max_rollouts = 8",
+        'max_rollouts = "8"',
+        ["actors.rollout_generator.settings.max_rollouts: must be a whole number, not '8'"],
+    ),
+    "a truth value for a number of an environment's settings": (
+        GENERATOR,
+        GENERATOR + "\nsettings.right_share = true",
+        ["environments.0.settings.right_share: must be a valid number, not True"],
     ),
     "a KV cache that holds no rollout": (
         "max_rollouts = 8",
@@ -229,6 +306,23 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "(own_environments.py, line 11)",
         ],
     ),
+    "demonstrations that raise": (
+        GENERATOR,
+        'class = "own_environments:Shy"',
+        [
+            "environments.0.class: environment 'Shy': its demonstrations fail with ValueError: not before people (own_environments.py, line"
+        ],
+    ),
+    "demonstrations that end": (
+        GENERATOR,
+        'class = "own_environments:Brief"',
+        ["environments.0.class: environment 'Brief': its demonstrations come to an end; give them without end"],
+    ),
+    "demonstrations that are none": (
+        GENERATOR,
+        'class = "own_environments:Blunt"',
+        ["environments.0.class: environment 'Blunt': its demonstrations gave 'yes'; give Demonstrations of a Problem"],
+    ),
     "an environment whose prompt is none": (
         GENERATOR,
         'class = "own_environments:Mute"',
@@ -257,6 +351,20 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
             "environments.0.class: environment 'Endless': Endless.judge_at_once fails with BlockedError: it did not return",
             "leave to `judge` what takes long (own_environments.py, line ",
         ],
+    ),
+    "a judge that dies of a program that prints nothing": (
+        GENERATOR,
+        'class = "own_environments:Brittle"',
+        [
+            "environments.0.class: environment 'Brittle': Brittle.judge fails with IndexError",
+            "(own_environments.py, line ",
+            "and ToolOutput(outcome='success', stdout=''",
+        ],
+    ),
+    "a judgement by a number that a model wrote": (
+        GENERATOR,
+        'class = "own_environments:Credulous"',
+        ["environment 'Credulous': Credulous.judge_at_once returned a Judgement whose reward is nan", "texts=('nan',)"],
     ),
     "an environment without problems": (
         GENERATOR,
@@ -384,6 +492,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         "[model.initialise]",
         '[model]\nchat_template = "mine.jinja"\n[model.initialise]',
         ["model.chat_template: there is no file ", "mine.jinja", 'or take ours, "chatml"'],
+    ),
+    "a run directory that can hold nothing": (
+        'directory = "',
+        'directory = "/proc/nope" #',
+        ["run.directory: /proc takes no files: its file system (proc) holds no files", "name another directory"],
     ),
     "a run directory that is a file": (
         'directory = "',
