@@ -183,11 +183,14 @@ class StageEntered:
 class StageRecorded:
     """The filter has entered the stage.
 
-    ``epoch`` is the current epoch; ``run`` is the run's id, which checkpoints store.
+    ``epoch`` is the current epoch; ``run`` is the run's id, which checkpoints store. ``version`` is that of the stage's
+    next step to close. Until the learner has trained the steps before it, again, it publishes no policy: engines have
+    newer ones.
     """
 
     epoch: int
     run: str = ""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
