@@ -6,6 +6,7 @@
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
+                                                 `--(not ready in start_seconds)--> SIGKILL, as above
     replacing, beside: the successor starts, and is prepared --> stopping --> the successor goes on --(as above)
                                             `-(ends before)--> all as before
     added to a run under way: start --(ends before it is ready)--> not started again
@@ -218,22 +219,41 @@ class ActorProcess:
         """Wait until the first process is ready. Returns why it does not run, or an empty text."""
         if self._addition is None:
             return ""
-        await self._addition.settled.wait()
+        await self._settled(self._addition)
         return self._addition.fault
+
+    async def _settled(self, replacement: _Replacement) -> None:
+        """Wait until the new process is ready or does not run. One that takes too long is killed."""
+        with trio.move_on_after(replacement.plan.entry.start_seconds):
+            await replacement.settled.wait()
+            return
+        self.kill(self._too_late(replacement.plan))
+        await replacement.settled.wait()
+
+    def _too_late(self, plan: Plan) -> str:
+        limit = f"{plan.entry.start_seconds:g} s (actors.{self.role}.start_seconds)"
+        where = f"see `prepare` and `start` of {plan.entry.class_path}, and {self._stderr}"
+        return f"{self.name} was not ready after {limit} and is killed: {where}"
 
     async def _prepare_successor(self, plan: Plan, janitor: Janitor) -> Replaced | None:
         """Start a process by this plan beside the present one, and wait until it is prepared; None: it is."""
         incarnation = self.incarnation + 1
         self._successor = child = self._child(plan, incarnation, beside=True)
         janitor.started(child.pid)
-        prepared = await child.prepared()
+        prepared = None
+        with trio.move_on_after(plan.entry.start_seconds):
+            prepared = await child.prepared()
         if self._successor is not child:  # dropped
             return Replaced(f"{self.name} ended while its successor was getting ready; ask again", died=True)
         if prepared:
             return None
+        if prepared is None:
+            child.kill()
         status = await child.wait()
         self._successor = None
         janitor.ended(child.pid)
+        if prepared is None:
+            return Replaced("\n  ".join([self._too_late(plan), *child.last_words()]))
         why = child.message or self._why(child)
         return Replaced(f"the new {self.name} {describe_exit(status)} before it was ready: {why}")
 
@@ -255,7 +275,7 @@ class ActorProcess:
         if not replacement.left.is_set():
             self._reports.say(f"{self.name} did not stop in time and is killed")
             self.kill()
-        await replacement.settled.wait()
+        await self._settled(replacement)
         return Replaced(replacement.fault, replacement.seconds)
 
     def _replace(self, replacement: _Replacement, child: ActorChild, status: int) -> None:
@@ -274,7 +294,7 @@ class ActorProcess:
             self._use(replacement.former)
         self._replacement = None
         why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
-        replacement.settle(f"{self.name} {describe_exit(status)} before it was ready: {why}")
+        replacement.settle(self._killed_for or f"{self.name} {describe_exit(status)} before it was ready: {why}")
 
     def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""

@@ -134,6 +134,9 @@ class ActorEntry(Part):
     """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
     """An actor that sends no status for so long is killed and restarted; ``inf``: never."""
+    start_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=True)
+    """How long a process that `swap` or `scale` brings may take to start. Then it is killed, and the former class or
+    number holds again; ``inf``: it is waited for."""
 
     @model_validator(mode="before")
     @classmethod

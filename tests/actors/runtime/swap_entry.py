@@ -24,6 +24,7 @@ class Plain:
         number: int = 0
         dies: bool = False
         waits: bool = False
+        blocks: bool = False
 
     receives = ()
     links: ClassVar = {}
@@ -76,6 +77,8 @@ def main():
         sys.exit(7)
     if options.beside is not None:
         tell("ready")
+        if entry.settings.get("blocks"):
+            signal.pause()
         os.write(options.beside, b"\n")
         rest = b""
         while not (b"\n" + rest).endswith(b"\ngo\n"):

@@ -173,6 +173,36 @@ async def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(
 
 
 @pytest.mark.real_time
+async def test_a_process_that_never_starts_leaves_its_place_to_the_former_one(folder):
+    """Its `prepare` or its `start` does not return: the change has a deadline, and says which it was."""
+    path = write(folder, settings="number = 1")
+    path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nstart_seconds = 3.0"))
+    async with running(path, 2):
+        for setting in ("blocks=true", "waits=true"):
+            answer = await swap(path, wanted("second", OTHER, setting))
+            assert not answer.done
+            late = "second.0 was not ready after 3 s (actors.second.start_seconds) and is killed"
+            assert late in answer.refused[0], answer
+            assert "the former class and settings hold again" in answer.refused[0]
+        await until_events(folder, 7)
+        assert events(folder)[2:] == [
+            f"ready second.0 {OTHER} 1",
+            f"ready second.0 {OTHER} 1",
+            f"left second.0 {PLAIN} 1",
+            f"up second.0 {OTHER} 1",
+            f"up second.0 {PLAIN} 1",
+        ]
+        assert not (await swap(path, wanted("second", OTHER))).refused  # the run can be changed again
+
+
+async def test_a_dry_run_that_never_ends_is_ended_and_refuses_the_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(dry_run, "DRY_RUN_SECONDS", 0.0)
+    janitor = SimpleNamespace(started=lambda _: None, ended=lambda _: None)
+    late, *_ = await dry_run.faults_of(tmp_path, tmp_path, (), tmp_path / "stderr", janitor)
+    assert late.startswith("the dry run of the change did not end in 0 s")
+
+
+@pytest.mark.real_time
 async def test_a_swap_that_is_refused_stops_nothing(folder):
     path = write(folder)
     async with running(path, 2):
