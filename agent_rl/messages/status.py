@@ -33,7 +33,7 @@ class ActorStatus:
     since the process started: ``busy_seconds`` of the role's own work (see ``Actor.busy_seconds``), ``cpu_seconds`` of
     processor time, children included. ``metrics`` are further counts, for Prometheus only, and empty without
     ``run.metrics_port``. ``missing`` names, in words, the peers of links that lead to nobody, because all are lost or
-    have left.
+    have left, or else what the user must mend (``Actor.alarm``).
     """
 
     actor: str
