@@ -4,6 +4,7 @@ with them.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -63,6 +64,8 @@ def misbehave(how: str, *, state: list[str]) -> Any:
             raise RuntimeError("on purpose")
         case "exit":
             sys.exit(3)
+        case "leave":
+            os._exit(7)
         case "none":
             return None
         case "nan":
@@ -159,7 +162,7 @@ def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_path: Pa
 
 
 def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
-    wrong = ["raise", "exit", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
+    wrong = ["raise", "exit", "leave", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
 
     async def main(ask: Ask) -> dict[str, ToolResult]:
         found = {how: await ask(tool_call({"how": how}, "misbehave", state=b'["before"]')) for how in wrong}
@@ -179,6 +182,7 @@ def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path:
     assert said["raise"] == "RuntimeError: on purpose"
     assert said["apart"] == "RuntimeError: on purpose\n"
     assert said["exit"] == "SystemExit: 3"
+    assert said["leave"] == "SystemExit: os._exit(7) would end the whole actor"
     assert said["none"].startswith("TypeError: the tool returned None; it must return a text")
     assert said["nan"].startswith("ValueError: what the tool returned cannot be written as JSON")
     assert said["output"] == "TypeError: the tool returned a ToolOutput whose value is 7; it must be a text"
