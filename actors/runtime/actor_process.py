@@ -3,6 +3,7 @@
 ::
 
     start --> (ends) --> budget left: restarting --> start
+                    |--> budget spent after a swap --> start by the former plan
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
@@ -56,6 +57,9 @@ class Reports(Protocol):
 
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""
+
+    def take_back(self, actor: ActorProcess) -> Plan | None:
+        """The process keeps dying: what its role was before the last swap holds again; None: it was not swapped."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +316,13 @@ class ActorProcess:
             budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
             failure = [f"it said: {self.failure}"] if self.failure else []
             lines = [f"{ended}, and its {budget}", *failure, *last_words, f"more in {child.stderr}"]
-            self._reports.fail("\n  ".join(lines), 1)
-            return False
+            former = self._reports.take_back(self)
+            if former is None:
+                self._reports.fail("\n  ".join(lines), 1)
+                return False
+            again = f"the class and settings that {self.role} had before it was swapped hold again"
+            self._reports.say("\n  ".join([*lines, again]))
+            self._use(former)
         self.incarnation += 1
         self._died_at = trio.current_time()
         reason = blocked or self.failure or child.message or (last_words[-1] if last_words else "")

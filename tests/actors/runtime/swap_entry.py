@@ -25,6 +25,7 @@ class Plain:
         dies: bool = False
         waits: bool = False
         blocks: bool = False
+        lives: float = 0.0
 
     receives = ()
     links: ClassVar = {}
@@ -51,6 +52,9 @@ async def run(options, topology, entry, tell):
             await nursery.start(node.run, ignore)
             link.set(messages.ActorStatus(options.actor, "x", state, "", ActorFigures(), "", 0, 0))
             tell("up")
+            if lives := entry.settings.get("lives"):
+                await trio.sleep(lives)
+                os._exit(9)
             async for _ in received:
                 nursery.cancel_scope.cancel()
     tell("left")
