@@ -299,6 +299,13 @@ class Actor:
         """
         return ""
 
+    def alarm(self) -> str:
+        """What goes wrong and the user must mend, in words; empty where nothing does.
+
+        Shown to the user once as long as the words stay the same. Called after `start` has returned.
+        """
+        return ""
+
     def status(self) -> tuple[str, ActorFigures]:
         """One word for the actor's state, and its live figures: the role's figures, and your own in ``extra``."""
         return "running", ActorFigures()

@@ -1,4 +1,4 @@
-"""Bounds the time of users' code: interrupts code that blocks the event loop, deadlines, and bounded threads.
+"""Bounds users' code: interrupts what blocks the event loop; deadlines, bounded threads, no end of the process.
 
 ::
 
@@ -36,7 +36,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import trio
 
@@ -62,19 +62,34 @@ class _Running:
     """Code of users that runs: the seconds for which it may block the loop."""
 
     seconds: float
+    process: int
 
 
 _RUNNING: ContextVar[_Running | None] = ContextVar("interruptible", default=None)
 """The code of users that runs now. Tasks that the code starts inherit it."""
 
 
+_LEAVE = os._exit
+
+
+def _leave(status: int) -> NoReturn:
+    """`os._exit` that raises SystemExit in code of users: it would end the actor, and nobody could say where."""
+    running = _RUNNING.get()
+    if running is not None and running.process == os.getpid():  # a process that the code has forked may leave
+        raise SystemExit(f"os._exit({status}) would end the whole actor")
+    _LEAVE(status)
+
+
 @contextmanager
 def interruptible(seconds: float = inf) -> Iterator[None]:
-    """Mark the block as code of users: after ``seconds`` without a turn of the loop, 3 at most, it gets BlockedError.
+    """Mark the block as code of users, which cannot leave the process by `os._exit`.
+
+    After ``seconds`` without a turn of the loop, 3 at most, it gets BlockedError.
 
     Raises that BlockedError itself where nurseries have put it into groups.
     """
-    token = _RUNNING.set(_Running(min(seconds, BLOCKED_SECONDS)))
+    os._exit = _leave
+    token = _RUNNING.set(_Running(min(seconds, BLOCKED_SECONDS), os.getpid()))
     try:
         yield
     except BaseExceptionGroup as group:

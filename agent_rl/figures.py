@@ -64,6 +64,8 @@ class StepFigures:
     staleness_mean: float | None = None
     """Staleness of a trained group's oldest token, in policy versions; None if no group was trained."""
     staleness_max: int | None = None
+    staleness_limit: int | None = None
+    """The most that the rule permits: `max_staleness`, or `max_corrected_staleness` where that is in force."""
     group_seconds: float | None = None
     """Seconds of a trained group's longest rollout, as the mean over groups."""
     stale_group_seconds: float | None = None

@@ -179,9 +179,9 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
     try:
         before = read_json(asked) if asked.exists() else None
     except (OSError, ValueError) as error:
-        raise EvaluationError(f"{asked} cannot be read ({error}); remove the directory to evaluate afresh") from error
+        raise EvaluationError(f"{asked} cannot be read ({error}): put it back, or choose another --out") from error
     if before is not None and not isinstance(before, dict):
-        raise EvaluationError(f"{asked} holds no JSON object; remove the directory to evaluate afresh")
+        raise EvaluationError(f"{asked} holds no JSON object: put it back, or choose another --out")
     if before is None and directory.is_dir() and any(directory.iterdir()):
         raise EvaluationError(f"{directory} holds something else than an evaluation: choose another --out")
     if before is None or not (directory / JOURNAL).exists():  # nothing was asked yet

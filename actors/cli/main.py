@@ -54,7 +54,7 @@ COMMANDS = {
         Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
-        Command("audit", "records:audit", "Prove that no group of a run was lost or trained twice."),
+        Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
         Command("analyze", "analysis:analyze", "Study the entropy of tokens in rollouts of a run."),

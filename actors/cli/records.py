@@ -71,7 +71,7 @@ def audit(
         bool, Parameter(help="read every byte of journal and checkpoints again, and name what was changed")
     ] = False,
 ) -> int:
-    """Exit code 1 when groups were lost or trained twice, or the deep audit found a fault."""
+    """Exit code 1 when groups were lost, trained twice or too late, or the deep audit found a fault."""
     if not directory.is_dir():
         raise Mistake(f"there is no run directory {directory}")
     from agent_rl.records.audit import audit as audit_groups

@@ -80,7 +80,7 @@ class Peers:
         self.recording.set()
         self.weights: dict[int, dict[str, Tensor]] = {}
         """By version, once the run has finished."""
-        self.epoch = 0
+        self.epoch = self.closed = 0
         self._groups = groups
         stage["roc_filter"].reply = self._filter
         stage["rollout_generator"].reply = self._generator
@@ -93,7 +93,7 @@ class Peers:
                 self.entered.append(message)
                 self.epoch += message.restored
                 await self._send(message)
-                return StageRecorded(self.epoch)
+                return StageRecorded(self.epoch, version=self.closed)
             case StepTrained():
                 self.trained.append(message)
                 await self.recording.wait()
@@ -289,7 +289,10 @@ class LearnerContract(RoleContract):
         self.run(main)
 
     def test_killed_it_goes_on_from_its_checkpoint_to_the_same_weights(self, tmp_path: Path) -> None:
-        """It says from which version on it needs the steps again, and raises its epoch."""
+        """It says from which version on it needs the steps again, and raises its epoch.
+
+        It publishes nothing before it has trained again what it had trained.
+        """
 
         async def main() -> None:
             whole = await self.finish(tmp_path / "whole")
@@ -298,6 +301,7 @@ class LearnerContract(RoleContract):
                 async with self.running(topology, peers.stage, kill=True):
                     await peers.until_trained(BEGUN + 1)
                 saved = max(each.version for each in peers.saved)
+                peers.closed = BEGUN + 2
                 async with self.running(topology, peers.stage, incarnation=2):
                     await peers.until("finished")
                     last = read_weights(peers.policies[-1])
@@ -305,6 +309,8 @@ class LearnerContract(RoleContract):
             assert again.stage == RL, f"it went on in stage {again.stage}, not {RL}"
             assert again.version >= saved, f"it went on from version {again.version} and had a checkpoint of {saved}"
             assert peers.policies[-1].policy.epoch == 2, "a restarted learner must take up the new epoch"
+            oldest = min(each.policy.version for each in peers.policies if each.policy.epoch == 2)
+            assert oldest >= peers.closed, f"it published version {oldest}, and engines have {peers.closed}"
             weights = whole.weights
             assert equal(last, weights[max(weights)]), "killed and restarted, it ends with other weights"
 

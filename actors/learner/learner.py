@@ -227,7 +227,7 @@ class Learner(Actor):
         self._mark = Mark.of(kept)
         self._supervised: dict[str, Any] = kept.get("supervised", {})
         """The rest of the position within a supervised stage."""
-        self._epoch = 0
+        self._epoch = self._publish_from = 0
         self._checkpoint_due = False
         self._waiting_for = ""
         self._arrivals = Arrivals()
@@ -295,7 +295,7 @@ class Learner(Actor):
             at = position.stage, position.stage_version, position.version
             entered = StageEntered(*at, restored, left, self._mark.run, self._mark.step)
             reply: StageRecorded = await self._ask("stages", entered)
-            self._epoch, restored = reply.epoch, False
+            self._epoch, self._publish_from, restored = reply.epoch, reply.version, False
             self._mark = replace(self._mark, run=reply.run)
             self._figures = LearnerFigures(stages=len(stages), stage=position.stage)
             if position.stage >= len(stages):
@@ -486,7 +486,13 @@ class Learner(Actor):
     # The model
 
     async def _publish(self) -> None:
-        """Publish the present policy and the position in the recipe. Waits only until the weights are copied."""
+        """Publish the present policy and the position in the recipe. Waits only until the weights are copied.
+
+        A restored learner publishes nothing while it trains recorded steps again: engines would sample with policies
+        that are too old for the next step.
+        """
+        if self._position.version < self._publish_from:
+            return
         await self._model.publish(PolicyVersion(self._epoch, self._position.version), self._position)
 
     async def _checkpoint(self, at: Position | None = None, *, keep_all: bool = False, beside: bool = False) -> None:

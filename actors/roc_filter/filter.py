@@ -309,7 +309,7 @@ class RoCFilter(Actor):
         if entered.stage >= len(self.context.topology.stages):
             self._records.write_summary(self.context.wall())
         self._commit(flush=True)
-        return StageRecorded(epoch, self._journal.fact("run") or "")
+        return StageRecorded(epoch, self._journal.fact("run") or "", self._next_version(entered))
 
     def _take_up(self, entered: StageEntered) -> bool:
         """Enter a stage, and restore what the journal holds of it. Returns whether the book was in another stage.
@@ -317,14 +317,17 @@ class RoCFilter(Actor):
         The journal holds groups of a stage that this filter, or the learner, returns to.
         """
         fresh = self._book.entered is None or self._book.entered.stage != entered.stage
-        steps = self._journal.steps(stage=entered.stage)
-        next_version = steps[-1].version + 1 if steps else entered.version
-        self._perform(self._book.enter(entered, next_version=next_version))
+        self._perform(self._book.enter(entered, next_version=self._next_version(entered)))
         self._journal.leave_stages(but=entered.stage, reason=STAGE_BOUNDARY)
         if fresh:
             for instructions in restore(self._book, self._journal, entered.stage):
                 self._perform(instructions)
         return fresh
+
+    def _next_version(self, entered: StageEntered) -> int:
+        """The version of the stage's next step to close."""
+        steps = self._journal.steps(stage=entered.stage)
+        return steps[-1].version + 1 if steps else entered.version
 
     def _resend(self, entered: StageEntered) -> None:
         """Send again what was decided from ``entered.version`` on: the learner or this filter is a new process."""

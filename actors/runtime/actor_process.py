@@ -3,9 +3,11 @@
 ::
 
     start --> (ends) --> budget left: restarting --> start
+                    |--> budget spent after a swap --> start by the former plan
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
+                                                 `--(not ready in start_seconds)--> SIGKILL, as above
     replacing, beside: the successor starts, and is prepared --> stopping --> the successor goes on --(as above)
                                             `-(ends before)--> all as before
     added to a run under way: start --(ends before it is ready)--> not started again
@@ -55,6 +57,9 @@ class Reports(Protocol):
 
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""
+
+    def take_back(self, actor: ActorProcess) -> Plan | None:
+        """The process keeps dying: what its role was before the last swap holds again; None: it was not swapped."""
 
 
 @dataclass(frozen=True)
@@ -218,22 +223,41 @@ class ActorProcess:
         """Wait until the first process is ready. Returns why it does not run, or an empty text."""
         if self._addition is None:
             return ""
-        await self._addition.settled.wait()
+        await self._settled(self._addition)
         return self._addition.fault
+
+    async def _settled(self, replacement: _Replacement) -> None:
+        """Wait until the new process is ready or does not run. One that takes too long is killed."""
+        with trio.move_on_after(replacement.plan.entry.start_seconds):
+            await replacement.settled.wait()
+            return
+        self.kill(self._too_late(replacement.plan))
+        await replacement.settled.wait()
+
+    def _too_late(self, plan: Plan) -> str:
+        limit = f"{plan.entry.start_seconds:g} s (actors.{self.role}.start_seconds)"
+        where = f"see `prepare` and `start` of {plan.entry.class_path}, and {self._stderr}"
+        return f"{self.name} was not ready after {limit} and is killed: {where}"
 
     async def _prepare_successor(self, plan: Plan, janitor: Janitor) -> Replaced | None:
         """Start a process by this plan beside the present one, and wait until it is prepared; None: it is."""
         incarnation = self.incarnation + 1
         self._successor = child = self._child(plan, incarnation, beside=True)
         janitor.started(child.pid)
-        prepared = await child.prepared()
+        prepared = None
+        with trio.move_on_after(plan.entry.start_seconds):
+            prepared = await child.prepared()
         if self._successor is not child:  # dropped
             return Replaced(f"{self.name} ended while its successor was getting ready; ask again", died=True)
         if prepared:
             return None
+        if prepared is None:
+            child.kill()
         status = await child.wait()
         self._successor = None
         janitor.ended(child.pid)
+        if prepared is None:
+            return Replaced("\n  ".join([self._too_late(plan), *child.last_words()]))
         why = child.message or self._why(child)
         return Replaced(f"the new {self.name} {describe_exit(status)} before it was ready: {why}")
 
@@ -255,7 +279,7 @@ class ActorProcess:
         if not replacement.left.is_set():
             self._reports.say(f"{self.name} did not stop in time and is killed")
             self.kill()
-        await replacement.settled.wait()
+        await self._settled(replacement)
         return Replaced(replacement.fault, replacement.seconds)
 
     def _replace(self, replacement: _Replacement, child: ActorChild, status: int) -> None:
@@ -274,7 +298,7 @@ class ActorProcess:
             self._use(replacement.former)
         self._replacement = None
         why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
-        replacement.settle(f"{self.name} {describe_exit(status)} before it was ready: {why}")
+        replacement.settle(self._killed_for or f"{self.name} {describe_exit(status)} before it was ready: {why}")
 
     def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""
@@ -292,8 +316,13 @@ class ActorProcess:
             budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
             failure = [f"it said: {self.failure}"] if self.failure else []
             lines = [f"{ended}, and its {budget}", *failure, *last_words, f"more in {child.stderr}"]
-            self._reports.fail("\n  ".join(lines), 1)
-            return False
+            former = self._reports.take_back(self)
+            if former is None:
+                self._reports.fail("\n  ".join(lines), 1)
+                return False
+            again = f"the class and settings that {self.role} had before it was swapped hold again"
+            self._reports.say("\n  ".join([*lines, again]))
+            self._use(former)
         self.incarnation += 1
         self._died_at = trio.current_time()
         reason = blocked or self.failure or child.message or (last_words[-1] if last_words else "")

@@ -6,6 +6,7 @@
         every supervisor: dry run of the new class and settings --(a fault: nothing stops)------------------> Changed
         every supervisor: each process is replaced (`in_place`) --(one does not run: the former come back)---> Changed
                           `--> the resolved topology file, for processes that start later
+        a process of the new class spends its restarts: the former class holds again on its host (`take_back`)
 
     agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
         more:  all are told the number; the replicas start --(one does not run: the former number holds)-> Changed
@@ -51,6 +52,7 @@ from actors.runtime.starting import Starting
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
+from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
@@ -116,6 +118,8 @@ class Changes:
         self._left = {name for name, host in topology.hosts.items() if host.optional} - set(hosts)
         """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
+        self._before: dict[str, ActorEntry] = {}
+        """What roles were before their last swap."""
         self._starting = Starting(self._watched)
         self._busy = ""
         self._nursery: trio.Nursery | None = None
@@ -349,8 +353,42 @@ class Changes:
             way = f"in place: {why}" if why else "beside"
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
+        self._before[role] = self.topology.actors[role]
         self.topology = self._with_numbers(topology)
         return done, ""
+
+    def take_back(self, actor: ActorProcess) -> Plan | None:
+        """A process has spent its restarts: what its role was before its last swap holds again, on this host.
+
+        Returns the plan that holds; None where that is the one by which the process died.
+        """
+        role = actor.role
+        if role in self._before and self._nursery is not None:
+            former = self.topology.model_copy(update={"actors": {**self.topology.actors, role: self._before.pop(role)}})
+            former = self._with_numbers(former)
+            if fault := self._store(former):
+                self._say(f"{role} keeps the class that it was swapped for: {fault}")
+                return None
+            self.topology = former
+            self._record(role)
+            if not self._busy:
+                self._nursery.start_soon(self._take_back_others, actor)
+        plan = Plan.of(role, self.topology)
+        return plan if _differ(plan, actor) else None
+
+    async def _take_back_others(self, died: ActorProcess) -> None:
+        """The other processes of the role follow one that was taken back."""
+        assert self._janitor is not None
+        self._busy = f"return of {died.role} to its former class"
+        try:
+            plan = Plan.of(died.role, self.topology)
+            for each in [each for each in self._actors.values() if each.role == died.role and each is not died]:
+                if not each.ended.is_set() and _differ(plan, each):
+                    fault, *_ = await each.replaced(plan, self._janitor, beside=False)
+                    if fault:
+                        self._say(fault)
+        finally:
+            self._busy = ""
 
     def _record(self, role: str, keys: Sequence[str] = ()) -> None:
         """Keep what a role is now, for this supervisor if it is killed, and for the notice of the next start."""
@@ -367,6 +405,11 @@ class Changes:
         except DiskError as error:
             return str(error)
         return ""
+
+
+def _differ(plan: Plan, actor: ActorProcess) -> bool:
+    """Whether the process is of another class or other settings than the plan."""
+    return (plan.entry.class_path, plan.entry.settings) != (actor.entry.class_path, actor.entry.settings)
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,14 +168,23 @@ class ActorChild:
             self._stderr_start = 0
 
     def last_words(self, lines: int = 20) -> list[str]:
-        """The last non-empty lines this process wrote to its stderr file."""
+        """The last `telling` lines that this process wrote to its stderr file."""
         with self.stderr.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
             text = file.read().decode(errors="replace")
-        # Drop the frames that Python draws around exception groups.
-        words = [line.strip(" |+-") for line in text.splitlines()]
-        return [line for line in words if line.strip("^~")][-lines:]
+        return telling(text)[-lines:]
+
+
+PROGRESS = re.compile(r"\d%\||\[\d+:\d\d(:\d\d)?[<,]")
+"""Lines as tqdm draws them: ``Loading: 45%|####  | 3/7 [00:01<00:02, 1.2it/s]``, ``12it [00:03, 4.0it/s]``."""
+
+
+def telling(text: str) -> list[str]:
+    """The lines of a process's output that can say why it ended: no empty ones, and no progress bars of libraries."""
+    # Drop the frames that Python draws around exception groups.
+    words = [line.strip(" |+-") for line in text.splitlines() if not PROGRESS.search(line)]
+    return [line for line in words if line.strip("^~")]
 
 
 LIFELINE = str(Path(__file__).with_name("lifeline.py"))

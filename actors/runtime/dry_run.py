@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import trio
+
 from actors.runtime.actor_process import USER_MISTAKE
 from actors.runtime.children import leave_message, start_child
 from actors.runtime.lifecycle import describe_exit
@@ -25,6 +27,8 @@ from agent_rl.topology_checks.contracts import declaration
 from agent_rl.topology_checks.topology import check_topology
 
 DRY_RUN = "actors.runtime.dry_run"
+DRY_RUN_SECONDS = 300.0
+"""How long a dry run may take: it imports torch and what users name, and tries it on made-up input."""
 
 
 def reasons_against(path: Path, beside: Path, overrides: Sequence[str]) -> list[str]:
@@ -65,12 +69,17 @@ async def faults_of(path: Path, beside: Path, keys: Sequence[str], stderr: Path,
     arguments = ["--topology", str(path), "--beside", str(beside), *(f"--set={key}" for key in keys)]
     child = start_child(DRY_RUN, arguments, environment=os.environ, stderr=stderr)
     janitor.started(child.pid)
+    status = None
     try:
-        status = await child.wait()
+        with trio.move_on_after(DRY_RUN_SECONDS):
+            status = await child.wait()
     finally:
         if not child.ended:
             child.reap()
         janitor.ended(child.pid)
+    if status is None:
+        late = f"the dry run of the change did not end in {DRY_RUN_SECONDS:g} s: a module, `check` or `probe` blocks"
+        return [late, *child.last_words(), f"more in {stderr}"]
     if status == USER_MISTAKE:
         return child.message.splitlines() or ["the dry run gave no reason"]
     if status:

@@ -126,10 +126,13 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
 
     failed, seconds = False, context.topology.run.status_seconds
 
+    def missing() -> str:
+        return unreachable.text or actor.alarm()
+
     async def report() -> None:
         while not failed:
             status = actor.status() if started else ("starting", ActorFigures())
-            _announce(status_link, actor, *status, missing=unreachable.text if started else actor.lacking())
+            _announce(status_link, actor, *status, missing=missing() if started else actor.lacking())
             await trio.sleep(seconds)  # the rate at which the display gets figures; nothing waits for this loop
 
     async with trio.open_nursery() as node_nursery:
@@ -152,7 +155,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             actor.peer_changed(gone)
         node_nursery.start_soon(unreachable.run)
         started = True
-        _announce(status_link, actor, *actor.status(), missing=unreachable.text)
+        _announce(status_link, actor, *actor.status(), missing=missing())
         await _heard(status_link, STARTED_SECONDS)  # a first message that blocks the loop is no start that hangs
         ready.set()
         context.log.info("started", actor_class=context.topology.actors[context.role].class_path)

@@ -89,7 +89,7 @@ async def run_topology(
             short = check_history(directory, topology, hosts)
         except JournalError as error:
             raise RunRefused(str(error)) from error
-        remember(topology, directory)
+        rewritten = remember(topology, directory)
         (directory / END).unlink(missing_ok=True)
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))
         stack.callback(sweep)
@@ -127,6 +127,8 @@ async def run_topology(
             agreed=agreed,
             stopped_exit_code=stopped_exit_code,
         )
+        if rewritten:
+            supervisor.say(rewritten)
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
             network.extend(control_address(topology, runtime))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.runtime.actor_process import ActorProcess, stop_in_order
+from actors.runtime.actor_process import ActorProcess, Plan, stop_in_order
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.peers import Peers
 from actors.runtime.replicas import Replicas
@@ -277,6 +277,10 @@ class Supervisor:
         """Show a notice to the user and log it."""
         self._log.info("notice", text=text)
         self._display.notice(text)
+
+    def take_back(self, actor: ActorProcess) -> Plan | None:
+        """The process keeps dying: undo the last swap of its role."""
+        return self._peers.changes.take_back(actor)
 
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""

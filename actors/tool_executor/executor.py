@@ -30,7 +30,7 @@ from actors.sandbox.owner.functions import FunctionSandbox, places
 from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
 from actors.tool_executor.context import ExecutorContext, Services, session_name
-from actors.tool_executor.user_code import judged, observed, run_tool
+from actors.tool_executor.user_code import Unanswered, judged, observed, run_tool
 from actors.user_threads import Pause, Threads
 from agent_rl.environments.base import (
     SNAPSHOT_BYTES,
@@ -162,6 +162,7 @@ class ToolExecutor(Actor):
             self._functions = self._function_sandbox(apart, settings.interpreters, limits)
             await self._warm_up(self._functions)
         self._threads = Threads(settings.threads, self.context.in_thread)
+        self._unanswered = Unanswered(self._threads)
         self._services = Services(self._sandbox, self._checks, self._functions, self._threads, Pause())
         log = self.log.info if self._sandbox.level == "strong" else self.log.warning
         groups = self._sandbox.groups
@@ -265,7 +266,7 @@ class ToolExecutor(Actor):
             return refused(call, "malformed", f"the arguments are larger than {settings.code_bytes} bytes")
         context = self._context(call, tool.seconds or settings.wall_seconds, name=tool.name, key=call.call)
         began = self.context.now()
-        output = await run_tool(tool, call, context, self._threads, settings.output_bytes)
+        output = await run_tool(tool, call, context, self._unanswered, settings.output_bytes)
         seconds = self.context.now() - began
         ran = output.run_seconds or seconds - context.queue_seconds
         return ToolResult(
@@ -309,6 +310,10 @@ class ToolExecutor(Actor):
         """How model code is isolated."""
         hung = len(self._threads.hung)
         return f"isolation {self._sandbox.level}" + (f", {hung} of {self._threads.most} threads hang" if hung else "")
+
+    def alarm(self) -> str:
+        """Tools that hold threads or do not answer."""
+        return self._unanswered.alarm()
 
     def status(self) -> tuple[str, ActorFigures]:
         """Rates of the last seconds, what is alive now, totals since the start."""

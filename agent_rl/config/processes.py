@@ -185,6 +185,9 @@ class ActorEntry(Part):
     """The time in which ``restarts`` are counted."""
     silent_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=True)
     """An actor without status for so long is killed and restarted; ``inf``: never."""
+    start_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=True)
+    """Most seconds that a process which `swap` or `scale` brings takes to start. Then the former class or number holds
+    again; ``inf``: no limit."""
 
     @model_validator(mode="before")
     @classmethod

@@ -74,8 +74,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole(path: Path, *, others_write_it: bool = False, private: bool = False) -> Iterator[Path]:
+def whole(path: Path, *, others_write_it: bool = False, private: bool = False, flushed: bool = True) -> Iterator[Path]:
     """Write ``path`` atomically: yields the path of a partial file or directory, renamed to ``path`` at the end.
+
+    All is flushed to the disk before it has its name, and the name after that: a machine that loses its power has the
+    former file or the new one, never an empty one. ``flushed`` is False for files that no later start reads.
 
     If the code within raises, the partial file is removed and ``path`` is unchanged. Several processes may write the
     same path at the same time if all pass ``others_write_it``. A ``private`` file is for its owner only, from its first
@@ -89,10 +92,23 @@ def whole(path: Path, *, others_write_it: bool = False, private: bool = False) -
             if private:
                 partial.touch(0o600)
             yield partial
+            for each in (*partial.rglob("*"), partial) if flushed else ():
+                flush(each)
             partial.replace(path)
+            if flushed:
+                flush(path.parent)
     except BaseException:
         remove(partial)
         raise
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk. Flushing a file does not flush its name."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def partial_of(path: Path) -> Path:
@@ -172,7 +188,7 @@ def rotate_open(path: Path, limit: float) -> bool:
     try:
         if path.stat().st_size < limit:
             return False
-        with whole(older(path)) as partial:
+        with whole(older(path), flushed=False) as partial:
             shutil.copyfile(path, partial)
         os.truncate(path, 0)
     except (OSError, DiskError):

@@ -258,7 +258,8 @@ class GroupBook:
         if isinstance(self.whole, Selection):
             self.whole.problems = opened.stage_groups
         if self._assembler is not None:
-            self._assembler.opened(opened.group, opened.policy.version)
+            # The step that brought a newer version may be lost with the power. It is then sampled again.
+            self._assembler.opened(opened.group, min(opened.policy.version, self._assembler.version))
         return True
 
     def wants(self, trajectory: Trajectory) -> bool:
@@ -436,7 +437,7 @@ class GroupBook:
             return []
         instructions: list[Instruction] = []
         while (step := self._assembler.close()) is not None:
-            instructions.extend(self._drop(group, STALE) for group in step.dropped_open)
+            instructions.extend(map(self._drop_stale, step.dropped))
             rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
             self._lost.clear()
             figures = step_figures(rollouts, step, self._stale_seconds, several=self.several_environments)
@@ -463,6 +464,15 @@ class GroupBook:
             return []
         result = self.whole.result(self.entered.stage)
         return [] if result is None else [result]
+
+    def _drop_stale(self, name: str) -> Dropped:
+        """Drop a group that would be trained too late, whether it is open or decided."""
+        if name in self._groups:
+            return self._drop(name, STALE)
+        rollouts = [rollout for rollout in self._step_rollouts.pop(name, ()) if not rollout.lost]
+        self._stale_seconds.append(max((rollout.seconds for rollout in rollouts), default=0.0))
+        success = float(np.mean([rollout.success for rollout in rollouts])) if rollouts else 0.0
+        return Dropped(name, STALE, success, min((rollout.oldest for rollout in rollouts), default=0), order=0)
 
     def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
         group = self._groups.pop(name)

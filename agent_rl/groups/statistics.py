@@ -137,9 +137,10 @@ def step_figures(
         environments={name: rollout_means(of) for name, of in each.items()},
         groups_decided=len(step.decided),
         groups_trained=len(step.trained),
-        groups_dropped_stale=len(step.dropped_open),
+        groups_dropped_stale=len(step.dropped),
         staleness_mean=_mean([float(s) for s in step.staleness]) if step.staleness else None,
         staleness_max=max(step.staleness, default=None),
+        staleness_limit=step.limit,
         group_seconds=_mean(list(lasted.values())) if lasted else None,
         stale_group_seconds=_mean(stale_seconds) if stale_seconds else None,
     )

@@ -25,7 +25,6 @@ file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_rl.files.disk import partial_of, remove, whole
+from agent_rl.files.disk import flush, partial_of, remove, whole
 from agent_rl.learning.exporting import (
     Shares,
     noted,
@@ -120,11 +119,7 @@ class StagedCheckpoint:
             files = self._write_parts(partial)
             state = {**asdict(self._position), "optimizer_steps": self._steps, "extra": self._extra, "files": files}
             (partial / STATE_FILE).write_text(json.dumps(state | {"checksum": checksum_of_state(state)}))
-            _flushed(partial / STATE_FILE)
-            for folder in (*partial.glob(f"{RANKS}*"), partial / "training", partial):
-                _flush_names(folder)
             remove(directory)  # an incomplete checkpoint of this name
-        _flush_names(directory.parent)
 
     def _write_parts(self, partial: Path) -> dict[str, tuple[int, int]]:
         """Write the model and the optimizer, each rank its parts; returns size and checksum of every file by name."""
@@ -154,11 +149,11 @@ def _flushed_together(partial: Path, ranks: Ranks) -> dict[str, tuple[int, int]]
     names = sorted({name for message in ranks.gather(json.dumps(seen).encode()) for name in json.loads(message)})
     found: dict[str, tuple[int, int]] = {}
 
-    def flush() -> None:
+    def flush_own() -> None:
         for name in names[ranks.rank :: ranks.size]:
             found[name] = _flushed(partial / name)
 
-    raise_together(noted(flush), partial, ranks)
+    raise_together(noted(flush_own), partial, ranks)
     parts = [json.loads(message) for message in ranks.gather(json.dumps(found).encode())]
     return dict(sorted((name, tuple(file)) for part in parts for name, file in part.items()))
 
@@ -237,15 +232,5 @@ def _save_sharded(
 
 def _flushed(path: Path) -> tuple[int, int]:
     """Flush a file to the disk; return its size and checksum."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    flush(path)
     return file_checksum(path)
-
-
-def _flush_names(directory: Path) -> None:
-    """Make the names in a directory durable; `os.fsync` of a file does not do that."""
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -391,7 +391,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     Raises TrainingStoppedError and writes nothing when a weight is not finite.
     """
     refuse_not_finite(weights, path)
-    with whole(path) as partial:
+    with whole(path, flushed=False) as partial:
         save_file(dict(weights), partial)
 
 

@@ -29,7 +29,8 @@ class ActorStatus:
 
     ``state`` is one word; ``detail`` may say more, also why the actor ended. ``waiting_for`` names the role and the
     thing that an idle actor waits for. Seconds are totals since the process started, ``cpu_seconds`` with children.
-    ``metrics`` are for Prometheus only. ``missing`` names the peers of links that lead to nobody.
+    ``metrics`` are for Prometheus only. ``missing`` names the peers of links that lead to nobody, or else
+    what the user must mend (``Actor.alarm``).
     """
 
     actor: str

@@ -177,10 +177,15 @@ class StageEntered:
 
 @dataclass(frozen=True, slots=True)
 class StageRecorded:
-    """The filter has entered the stage. Checkpoints store ``run``, the run's id."""
+    """The filter has entered the stage. Checkpoints store ``run``, the run's id.
+
+    ``version`` is that of the stage's next step to close. Until the learner has trained the steps before it, again, it
+    publishes no policy: engines have newer ones.
+    """
 
     epoch: int
     run: str = ""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,7 +349,7 @@ class Missing:
         if status.missing == before:
             return []
         notices = []
-        if before and before not in known:
+        if before and before not in known and not status.missing:
             notices.append(Notice(f"{status.actor} goes on", status.actor))
         if status.missing and status.missing not in known:
             notices.append(Notice(f"{status.actor} waits: {status.missing}", status.actor))

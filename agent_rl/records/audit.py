@@ -1,4 +1,7 @@
-"""The balance of a run: every group that was opened is trained once, dropped for a reason, or open."""
+"""The balance of a run: every group that was opened is trained once, dropped for a reason, or open.
+
+No group is trained with more staleness than the rule of its step permits.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ class Audit:
     skipped_steps: int
     left: int
     """Groups whose trajectories have left the journal."""
+    staleness: int | None
+    """The most with which a group was trained; None where none was."""
     faults: tuple[str, ...]
 
     @property
@@ -54,6 +59,8 @@ class Audit:
             f"steps: {self.steps}, of which {unused}",
             f"groups of evaluations and selections: {self.evaluated} evaluated, {self.evaluation_open} open or dropped",
         ]
+        if self.staleness is not None:
+            lines.append(f"staleness of what was trained: at most {self.staleness}")
         if self.left:
             lines.append(
                 f"trajectories: those of {self.left} groups were removed from the journal (see run.keep_trajectories)"
@@ -80,6 +87,12 @@ def audit_journal(journal: Journal) -> Audit:
         else:
             still_open += count
     steps, empty, skipped = journal.step_counts()
+    ages = list(journal.ages())
+    late = (
+        f"{group}: trained at version {version} with staleness {age}, beyond its limit of {limit}"
+        for group, version, age, limit in ages
+        if limit is not None and age > limit
+    )
     return Audit(
         opened=opened,
         trained=trained,
@@ -91,7 +104,8 @@ def audit_journal(journal: Journal) -> Audit:
         empty_steps=empty,
         skipped_steps=skipped,
         left=journal.left(),
-        faults=tuple(journal.faults()),
+        staleness=max((age for _, _, age, _ in ages), default=None),
+        faults=(*journal.faults(), *late),
     )
 
 

@@ -56,29 +56,36 @@ def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     return "\n  ".join([f"{path} holds a run that was started with other settings:", *lines, remedy])
 
 
-def remember(topology: Topology, directory: Path) -> None:
+def remember(topology: Topology, directory: Path) -> str:
     """Store the settings of a run's first start; compare those of a later start with them.
+
+    A file that a stopped disk has left empty or broken is written again: the journal holds the same settings, and
+    `check_history` has compared them. Returns a line about that, or an empty text.
 
     Raises RunRefused, which names every setting that must not change, with both values and the remedy.
     """
     path = directory / FILE
-    now = made_with(topology)
+    now, said = made_with(topology), ""
     if path.exists():
         try:
             before: Any = read_json(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise RunRefused(
-                f"{path} cannot be read ({error}); remove the directory to start the run afresh"
+                f"{path} cannot be read ({error.strerror}); see to its disk and its permissions"
             ) from error
+        except ValueError:
+            before = None
         if not isinstance(before, dict):
-            raise RunRefused(f"{path} holds no JSON object; remove the directory to start the run afresh")
+            said = f"{path} was not readable, and is written again: the journal holds the same settings"
+            before = {}
         fault = started_otherwise(path, before, now)
         if fault is not None:
             raise RunRefused(fault)
         if now.keys() == before.keys():
-            return
+            return said
     with whole(path, others_write_it=True, private=True) as partial:  # the supervisors of several hosts start together
         partial.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    return said
 
 
 def write_resolved(topology: Topology, directory: Path, host: str, command: str) -> Path:

@@ -180,9 +180,10 @@ class Journal(Retention):
         self._change(group, "open", state="ready", kept=chosen, rewards=given, oldest=oldest, decided_order=order)
 
     def drop(self, group: str, reason: str, success: float, oldest: int, order: int) -> None:
-        """Open -> dropped, for a named reason; ``success`` is the share of its rollouts that succeeded so far."""
-        right = success > 0
-        self._change(group, "open", state="dropped", reason=reason, right=right, oldest=oldest, decided_order=order)
+        """Open or ready -> dropped, for a named reason; ``success`` is the share of its rollouts that succeeded."""
+        dropped = {"state": "dropped", "reason": reason, "right": success > 0, "oldest": oldest, "decided_order": order}
+        if not self._change(group, "open", **dropped):
+            self._change(group, "ready", **dropped)
 
     def evaluated(self, group: str) -> None:
         """Open -> evaluated."""
@@ -489,6 +490,14 @@ class Journal(Retention):
             if number in numbers:
                 found.setdefault(environment, []).append(problem)
         return {environment: tuple(ids) for environment, ids in found.items()}
+
+    def ages(self) -> Iterator[tuple[str, int, int, int | None]]:
+        """Group, version, staleness and the step's limit of it, for every group in a step that is not skipped."""
+        oldest = dict(self._scan(GroupRow, ("id", "oldest"), purpose="train", state=("ready", "trained")))
+        for row in self._select(StepRow):
+            for group in () if row.skipped else row.groups:
+                if group in oldest:  # otherwise `faults` names the group
+                    yield group, row.version, row.version - oldest[group], row.figures.staleness_limit
 
     def lost_steps(self) -> list[str]:
         """Signs that rows of steps are missing: the learner would wait for such a step for ever."""

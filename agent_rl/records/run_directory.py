@@ -184,7 +184,8 @@ RESTARTS = 1 << 20
 def next_start(directory: Path, hosts: Sequence[str], wall: Callable[[], float] = time.time) -> int:
     """Number a new start of these hosts' supervisor, and store the number. The caller holds the run's lock.
 
-    Raises RunRefused when the number of the last start cannot be read.
+    Where a stopped disk has left no number, the file's time of change counts: the number was about that time.
+    Raises RunRefused when there is no file that can be read.
     """
     files = [directory / f"starts.{host}" for host in hosts]
     start = max(int(wall()), *(_last_start(file) + 1 for file in files))
@@ -201,9 +202,11 @@ def _last_start(file: Path) -> int:
             return start
     except FileNotFoundError:
         return 0
-    except (ValueError, IsADirectoryError):
+    except ValueError:
         pass
-    raise RunRefused(f"{file} does not hold the number of a start: stop the run on every host, then remove the file")
+    except OSError as error:
+        raise RunRefused(f"{file} cannot be read ({error.strerror}); it holds the number of a start") from error
+    return int(file.stat().st_mtime)
 
 
 def is_first(incarnation: int) -> bool:

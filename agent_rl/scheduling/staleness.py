@@ -18,6 +18,13 @@ the rest due by d are open. If the rest are more than (d - v) * g, ``wait`` does
 decided. The wait ends, because decided groups are taken first. So no group is trained beyond S. (For S = 1: the step
 waits for each open group that is due now.)
 
+Restarts. The journal has every closed step, decided group and open group, so a new assembler continues where the last
+one stood. A restored learner trains the closed steps again. It publishes none of the policies in between (learner.py),
+so no engine goes back behind the version at which the next step is trained, and o stays above its bound.
+
+Closing does not rely on any of this. `close` compares the versions that the group's tokens have with v. A decided group
+that is older than S is never in a step: it is dropped as stale, and another group may be opened in its place.
+
 The other choices: ``drop`` closes the step and drops such open groups. ``train_corrected`` closes it and trains them
 when they are ready; the loss then corrects for the gap. It drops the open groups that would grow older than C, its cap
 `max_corrected_staleness`: the same rule with C in place of S. Groups that last long are the ones that grow old, so both
@@ -32,13 +39,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A closed step: its version, groups to train (oldest first), all groups it decided, open groups it drops."""
+    """A closed step: its version, groups to train (oldest first), all groups it decided, groups it drops as stale."""
 
     version: int
     trained: tuple[str, ...]
     decided: tuple[str, ...]
-    dropped_open: tuple[str, ...]
+    dropped: tuple[str, ...]
     staleness: tuple[int, ...]
+    limit: int
+    """The most staleness that the rule permits."""
 
 
 @dataclass(slots=True)
@@ -88,60 +97,74 @@ class StepAssembler:
     @property
     def uncounted(self) -> int:
         """Opened groups that no step counts: as many more may be opened. May fall when a short step closes."""
-        replaced = sum(not item.signal for item in self._waiting) if self.refill else 0
-        return self.surplus + replaced
+        timely = self._timely()
+        replaced = sum(not item.signal for item in timely) if self.refill else 0
+        return self.surplus + replaced + len(self._waiting) - len(timely)
 
     @property
     def waiting(self) -> int:
         """Number of decided groups that are not in a step yet."""
         return len(self._waiting)
 
+    @property
+    def limit(self) -> int:
+        """The most staleness with which a group is trained."""
+        corrected = self.on_stale == "train_corrected"
+        return max(self.max_staleness, self.max_corrected_staleness) if corrected else self.max_staleness
+
     def waits_for(self) -> tuple[str, ...]:
         """The open groups that alone hold back the next step, oldest first; empty when others are missing too."""
         if self.on_stale != "wait" or not self._complete():
             return ()
-        return self._overdue(self.max_staleness)
+        return self._overdue()
 
     def close(self) -> Step | None:
         """Close the next step if it is complete and the staleness rule permits. Call it until None after each event."""
         if not self._complete():
             return None
-        corrected = self.on_stale == "train_corrected"
-        overdue = self._overdue(max(self.max_staleness, self.max_corrected_staleness if corrected else 0))
+        overdue = self._overdue()
         if self.on_stale == "wait" and overdue:
             return None
         for group in overdue:
             self.forgotten(group)
-        taken = self._oldest()
-        gone = {item.group for item in taken}
-        self._waiting = [item for item in self._waiting if item.group not in gone]
+        taken, timely = self._oldest(), {item.group for item in self._timely()}
+        left = timely - {item.group for item in taken}
+        late = tuple(item.group for item in self._waiting if item.group not in timely)
+        self._waiting = [item for item in self._waiting if item.group in left]
         step = Step(
             version=self.version,
             trained=tuple(item.group for item in taken if item.signal),
             decided=tuple(item.group for item in taken),
-            dropped_open=overdue,
+            dropped=overdue + late,
             staleness=tuple(self.version - item.oldest for item in taken if item.signal),
+            limit=self.limit,
         )
-        self.surplus += len(taken) - self.groups_per_step
+        self.surplus += len(taken) + len(late) - self.groups_per_step
         self.version += 1
         return step
 
     def _complete(self) -> bool:
+        timely = self._timely()
         if not self.refill:
-            return len(self._waiting) >= self.groups_per_step
-        with_signal = sum(item.signal for item in self._waiting)
-        return with_signal >= self.groups_per_step or len(self._waiting) >= self.max_refill * self.groups_per_step
+            return len(timely) >= self.groups_per_step
+        with_signal = sum(item.signal for item in timely)
+        return with_signal >= self.groups_per_step or len(timely) >= self.max_refill * self.groups_per_step
 
-    def _overdue(self, budget: int) -> tuple[str, ...]:
-        """Open groups that could not be trained within the ``budget`` if this step closed now, oldest first."""
+    def _timely(self) -> list[_Decided]:
+        """The decided groups that may be in the next step: those with signal must be young enough to be trained."""
+        oldest = self.version - self.limit
+        return [item for item in self._waiting if item.oldest >= oldest or not item.signal]
+
+    def _overdue(self) -> tuple[str, ...]:
+        """Open groups that could not be trained within the limit if this step closed now, oldest first."""
         taken = {item.group for item in self._oldest()}
         # Groups that are only counted take places of a step like others, unless they are replaced.
-        left = [i.oldest for i in self._waiting if i.group not in taken and (i.signal or not self.refill)]
+        left = [i.oldest for i in self._timely() if i.group not in taken and (i.signal or not self.refill)]
         open_groups = sorted((oldest, group) for group, oldest in self._open.items())
         late: list[str] = []
         due = 0
         for oldest in sorted({*left, *self._open.values()}):
-            room = max(0, oldest + budget - self.version) * self.groups_per_step
+            room = max(0, oldest + self.limit - self.version) * self.groups_per_step
             due += left.count(oldest)
             here = [group for version, group in open_groups if version == oldest]
             fitting = min(len(here), max(0, room - due))
@@ -151,7 +174,7 @@ class StepAssembler:
 
     def _oldest(self) -> list[_Decided]:
         """The groups of this step, oldest first. With refill, replaced groups leave along with their replacements."""
-        ranked = sorted(self._waiting, key=lambda item: (item.oldest, item.order))
+        ranked = sorted(self._timely(), key=lambda item: (item.oldest, item.order))
         if not self.refill:
             return ranked[: self.groups_per_step]
         signal = [item for item in ranked if item.signal][: self.groups_per_step]

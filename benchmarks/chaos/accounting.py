@@ -27,20 +27,22 @@ from benchmarks.runs import RunFailed
 
 SHARES = ("success_before_sampled", "success_before_greedy", "success_after_sampled", "success_after_greedy")
 STATES = ("open", "ready", "trained", "evaluated", "dropped")
-MUST_BE_0 = ("lost", "repeated", "left_behind")
+MUST_BE_0 = ("lost", "repeated", "stale", "left_behind")
 MUST_NOT_BE_0 = ("balanced", "success_within_noise")
 """Figures that decide the exit code. Success is None without twins."""
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """The accounts of a finished run's journal. The first two lists are empty when nothing went wrong."""
+    """The accounts of a finished run's journal. All lists are empty when nothing went wrong."""
 
     lost: tuple[str, ...]
     """Groups and problems that were never used, in words."""
     repeated: tuple[str, ...]
     """Groups that count more than once, in words."""
     balanced: bool
+    stale: tuple[str, ...] = ()
+    """Groups that were trained with more staleness than the topology permits, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,11 @@ def accounts_of(directory: Path, topology: Topology, base: Path, *, scripted: bo
     try:
         accounts = read_accounts(journal, len(topology.stages))
         wrong = wrong_prompts(journal, topology, base, decode_stored)
+        stale = trained_too_late(journal, topology, decode_stored)
         lost, again = wrongly_trained(journal, read_trained(directory)) if scripted else ([], [])
     finally:
         journal.close()
-    return Accounts((*accounts.lost, *wrong, *lost), (*accounts.repeated, *again), accounts.balanced)
+    return Accounts((*accounts.lost, *wrong, *lost), (*accounts.repeated, *again), accounts.balanced, tuple(stale))
 
 
 def summary_in(directory: Path) -> dict[str, Any]:
@@ -127,6 +130,24 @@ def wrong_prompts(journal: Journal, topology: Topology, base: Path, decode: Call
             if (asked := decode(group.opened).problem.id) != right.id:
                 wrong.append(f"{group.id} asks {asked}, and its number is that of {right.id}")
     return wrong
+
+
+def trained_too_late(journal: Journal, topology: Topology, decode: Callable[[bytes], Any]) -> list[str]:
+    """Groups whose oldest token is further behind their step than the topology permits.
+
+    The versions are those of the trajectories, which ``decode`` reads, where the journal still has them.
+    """
+    late = []
+    for at, _, algorithm in topology.rl_algorithms:
+        corrected = algorithm.max_corrected_staleness if algorithm.on_stale == "train_corrected" else 0
+        limit = max(algorithm.max_staleness, corrected)
+        for group in journal.groups(stage=at, states=("trained",)):
+            stored = {(each.sample, each.attempt): each.payload for each in journal.trajectories(group.id)}
+            versions = [decode(stored[key]).oldest for key in group.kept if key in stored]
+            oldest = min([group.oldest, *(version for version in versions if version is not None)])
+            if group.step is not None and group.step - oldest > limit:
+                late.append(f"{group.id} was trained with staleness {group.step - oldest}; {limit} is permitted")
+    return late
 
 
 def wrongly_trained(journal: Journal, trained: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -192,6 +213,7 @@ class Verdict:
             "runs": len(runs),
             "lost": sum(len(run.accounts.lost) for run in runs),
             "repeated": sum(len(run.accounts.repeated) for run in runs),
+            "stale": sum(len(run.accounts.stale) for run in runs),
             "balanced": int(all(run.accounts.balanced for run in runs)),
             "left_behind": sum(len(run.left) for run in runs),
             "seconds": sum(run.seconds for run in runs),
@@ -204,14 +226,14 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """1 when anything is lost, repeated or left, an audit does not balance, or success is not that of the twins."""
+        """1 when anything is lost, repeated, stale or left, an audit does not balance, or twins succeed otherwise."""
         good = not any(self.figures[name] for name in MUST_BE_0)
         return 0 if good and all(self.figures[name] != 0 for name in MUST_NOT_BE_0) else 1
 
     def print_faults(self) -> None:
-        """A line for everything that is lost, repeated or left."""
+        """A line for everything that is lost, repeated, stale or left."""
         for run in self.runs:
-            for line in (*run.accounts.lost, *run.accounts.repeated, *run.left):
+            for line in (*run.accounts.lost, *run.accounts.repeated, *run.accounts.stale, *run.left):
                 print(f"FAULT {line}")
 
 

@@ -167,7 +167,8 @@ def test_a_learner_that_goes_on_from_another_history_ends_the_run(
                 assert len(ours) == 16
                 await train_a_step(stage, 0, 0, 0)
                 await stage["learner"].call("checkpoints", FILTER)(CheckpointSaved("x", 1, 1))
-                assert (await enter(stage, 0, 0, 1, run=ours, last_step=0)).epoch == 2
+                recorded = await enter(stage, 0, 0, 1, run=ours, last_step=0)
+                assert (recorded.epoch, recorded.version) == (2, 1)
                 version = said.pop("version", 1)
                 said["run"] = said["run"] or ours * bool(version)
                 await enter(stage, 0, 0, version, **said)

@@ -4,10 +4,12 @@ with them.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,14 +17,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from actors.testing import running, stand_ins
+from actors.tool_executor import ToolExecutor
+from actors.tool_executor.user_code import LAST_CALLS, Unanswered
 from actors.user_threads import Deadline, DeadlineError, NoThreadError, Threads
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import SNAPSHOT_BYTES, Context, ToolOutput
 from agent_rl.environments.python_tools import PYTHON_TOOL, python
 from agent_rl.environments.tools import tool
-from agent_rl.messages import ToolResult
+from agent_rl.messages import ActorStatus, ToolResult
 from agent_rl.testing import tool_call
-from tests.actors.test_tool_executor import Ask, serve
+from tests.actors.test_tool_executor import Ask, asker, serve
+from tests.actors.topologies import micro
 
 HELD = threading.Event()
 
@@ -58,6 +64,8 @@ def misbehave(how: str, *, state: list[str]) -> Any:
             raise RuntimeError("on purpose")
         case "exit":
             sys.exit(3)
+        case "leave":
+            os._exit(7)
         case "none":
             return None
         case "nan":
@@ -154,7 +162,7 @@ def test_any_number_of_tools_at_once_with_state_context_and_sandbox(tmp_path: Pa
 
 
 def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path: Path) -> None:
-    wrong = ["raise", "exit", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
+    wrong = ["raise", "exit", "leave", "none", "nan", "huge", "surrogate", "output", "state", "no json"]
 
     async def main(ask: Ask) -> dict[str, ToolResult]:
         found = {how: await ask(tool_call({"how": how}, "misbehave", state=b'["before"]')) for how in wrong}
@@ -174,6 +182,7 @@ def test_what_a_tool_does_wrong_is_an_outcome_with_the_line_in_the_log(tmp_path:
     assert said["raise"] == "RuntimeError: on purpose"
     assert said["apart"] == "RuntimeError: on purpose\n"
     assert said["exit"] == "SystemExit: 3"
+    assert said["leave"] == "SystemExit: os._exit(7) would end the whole actor"
     assert said["none"].startswith("TypeError: the tool returned None; it must return a text")
     assert said["nan"].startswith("ValueError: what the tool returned cannot be written as JSON")
     assert said["output"] == "TypeError: the tool returned a ToolOutput whose value is 7; it must be a text"
@@ -240,6 +249,46 @@ def test_waiting_for_the_sandbox_does_not_count_for_the_deadline() -> None:
         return said
 
     assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == ["0.4", "0.4", "over"]
+
+
+@pytest.mark.real_time
+async def test_a_tool_that_holds_threads_is_told_to_the_supervisor(tmp_path: Path) -> None:
+    topology = micro(tmp_path, tool_executor={"threads": 4, "wall_seconds": 0.2})
+    with trio.fail_after(60):
+        async with stand_ins(topology, "tool_executor") as stage:
+            async with running(ToolExecutor, topology, "tool_executor", tmp_path, stage):
+                await asker(stage)(tool_call({"how": "hang"}, "misbehave", state=b'["x"]'))
+                while not (status := await stage["supervisor.local"].next(ActorStatus)).missing:
+                    pass
+                HELD.set()
+    told = "25 % of the 4 threads or more for tools are held by calls that hang: misbehave (test_own_tools.py, line "
+    assert status.missing.startswith(told)
+
+
+@pytest.mark.real_time
+async def test_tools_that_hold_threads_or_never_answer_are_told_with_place_and_share() -> None:
+    """Once for as long as it lasts: the words change with the quarters that are held."""
+    threads = Threads(8, trio.to_thread.run_sync)
+    unanswered, held, said = Unanswered(threads), threading.Event(), []
+    for _ in range(8):
+        deadline = Deadline(0.02)
+        with suppress(DeadlineError), deadline.enforced():
+            await threads.run(held.wait, deadline, "holder")
+        if unanswered.alarm() not in said:
+            said.append(unanswered.alarm())
+    shares = [words.partition(" for tools are held by calls that hang: ")[0] for words in said]
+    assert shares == ["", *(f"{n} % of the 8 threads or more" for n in (25, 50, 75)), "100 % of the 8 threads"]
+    assert said[-1].endswith("holder")
+    held.set()
+    while threads.hung:  # noqa: ASYNC110  threads come back by themselves
+        await trio.sleep(0.01)
+    assert unanswered.alarm() == ""
+    for number in range(LAST_CALLS):
+        unanswered.ended("search", "tools.py, line 7" if number % 2 else "")
+    assert unanswered.alarm() == "half of the last calls of search, or more, were given up (tools.py, line 7)"
+    unanswered.ended("search")
+    unanswered.ended("search")
+    assert unanswered.alarm() == ""
 
 
 @pytest.mark.real_time

@@ -35,6 +35,7 @@ from benchmarks.chaos.accounting import (
     Accounts,
     Verdict,
     read_accounts,
+    trained_too_late,
     within_noise,
     wrong_prompts,
     wrongly_trained,
@@ -315,6 +316,20 @@ def test_what_a_scripted_model_was_trained_on_is_what_the_journal_says(tmp_path:
     assert again == ["the model was trained 2 times on g2", "the model was trained on g7 of no step"]
 
 
+def test_a_group_that_was_trained_too_late_is_told_by_the_versions_in_its_trajectories(tmp_path: Path) -> None:
+    topology = load_topology(EXAMPLE)
+    at, _, algorithm = topology.rl_algorithms[0]
+    made = Journal(tmp_path / "journal.sqlite")
+    for number, oldest in enumerate((9 - algorithm.max_staleness, 8 - algorithm.max_staleness)):
+        made.open_group(f"g{number}", at, number, "train", b"")
+        made.add_trajectory(f"g{number}", 0, 0, "finished", str(oldest).encode())
+        made.ready(f"g{number}", [(0, 0)], [1.0], 9, 0)
+    train(made, 9, "g0", "g1")
+    said = trained_too_late(made, topology, lambda stored: SimpleNamespace(oldest=int(stored)))
+    permitted = algorithm.max_staleness
+    assert said == [f"g1 was trained with staleness {permitted + 1}; {permitted} is permitted"]
+
+
 def summary(**shares: float) -> dict[str, float]:
     given = dict.fromkeys(SHARES, 0.5) | shares
     ends = (("", 0), ("_low", -0.1), ("_high", 0.1))
@@ -336,12 +351,21 @@ def test_figures_of_faults_tell_recovery_turns_and_what_was_lost() -> None:
 
     faults = [done("kill", "kv_scheduler.0", 0.1 * n) for n in range(1, 21)]
     faults += [done("kill", "learner.0", 7.0), done("supervisor", SUPERVISOR, 9.0)]
-    accounts, turns = Accounts(("g0 is ready",), (), balanced=True), Turns(Counter(kill=3), Counter(kill=4))
+    accounts, turns = (
+        Accounts(("g0 is ready",), (), balanced=True, stale=("g1",)),
+        Turns(Counter(kill=3), Counter(kill=4)),
+    )
     run = bench_chaos.Ended(
         done=faults, turns=turns, accounts=accounts, left=["/tmp/x"], summary=summary(), seconds=60.0
     )
     verdict = Verdict([run])
-    assert [verdict.figures[name] for name in ("lost", "repeated", "balanced", "left_behind")] == [1, 0, 1, 1]
+    assert [verdict.figures[name] for name in ("lost", "repeated", "stale", "balanced", "left_behind")] == [
+        1,
+        0,
+        1,
+        1,
+        1,
+    ]
     assert (verdict.exit_code, verdict.figures["success_within_noise"]) == (1, None)
     figures = bench_chaos.figures_of([run])
     assert (figures["faults"], figures["regenerated_turns_over_in_flight"]) == (22, 0.75)

@@ -47,8 +47,8 @@ class Smallest:
 
 
 def nothing_lost(prefix: str) -> Callable[[Figures], bool]:
-    """A run has lost, repeated and left nothing."""
-    zero = [f"{prefix}.{name}" for name in ("lost", "repeated", "left_behind")]
+    """A run has lost, repeated and left nothing, and trained nothing too late."""
+    zero = [f"{prefix}.{name}" for name in ("lost", "repeated", "stale", "left_behind")]
     return lambda figures: not any(figures[name] for name in zero) and figures[f"{prefix}.balanced"] == 1
 
 

@@ -24,6 +24,8 @@ class Plain:
         number: int = 0
         dies: bool = False
         waits: bool = False
+        blocks: bool = False
+        lives: float = 0.0
 
     receives = ()
     links: ClassVar = {}
@@ -50,6 +52,9 @@ async def run(options, topology, entry, tell):
             await nursery.start(node.run, ignore)
             link.set(messages.ActorStatus(options.actor, "x", state, "", ActorFigures(), "", 0, 0))
             tell("up")
+            if lives := entry.settings.get("lives"):
+                await trio.sleep(lives)
+                os._exit(9)
             async for _ in received:
                 nursery.cancel_scope.cancel()
     tell("left")
@@ -76,6 +81,8 @@ def main():
         sys.exit(7)
     if options.beside is not None:
         tell("ready")
+        if entry.settings.get("blocks"):
+            signal.pause()
         os.write(options.beside, b"\n")
         rest = b""
         while not (b"\n" + rest).endswith(b"\ngo\n"):

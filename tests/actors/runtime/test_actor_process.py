@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from actors.runtime.actor_process import ActorProcess, Plan
+from actors.runtime.children import telling
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
 
@@ -54,6 +55,12 @@ class Child:
 
     def last_words(self, lines: int = 20) -> list[str]:
         return []
+
+
+def test_progress_bars_of_libraries_are_no_reason_of_an_end() -> None:
+    bars = "Loading:   0%|          | 0/7 [00:00<?, ?it/s]\rLoading:  45%|####5     | 3/7 [00:01<00:02, 1.2it/s]\n"
+    text = f"{bars}12it [00:03, 4.00it/s]\n  | ValueError: 45% of the rows are empty\n  +----\n"
+    assert telling(text) == ["ValueError: 45% of the rows are empty"]
 
 
 @pytest.mark.parametrize("ends", ["while it gets ready", "when it is ready", "by a death of the former one"])

@@ -173,6 +173,55 @@ async def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(
 
 
 @pytest.mark.real_time
+async def test_a_process_that_never_starts_leaves_its_place_to_the_former_one(folder):
+    """Its `prepare` or its `start` does not return: the change has a deadline, and says which it was."""
+    path = write(folder, settings="number = 1")
+    path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nstart_seconds = 3.0"))
+    async with running(path, 2):
+        for setting in ("blocks=true", "waits=true"):
+            answer = await swap(path, wanted("second", OTHER, setting))
+            assert not answer.done
+            late = "second.0 was not ready after 3 s (actors.second.start_seconds) and is killed"
+            assert late in answer.refused[0], answer
+            assert "the former class and settings hold again" in answer.refused[0]
+        await until_events(folder, 7)
+        assert events(folder)[2:] == [
+            f"ready second.0 {OTHER} 1",
+            f"ready second.0 {OTHER} 1",
+            f"left second.0 {PLAIN} 1",
+            f"up second.0 {OTHER} 1",
+            f"up second.0 {PLAIN} 1",
+        ]
+        assert not (await swap(path, wanted("second", OTHER))).refused  # the run can be changed again
+
+
+@pytest.mark.real_time
+async def test_a_class_that_keeps_dying_after_its_swap_is_taken_back(folder, capsys):
+    """Before it ends the run: also where its other processes live, which follow."""
+    path = write(folder, settings="number = 1", replicas=2)
+    path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nrestarts = 1"))
+    async with running(path, 3):
+        answer = await swap(path, wanted("second", OTHER, "lives=3.0"))
+        assert len(answer.done) == 2
+        while sum(event.startswith("up") and event.endswith(f"{PLAIN} 1") for event in events(folder)) < 4:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        await trio.sleep(1.5)
+        assert [event for event in events(folder) if event.startswith("up second")][-1].endswith(f"{PLAIN} 1")
+        stored = load_topology(path.parent / "run" / "topology.local.toml").actors["second"]
+        assert (stored.class_path, stored.settings) == (PLAIN, {"number": 1})
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 restarts in 60 s are spent" in output
+    assert "the class and settings that second had before it was swapped hold again" in output
+
+
+async def test_a_dry_run_that_never_ends_is_ended_and_refuses_the_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(dry_run, "DRY_RUN_SECONDS", 0.0)
+    janitor = SimpleNamespace(started=lambda _: None, ended=lambda _: None)
+    late, *_ = await dry_run.faults_of(tmp_path, tmp_path, (), tmp_path / "stderr", janitor)
+    assert late.startswith("the dry run of the change did not end in 0 s")
+
+
+@pytest.mark.real_time
 async def test_a_swap_that_is_refused_stops_nothing(folder):
     path = write(folder)
     async with running(path, 2):

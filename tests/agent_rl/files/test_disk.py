@@ -87,6 +87,24 @@ def test_what_is_written_whole_is_whole_or_as_before(tmp_path: Path, writer) -> 
     assert (tmp_path / "thing").stat().st_size > 1000
 
 
+def test_what_is_written_whole_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """A file that is renamed first is empty after a loss of power."""
+    happened = []
+    fsync, replace = os.fsync, Path.replace
+    name = lambda opened: Path(f"/proc/self/fd/{opened}").readlink().name  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda opened: (happened.append(name(opened)), fsync(opened)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (happened.append("renamed"), replace(path, to)))
+    with whole(tmp_path / "run" / "thing") as partial:
+        partial.write_text("x")
+    with whole(tmp_path / "run" / "folder") as partial:
+        partial.mkdir()
+        (partial / "inner").write_text("x")
+    with whole(tmp_path / "run" / "lost", flushed=False) as partial:
+        partial.write_text("x")
+    of_file, of_folder = [".thing.partial", "renamed", "run"], ["inner", ".folder.partial", "renamed", "run"]
+    assert happened == [*of_file, *of_folder, "renamed"]
+
+
 def test_two_processes_may_write_the_same_path_at_the_same_moment(tmp_path, monkeypatch):
     with whole(tmp_path / "thing", others_write_it=True) as first:
         first.write_text("the same")

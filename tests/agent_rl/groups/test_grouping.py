@@ -40,12 +40,12 @@ def kinds(instructions: list[Instruction], kind: type) -> list[Any]:
     return [instruction for instruction in instructions if isinstance(instruction, kind)]
 
 
-def settle(made: GroupBook, number: int, answers: list[str | None]) -> list[Instruction]:
+def settle(made: GroupBook, number: int, answers: list[str | None], *, version: int = 0) -> list[Instruction]:
     group = builders.opened(number)
     made.group_opened(group)
     instructions: list[Instruction] = []
     for sample, answer in enumerate(answers):
-        instructions += made.trajectory(builders.trajectory(group, sample, answer=answer))
+        instructions += made.trajectory(builders.trajectory(group, sample, answer=answer, version=version))
     return instructions
 
 
@@ -186,8 +186,26 @@ def test_stale_open_groups_are_dropped_and_reported() -> None:
         assert not made.wants(late)
         made.unwanted(late)
     assert made.progress().dropped_groups == ()
-    (closed,) = kinds(settle(made, 2, ["4", "5", "4", "5"]), Closed)
+    (closed,) = kinds(settle(made, 2, ["4", "5", "4", "5"], version=1), Closed)
     assert (closed.figures.group_seconds, closed.figures.stale_group_seconds) == (0.1, 7.0)
+
+
+def test_a_decided_group_with_tokens_that_are_too_old_is_dropped_when_the_step_closes() -> None:
+    """Its opening promised newer ones: an engine served an older policy after a restart."""
+    made = book(max_staleness=1, groups_per_step=1)
+    made.enter(StageEntered(1, 0, 0, restored=False), next_version=0)
+    made.enter(StageEntered(0, 0, 0, restored=False), next_version=5)
+    assert kinds(settle(made, 0, ["4", "5", "4", "5"], version=3), Closed) == []
+    assert made.progress().uncounted == 1
+    instructions = settle(made, 1, ["4", "5", "4", "5"], version=4)
+    (dropped,), (closed,) = kinds(instructions, Dropped), kinds(instructions, Closed)
+    assert (dropped.group, dropped.reason, dropped.success, dropped.oldest) == ("s0-g000000", "stale", 0.5, 3)
+    assert (closed.step.trained, closed.figures.staleness_max, closed.figures.staleness_limit) == (
+        ("s0-g000001",),
+        1,
+        1,
+    )
+    assert made.progress().uncounted == 1
 
 
 def test_a_stage_boundary_drops_what_is_open() -> None:

@@ -386,3 +386,5 @@ def test_actors_that_miss_the_same_peers_are_one_notice_and_so_is_their_return()
     assert said("gen.0", gone) == [f"gen.0 waits: {gone}"]
     assert said("gen.0", gone) == said("gen.1", gone) == said("gen.0", "") == []
     assert said("gen.1", "") == ["gen.1 goes on"]
+    said("gen.0", gone)
+    assert said("gen.0", "two hang") == ["gen.0 waits: two hang"]  # it does not go on

@@ -130,7 +130,7 @@ class SyntheticRun:
                 self.journal.ready(group.group, [(sample, 0) for sample in range(len(of))], of, self.version, 1)
             else:
                 self.journal.drop(group.group, "equal_rewards", of[0], self.version, 1)
-        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained))
+        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained), 1)
         self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
         self.wall += 1.0
         self.journal.step_trained(self.version, TrainingFigures(**{"entropy": 0.5, "policy_gap": 0.001, **figures}))

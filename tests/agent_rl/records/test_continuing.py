@@ -15,8 +15,9 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import Environments, shown_settings
-from agent_rl.records.continuing import remember, write_resolved
-from agent_rl.records.journal import Journal
+from agent_rl.records.continuing import made_with, remember, write_resolved
+from agent_rl.records.history import MADE_WITH, check_history
+from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused, run_lock
 from agent_rl.records.run_records import RunRecords
 from tests.end_to_end.topologies import write_micro
@@ -108,7 +109,32 @@ def test_a_setting_may_be_in_the_environment(tmp_path: Path, monkeypatch: pytest
     assert '"pin": "env:A_PIN"' in (tmp_path / "topology.json").read_text()
 
 
+@pytest.mark.parametrize("left", ["", "{", "[1]", "\0" * 200])
+def test_a_record_that_a_stopped_disk_has_broken_is_written_again(tmp_path: Path, left: str) -> None:
+    """The journal holds the same settings: nobody is told to remove a run that is sound."""
+    assert remember(topology(tmp_path), tmp_path) == ""
+    path = tmp_path / "topology.json"
+    whole = path.read_text()
+    path.write_text(left)
+    assert "topology.json was not readable, and is written again" in remember(topology(tmp_path), tmp_path)
+    assert path.read_text() == whole
+    assert remember(topology(tmp_path), tmp_path) == ""
+
+
+def test_other_settings_are_refused_where_the_record_is_broken(tmp_path: Path) -> None:
+    """The journal's settings are compared before the record is written again."""
+    first = topology(tmp_path)
+    journal = open_journal(tmp_path)
+    journal.set_fact(MADE_WITH, json.dumps(made_with(first)))
+    journal.commit()
+    journal.close()
+    (tmp_path / "topology.json").write_text("")
+    check_history(tmp_path, first)
+    with pytest.raises(JournalError, match=r"run\.seed: 0 then, 7 now"):
+        check_history(tmp_path, topology(tmp_path, "run.seed=7"))
+
+
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "topology.json").write_text("{")
-    with pytest.raises(RunRefused, match=r"topology\.json cannot be read"):
+    (tmp_path / "topology.json").mkdir()
+    with pytest.raises(RunRefused, match=r"topology\.json cannot be read \(Is a directory\); see to its disk"):
         remember(topology(tmp_path), tmp_path)

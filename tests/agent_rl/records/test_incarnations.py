@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from pathlib import Path
 
@@ -35,9 +36,17 @@ def test_a_directory_that_was_removed_counts_on_from_the_clock(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])
-def test_a_number_that_cannot_be_read_or_counted_on_from_is_refused(tmp_path: Path, written: str) -> None:
-    (tmp_path / "starts.a").write_text(written)
-    with pytest.raises(RunRefused, match=r"starts\.a does not hold the number of a start: stop the run"):
+def test_after_a_disk_that_stopped_a_number_is_newer_than_the_file(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "starts.a"
+    file.write_text(written)
+    os.utime(file, (500, 500))
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 501
+    assert next_start(tmp_path, ["a"], lambda: 100.0) == 502
+
+
+def test_a_folder_in_the_place_of_the_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "starts.a").mkdir()
+    with pytest.raises(RunRefused, match=r"starts\.a cannot be read \(Is a directory\)"):
         next_start(tmp_path, ["a"])
 
 

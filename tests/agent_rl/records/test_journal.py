@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError
@@ -48,6 +49,20 @@ def test_the_balance_is_told_in_words(tmp_path: Path) -> None:
     assert lines[0] == "training groups: 2 opened = 0 trained + 1 dropped (1 equal_rewards) + 1 open"
     assert lines[1] == "steps: 0, of which 0 without a group to train and 0 skipped as not finite"
     assert lines[-1] == "balanced"
+
+
+def test_a_group_that_was_trained_with_too_much_staleness_is_a_fault(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    names = open_groups(journal, 3)
+    for name, oldest in zip(names, (6, 5, 5), strict=True):
+        journal.ready(name, [(0, 0)], [1.0], oldest, 1)
+    journal.close_step(7, 0, names[:2], names[:2], StepFigures(staleness_max=2, staleness_limit=1))
+    journal.step_trained(7, TrainingFigures())
+    balance = audit_journal(journal)
+    assert balance.faults == (f"{names[1]}: trained at version 7 with staleness 2, beyond its limit of 1",)
+    assert balance.lines()[-1] == "NOT BALANCED"
+    journal.drop(names[2], "stale", 0.0, 5, 0)  # decided, and too old for the next step
+    assert (audit_journal(journal).dropped, audit_journal(journal).open) == ({"stale": 1}, 0)
 
 
 def test_a_skipped_step_whose_groups_count_as_trained_is_a_fault(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,7 +24,7 @@ def test_a_step_is_groups_per_step_decided_groups_equal_rewards_included() -> No
     assert steps.close() is None
     steps.decided("b", 0, signal=False)
     step = steps.close()
-    assert step == Step(0, ("a",), ("a", "b"), (), (0,))
+    assert step == Step(0, ("a",), ("a", "b"), (), (0,), 1)
     assert steps.close() is None
     assert steps.uncounted == 0
 
@@ -80,7 +81,7 @@ def test_dropping_closes_the_step_and_drops_the_straggler() -> None:
         steps.decided(name, 1, signal=True)
     step = steps.close()
     assert step is not None
-    assert step.dropped_open == ("old",)
+    assert step.dropped == ("old",)
     assert steps.uncounted == 1  # it may be replaced
     steps.forgotten("old")  # known no more
     assert steps.uncounted == 1
@@ -111,7 +112,7 @@ def test_training_corrected_drops_a_straggler_that_would_grow_older_than_its_cap
             steps.decided(name, version, signal=True)
         step = steps.close()
         assert step is not None
-        dropped.append(step.dropped_open)
+        dropped.append(step.dropped)
     assert dropped == [(), ("old",)]  # trained at version 5 it would be 5 behind
 
 
@@ -132,8 +133,36 @@ def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
     assert (step.version, step.trained) == (1, ("b",))
 
 
-@settings(max_examples=200)
-@example(seed=14837, budget=3, groups_per_step=1, on_stale="wait", refill=False, lag=0)
+@pytest.mark.parametrize(("on_stale", "dropped"), [("wait", "old"), ("drop", "old"), ("train_corrected", "older")])
+def test_a_decided_group_whose_tokens_are_too_old_is_dropped_and_replaced(on_stale: str, dropped: str) -> None:
+    """The versions of its tokens count, whatever its opening promised: its engine served a restored policy."""
+    steps = assembler(version=38, on_stale=on_stale, max_corrected_staleness=4)
+    for name, oldest in (("older", 33), ("old", 36), ("a", 37), ("b", 38)):
+        steps.opened(name, 38)
+        if name in {dropped, "a", "b"}:
+            steps.decided(name, oldest, signal=True)
+    assert steps.uncounted == 1  # another group may be opened before the step closes
+    for name in {"old", "older"} - {dropped}:
+        steps.forgotten(name)
+    step = steps.close()
+    assert step is not None
+    assert (step.trained, step.dropped, steps.waiting) == (("a", "b"), (dropped,), 0)
+    assert max(step.staleness) <= step.limit
+    assert steps.uncounted == 2  # with the one that was forgotten
+
+
+def again(steps: StepAssembler, decided: dict[str, tuple[int, bool]], open_groups: dict[str, int]) -> StepAssembler:
+    """A new process's assembler, from what the journal holds."""
+    new = replace(steps, _open={}, _waiting=[], surplus=steps.surplus)
+    for name, (oldest, signal) in decided.items():
+        new.decided(name, oldest, signal=signal)
+    for name, oldest in open_groups.items():
+        new.opened(name, oldest)
+    return new
+
+
+@settings(max_examples=300)
+@example(seed=14837, budget=3, groups_per_step=1, on_stale="wait", refill=False, lag=0, restarts=0.0)
 @given(
     seed=st.integers(0, 10**6),
     budget=st.integers(0, 5),
@@ -141,6 +170,7 @@ def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
     on_stale=st.sampled_from(["wait", "drop", "train_corrected"]),
     refill=st.booleans(),
     lag=st.integers(0, 2),
+    restarts=st.sampled_from([0.0, 0.0, 0.05, 0.2]),
 )
 def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     seed: int,
@@ -149,8 +179,12 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     on_stale: str,
     refill: bool,
     lag: int,
+    restarts: float,
 ) -> None:
-    """A random run: groups open within the bound, are decided in random order, and engines lag behind the learner."""
+    """A random run: groups open within the bound, are decided in random order, and engines lag behind the learner.
+
+    Restarts bring all engines back to any older policy, as a learner does that publishes while it trains steps again.
+    """
     rng = random.Random(seed)
     steps = assembler(
         groups_per_step=groups_per_step,
@@ -163,10 +197,14 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
     most = max(budget, 3) if on_stale == "train_corrected" else budget
     served = opened = 0
     open_groups: dict[str, int] = {}
+    decided: dict[str, tuple[int, bool]] = {}
     seen: list[str] = []
-    for _ in range(2000):
+    for _ in range(4000):
         if steps.version >= 12:
             break
+        if rng.random() < restarts:
+            served = rng.randint(0, steps.version)
+            steps = again(steps, decided, open_groups)
         if served < steps.version and (lag == 0 or rng.random() < 1 / lag):
             served += 1
         if opened - steps.uncounted < (budget + served + 1) * groups_per_step:
@@ -177,13 +215,18 @@ def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
         if open_groups and rng.random() < 0.6:
             name = rng.choice(list(open_groups))
             # Its tokens may be newer than its opening, never older.
-            oldest = rng.randint(open_groups.pop(name), served)
-            steps.decided(name, oldest, signal=rng.random() < 0.7)
+            oldest = rng.randint(min(open_groups.pop(name), served), served)
+            decided[name] = oldest, rng.random() < 0.7
+            steps.decided(name, oldest, signal=decided[name][1])
         while (step := steps.close()) is not None:
             assert all(staleness <= most for staleness in step.staleness)
             seen.extend(step.decided)
-            for name in step.dropped_open:
-                del open_groups[name]
+            for name in step.decided:
+                del decided[name]
+            for name in step.dropped:
+                assert (name in open_groups) != (name in decided)
+                open_groups.pop(name, None)
+                decided.pop(name, None)
     assert steps.version >= 12
     assert len(seen) == len(set(seen))
 
