@@ -26,7 +26,7 @@ EXECUTOR = "tool_executor.0"
 PATIENCE = 30.0
 """Seconds for whatever is not held to a deadline: a busy machine takes a while to fork."""
 
-EQUAL = (("4", "4"), ("4", "\\sqrt{16}"), ("1/2", "0.5"), ("x^2-1", "(x-1)(x+1)"))
+EQUAL = (("4", "4"), ("4", "4.0"), ("1/2", "0.5"), ("x^2-1", "(x-1)(x+1)"))
 UNEQUAL = (("4", "5"), ("4", "\\sqrt{15}"), ("1/2", "0.51"), ("4", "no idea \\frac{"))
 """Ground truths and predictions that no checker may get wrong."""
 

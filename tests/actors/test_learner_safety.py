@@ -274,7 +274,7 @@ def cut(path: Path) -> None:
         ("model.safetensors", damage, "its checksum differs"),
         ("training/rank-0/optimizer.safetensors", cut, "bytes long"),
         ("training/rank-0/rng.safetensors", Path.unlink, "cannot be read: No such file"),
-        ("training/state.json", cut, "cannot be read: JSONDecodeError"),
+        ("training/state.json", cut, "cannot be read: JsonError: not JSON"),
     ],
 )
 def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_the_file_named(

@@ -136,5 +136,5 @@ def test_other_settings_are_refused_where_the_record_is_broken(tmp_path: Path) -
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "topology.json").mkdir()
-    with pytest.raises(RunRefused, match=r"topology\.json cannot be read \(Is a directory\); see to its disk"):
+    with pytest.raises(RunRefused, match=r"topology\.json cannot be read \(it is no regular file\); see to its disk"):
         remember(topology(tmp_path), tmp_path)
