@@ -16,7 +16,7 @@ RUN python3 -m pip freeze | grep -iE '^(torch|vllm|transformers)==' > /tmp/kept.
     && rm /tmp/kept.txt \
     && agent-rl --version
 RUN useradd --create-home --uid 10001 trainer
-USER trainer
+USER 10001
 WORKDIR /work
 ENTRYPOINT ["agent-rl"]
 CMD ["doctor"]

@@ -18,7 +18,7 @@ RUN python3 -m pip freeze | grep -iE '^(torch|vllm|transformers)==' > /tmp/kept.
 RUN useradd --create-home --uid 10001 trainer
 # Kernels of AITER gave wrong logits and NaN on gfx942 in several releases (docs/gpus.md).
 ENV VLLM_ROCM_USE_AITER=0
-USER trainer
+USER 10001
 WORKDIR /work
 ENTRYPOINT ["agent-rl"]
 CMD ["doctor"]

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,23 +141,12 @@ def test_each_recipe_says_what_never_ran(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "containers").glob("*Dockerfile")), ids=lambda path: path.name)
-def test_an_image_is_pinned_small_and_not_run_as_root(path: Path) -> None:
-    """What hadolint asks for, as far as these files can break it."""
-    text = re.sub(r"\\\n", " ", path.read_text())
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    words = [line.split(maxsplit=1)[0] for line in lines]
-    (base,) = [line.split()[1] for line in lines if line.startswith("FROM ")]
-    assert re.fullmatch(r"[\w./-]+:v\d+\.\d+\.\d+", base), "a base has a version of its own"
-    assert set(words) <= {"FROM", "SHELL", "WORKDIR", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "CMD"}
-    assert words.index("SHELL") < words.index("RUN"), "a pipe that fails fails the build"
-    assert [line for line in lines if line.startswith("USER ")][-1] != "USER root"
-    for line in lines:
+def test_an_image_passes_hadolint_and_keeps_what_its_base_has(path: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--failure-threshold", "info", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for line in re.sub(r"\\\n", " ", path.read_text()).splitlines():
         if line.startswith("RUN ") and "pip install" in line:
-            assert "--no-cache-dir" in line
             assert "--constraint" in line
-        if line.startswith("WORKDIR "):
-            assert line.split()[1].startswith("/")
         if line.startswith("COPY "):
             assert all((ROOT / name).exists() for name in line.split()[1:-1]), line
-        if line.startswith(("ENTRYPOINT", "CMD")):
-            assert json.loads(line.split(maxsplit=1)[1])
