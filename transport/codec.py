@@ -1,7 +1,7 @@
-"""Messages to frames and back: the fields in msgpack, then the raw bytes of each large array as a frame of its own.
+"""Messages to frames and back: the fields in msgpack, then each large array, and large bytes, as a frame of its own.
 
 Frame 0 is ``[version, type name, fingerprint, [value, ...]]``, the values in the order of the fields. Small arrays are
-among the values; the k-th large array is frame k. The fingerprint is a hash of all names and annotations, so sender and
+among the values; the k-th of them is frame k. The fingerprint is a hash of all names and annotations, so sender and
 receiver must agree on them. For any bytes, decoding returns a message that fits its annotations or raises DecodeError.
 No executable data crosses the wire.
 """
@@ -73,7 +73,7 @@ def _compiled(cls: type) -> tuple[Plan, int]:
 
 
 def encode(message: Any, limits: Limits = DEFAULT_LIMITS) -> list[Buffer]:
-    """The frames of a message: the fields, then one frame for each large array.
+    """The frames of a message: the fields, then one frame for each large array and for large bytes.
 
     A frame shares a contiguous array's memory. So do not change an array after this call. Raises EncodeError, which
     names the field that does not fit its annotation, also for a message above the limits of its receivers.

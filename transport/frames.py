@@ -20,7 +20,7 @@ import msgpack
 
 from transport.plans import FRAME_FROM, Buffer
 
-FRAMES_VERSION = 5
+FRAMES_VERSION = 6
 
 
 class MalformedFrame(Exception):  # noqa: N818

@@ -24,7 +24,7 @@ class Limits:
     message_bytes: int = 256 << 20
     """All frames of one message together."""
     message_frames: int = 8192
-    """The most frames of one message: one, and one for each large array."""
+    """The most frames of one message: one, and one for each large array or bytes."""
     heartbeat_interval: float = 1.0
     silent_after: float = 5.0
     lost_after: float = 20.0

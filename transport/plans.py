@@ -20,12 +20,17 @@ from transport.limits import MAX_ITEMS, MAX_JSON_DEPTH
 Buffer: TypeAlias = "bytes | memoryview"
 Encoder: TypeAlias = Callable[[Any, list[Buffer]], Any]
 
+FRAME_FROM = 64 << 10
+"""An array, or bytes, of so many bytes or more are a separate frame, which is not copied.
+
+For smaller ones, a copy costs less than a frame.
+"""
 INT_MIN = -(1 << 63)
 INT_MAX = (1 << 63) - 1
 
 
 class Cursor:
-    """The array frames of one message, read in order."""
+    """The frames of one message after the first, read in order."""
 
     __slots__ = ("frames", "position")
 
@@ -34,7 +39,7 @@ class Cursor:
         self.position = 1
 
     def next_frame(self) -> Buffer:
-        """The frame of the next large array. Raises Invalid when there is none."""
+        """The next frame. Raises Invalid when there is none."""
         if self.position >= len(self.frames):
             raise Invalid("its frame is missing")
         frame = self.frames[self.position]
@@ -165,11 +170,31 @@ def _any(value: Any, _: object) -> Any:
     return value
 
 
+def _encode_bytes(value: Any, frames: list[Buffer]) -> Any:
+    if not isinstance(value, bytes):
+        raise wrong("bytes", value)
+    if len(value) < FRAME_FROM:
+        return value
+    frames.append(value)
+    return len(value)
+
+
+def _decode_bytes(value: Any, cursor: Cursor) -> Any:
+    if type(value) is bytes:
+        return value
+    if type(value) is not int:
+        raise wrong("bytes", value)
+    frame = cursor.next_frame()
+    if len(frame) != value:
+        raise Invalid(f"expected a frame of {value} bytes, got {len(frame)}")
+    return bytes(frame)  # what is bytes already is not copied
+
+
 _INT = f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}"
 
 SIMPLE: dict[object, Plan] = {
     bool: _simple(bool),
-    bytes: _simple(bytes),
+    bytes: Plan(_encode_bytes, _decode_bytes, "bytes", "bytes", f"type({{v}}) is bytes and len({{v}}) < {FRAME_FROM}"),
     str: _simple(str),
     int: Plan(_check_int, _check_int, "int", "int", _INT),
     float: Plan(_encode_float, _decode_float, "float", "float", "type({v}) is float"),
@@ -262,11 +287,6 @@ def mapping(item: Plan, describe: str) -> Plan:
 
 
 _MAX_DIMENSION = 1 << 40
-FRAME_FROM = 64 << 10
-"""An array of so many bytes or more is a separate frame and not copied.
-
-For smaller arrays, a copy costs less than a frame.
-"""
 
 
 def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.transport.clouds import CLOUDS, JSON, REGISTRY, Point, cloud, put, same, values_of, with_header
-from transport import DecodeError, EncodeError, Limits, decode, encode, plans
+from transport import DecodeError, EncodeError, Limits, Registry, decode, encode, plans
 from transport.codec import WIRE_VERSION
 from transport.limits import MAX_ITEMS
 
@@ -55,6 +56,37 @@ def test_large_contiguous_arrays_are_not_copied_on_either_side():
     decoded = decode(received, REGISTRY)
     assert np.shares_memory(decoded.cells, np.frombuffer(received[1], np.int32))
     assert not decoded.cells.flags.writeable
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Bytes, as of a packed body, and bytes that may be missing."""
+
+    name: str
+    body: bytes
+    stamp: bytes | None
+
+
+@pytest.mark.parametrize("stamp", [None, b"", b"s" * 9, b"s" * plans.FRAME_FROM])
+@pytest.mark.parametrize("size", [0, plans.FRAME_FROM - 1, plans.FRAME_FROM, 1 << 20])
+def test_bytes_arrive_and_large_ones_are_frames_that_are_not_copied_to_be_sent(size, stamp):
+    parcel = Parcel("one", b"b" * size, stamp)
+    frames = encode(parcel)
+    apart = [part for part in (parcel.body, stamp) if part is not None and len(part) >= plans.FRAME_FROM]
+    assert [frame is part for frame, part in zip(frames[1:], apart, strict=True)] == [True] * len(apart)
+    for received in (frames, [memoryview(bytes(frame)) for frame in frames]):
+        assert decode(received, Registry(Parcel)) == parcel
+
+
+def test_a_frame_of_bytes_has_the_length_that_is_said():
+    head, body = encode(Parcel("one", b"b" * plans.FRAME_FROM, None))
+    for frames, said in (
+        ([head, body[1:]], "expected a frame of 65536 bytes, got 65535"),
+        ([head], "its frame is missing"),
+        ([head, body, body], "1 frames more than its arrays"),
+    ):
+        with pytest.raises(DecodeError, match=said):
+            decode(frames, Registry(Parcel))
 
 
 @pytest.mark.parametrize("values", [np.arange(12, dtype=np.int32).reshape(3, 4), LARGE], ids=["small", "large"])
