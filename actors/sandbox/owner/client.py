@@ -50,6 +50,10 @@ class Session:
         """Whether its process can take a cell."""
         return self.interpreter is not None and self.interpreter.ready
 
+    def holds(self, cells: list[str]) -> bool:
+        """Whether these cells, and no others, have taken effect in its live process."""
+        return self.alive and self.cells == cells
+
     @property
     def why(self) -> str:
         """Why its last process ended, in brackets; empty if unknown."""
@@ -184,8 +188,9 @@ class Sandbox(Pool):
         self._weights = Weights(warm_modules)
         self._sessions = SessionTable(sessions)
         settings = PoolSettings(**options)
-        self._replays = FairQueue(max(1, settings.interpreters * settings.children // REPLAY_SHARE))
-        super().__init__(settings, self._weights.sets, more=sessions)
+        replays = max(1, settings.interpreters * settings.children // REPLAY_SHARE)
+        self._replays = FairQueue(replays)
+        super().__init__(settings, self._weights.sets, more=sessions + replays)
 
     async def execute(
         self, code: str, stdin: str = "", *, limits: ExecutionLimits | None = None, name: str = ""
@@ -243,70 +248,90 @@ class Sandbox(Pool):
         self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits, asked: float
     ) -> ToolOutput:
         """Run a cell in the session's live process, or in a new process that first runs the earlier cells."""
-        note, ending, seconds = "", UNAVAILABLE, 0.0
+        note, ending, seconds, ended = "", UNAVAILABLE, 0.0, None
         for _ in range(ATTEMPTS):
-            fresh = not session.alive or session.cells != earlier
-            if fresh:
-                session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
-                interpreter = await self._pick(self._weights.lightest("\n".join([*earlier, code])))
-                if interpreter is None:
-                    session.lost = ""
-                    break
-                self._sessions.begin(session, interpreter)
-            if fresh and earlier:
-                note = f"[The session was lost{session.why}: its {len(earlier)} earlier cells were run again.]\n"
-                again = await self._replay(session, earlier, limits)
-                if again is None:
-                    continue
-                if not again.goes_on:
-                    ending = again
-                    break
-                session.cells, fresh = earlier, False
-            async with self._queue.place(session.name):
-                ended = await self._in_session(session, {"code": code, "cell": len(session.cells)}, limits, fresh=fresh)
+            if earlier and not session.holds(earlier):
+                async with self._replays.place(session.name):
+                    note, again = await self._replay(session, code, earlier, limits)
+                    if again is None:
+                        continue
+                    if not again.goes_on:
+                        ending = again
+                        break
+                    ended = await self._next_cell(session, code, earlier, limits)
+            else:
+                ended = await self._next_cell(session, code, earlier, limits)
             if ended is not None:
                 ending, seconds = ending_of(ended, limits.output_bytes), ended.seconds
+                break
+            if session.interpreter is None and not session.lost:  # there was none to take
                 break
         if ending is UNAVAILABLE and session.lost == GONE:
             ending = ENDS_BETWEEN
         if ending.goes_on:
             session.cells = [*earlier, code]
-            session.took[hash(code)] = seconds
+            session.took[hash(code)] = max(seconds, session.took.get(hash(code), 0.0))
         else:
             session.lose(f"its last cell ended as {ending.outcome}")
             note += "[The session's process has ended; its state is that before this cell.]\n"
         self._counts["cells"] += 1
         return replace(self._result(ending, asked, seconds), kept=ending.goes_on, note=note)
 
-    async def _replay(self, session: Session, earlier: list[str], limits: ExecutionLimits) -> Ending | None:
-        """Run the earlier cells again; None when the process is gone.
+    async def _next_cell(
+        self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits
+    ) -> Ended | None:
+        """Run a cell in a place: in the live process, or the first one in a new process; None when there is neither."""
+        async with self._queue.place(session.name):
+            fresh = not session.holds(earlier)
+            if fresh and (earlier or not await self._begin(session, code)):  # it was lost while it waited
+                return None
+            return await self._in_session(session, {"code": code, "cell": len(session.cells)}, limits, fresh=fresh)
+
+    async def _begin(self, session: Session, code: str) -> bool:
+        """Give the session an interpreter that suits the code, where one gets ready. Called in a place, so that no
+        more sessions begin than there are places.
+        """
+        session.lose("the result of a cell was lost" if session.alive else "its interpreter died")
+        interpreter = await self._pick(self._weights.lightest(code))
+        if interpreter is None:
+            session.lost = ""
+            return False
+        self._sessions.begin(session, interpreter)
+        return True
+
+    async def _replay(
+        self, session: Session, code: str, earlier: list[str], limits: ExecutionLimits
+    ) -> tuple[str, Ending | None]:
+        """Run the earlier cells again: a note for the model, and how they ended; None when the process is gone.
 
         They may take twice as long as at first, where they first ran here, within what is left to the rollout.
         """
+        if not await self._begin(session, "\n".join([*earlier, code])):
+            return "", UNAVAILABLE
+        note = f"[The session was lost{session.why}: its {len(earlier)} earlier cells were run again.]\n"
         self._counts["sessions_rebuilt"] += 1
         first = sum(min(limits.wall_seconds, 2 * session.took.get(hash(cell), math.inf) + 1) for cell in earlier)
-        left = REPLAYS * limits.wall_seconds - session.replayed
-        began, ended = trio.current_time(), None
+        left, again = REPLAYS * limits.wall_seconds - session.replayed, UNAVAILABLE
         if left > 0:
-            async with self._replays.place(session.name):
-                began = trio.current_time()
-                patient = replace(limits, wall_seconds=min(first, left))
-                ended = await self._in_session(session, {"code": "", "earlier": earlier}, patient, fresh=True)
+            began, patient = trio.current_time(), replace(limits, wall_seconds=min(first, left))
+            ended = await self._in_session(session, {"code": "", "earlier": earlier}, patient, fresh=True)
             session.replayed += trio.current_time() - began
             if ended is None:
-                return None
-        again = UNAVAILABLE if ended is None else ending_of(ended, limits.output_bytes)
+                return note, None
+            again = ending_of(ended, limits.output_bytes)
         if again.goes_on:
-            return again
+            session.cells = earlier
+            return note, again
         why = again.outcome if left > 0 else "this was done too often, and they took too long"
         said = f"The earlier cells could not be run again: {why}.\n"
-        return replace(again, outcome="error", stdout="", stderr=said, value="")
+        return note, replace(again, outcome="error", stdout="", stderr=said, value="")
 
     async def _in_session(
         self, session: Session, request: dict[str, Any], limits: ExecutionLimits, *, fresh: bool
     ) -> Ended | None:
         """Run a request in a new session process or in the live one; None when the live one is gone."""
-        assert session.interpreter is not None
+        if session.interpreter is None:  # its rollout has ended meanwhile
+            return None
         try:
             ended = await session.interpreter.call(
                 {**request, "session": True},

@@ -229,6 +229,8 @@ class Interpreter:
         The server enforces the deadline of each call, so a silent server hangs and is killed. Cancelling this method
         cancels the call in the server. Raises NotStartedError.
         """
+        if not self.ready:  # it died while the call waited for a place
+            return None
         number, pending, groups, asked = next(self._ids), _Pending(), self.config.groups, trio.current_time()
         files: list[int] = []
         try:

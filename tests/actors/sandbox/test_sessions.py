@@ -367,6 +367,34 @@ def test_cells_that_are_run_again_take_no_place_of_others_and_end_when_a_rollout
     )
 
 
+def test_no_more_sessions_live_than_may_however_many_begin_at_once() -> None:
+    async def main(notebook: Notebook) -> float:
+        most = 0.0
+
+        async def first(name: str) -> None:
+            nonlocal most
+            await notebook.sandbox.run_cell(name, 1, "import time\ntime.sleep(0.05)", limits=SHORT)
+            most = max(most, notebook.sandbox.figures["sessions"])
+
+        async with trio.open_nursery() as nursery:
+            for number in range(16):
+                nursery.start_soon(first, f"r{number}")
+        return most
+
+    assert in_notebook(main, children=2, sessions=3) <= 3 + 2  # those that run a cell are not evicted
+
+
+def test_an_interpreter_that_has_died_takes_no_call() -> None:
+    async def main(notebook: Notebook) -> object:
+        (interpreter,) = notebook.sandbox._ready
+        interpreter.kill()
+        assert await eventually(lambda: not interpreter.ready)
+        with trio.fail_after(2):
+            return await interpreter.call({"code": "1"}, "", SHORT, 60.0)
+
+    assert in_notebook(main) is None
+
+
 def test_earlier_cells_that_cannot_be_run_again_are_an_error_that_says_so() -> None:
     async def main(notebook: Notebook) -> tuple[ToolOutput, ToolOutput]:
         failed = await notebook.sandbox.run_cell("a", 3, "print(1)", ["import os", "os._exit(0)"], limits=SHORT)
