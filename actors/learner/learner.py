@@ -394,6 +394,8 @@ class Learner(Actor):
     async def _rl(self, stage: RlStage) -> bool:
         """Train the steps of GRPO-RoC. Each step starts as soon as the filter has closed it."""
         at_its_start = await self._model.begin_rl(self._position)
+        # More steps than the stage has may be recorded: it was made shorter, or counted groups closed another one.
+        self._publish_from = min(self._publish_from, self._position.stage_version + stage.steps)
         if stage.reset_optimizer and at_its_start:
             self._model.trainer.reset_optimizer()
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
@@ -37,14 +38,17 @@ def differences(role: str, before: Topology, now: Topology) -> list[str]:
         [f"{role}.class: {becomes.class_path}, was {was.class_path}"] if was.class_path != becomes.class_path else []
     )
     for key in dict.fromkeys([*was.settings, *becomes.settings]):
-        old, new = (_shown(entry.settings, key) for entry in (was, becomes))
-        if old != new:
+        if was.settings.get(key, _LEFT_OUT) != becomes.settings.get(key, _LEFT_OUT):
+            old, new = (_shown(entry.settings, key) for entry in (was, becomes))
             lines.append(f"{role}.settings.{key}: {new}, was {old}")
     return lines or [f"{role} has the class and the settings that it had; its processes are new"]
 
 
+_LEFT_OUT = "left out"
+
+
 def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key], default=str) if key in settings else "left out"
+    return json.dumps(redacted(settings)[key], default=str) if key in settings else _LEFT_OUT
 
 
 def named(wanted: Wanted) -> str:

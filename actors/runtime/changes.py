@@ -24,6 +24,7 @@ supervisor alone knows `CONTROL`; the other supervisors obey the main host's alo
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -73,6 +74,8 @@ from agent_rl.records.swaps import record_swap
 if TYPE_CHECKING:
     from transport import AnnounceLink, Node
 
+TRIAL_SECONDS = 600.0
+"""For so long a class that was swapped in gives way to the former one when a process of it spends its restarts."""
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
 
@@ -118,8 +121,8 @@ class Changes:
         self._left = {name for name, host in topology.hosts.items() if host.optional} - set(hosts)
         """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
-        self._before: dict[str, ActorEntry] = {}
-        """What roles were before their last swap."""
+        self._before: dict[str, tuple[float, ActorEntry]] = {}
+        """When roles were swapped last, and what they were before."""
         self._starting = Starting(self._watched)
         self._busy = ""
         self._nursery: trio.Nursery | None = None
@@ -353,7 +356,7 @@ class Changes:
             way = f"in place: {why}" if why else "beside"
             done.append(f"{actor.name} is now {plan.entry.class_path}; it was away for {seconds:.1f} s ({way})")
             self._say(done[-1])
-        self._before[role] = self.topology.actors[role]
+        self._before[role] = trio.current_time(), self.topology.actors[role]
         self.topology = self._with_numbers(topology)
         return done, ""
 
@@ -363,8 +366,9 @@ class Changes:
         Returns the plan that holds; None where that is the one by which the process died.
         """
         role = actor.role
-        if role in self._before and self._nursery is not None:
-            former = self.topology.model_copy(update={"actors": {**self.topology.actors, role: self._before.pop(role)}})
+        since, entry = self._before.pop(role, (-math.inf, actor.entry))
+        if trio.current_time() - since < TRIAL_SECONDS and self._nursery is not None:
+            former = self.topology.model_copy(update={"actors": {**self.topology.actors, role: entry}})
             former = self._with_numbers(former)
             if fault := self._store(former):
                 self._say(f"{role} keeps the class that it was swapped for: {fault}")

@@ -41,11 +41,12 @@ class LostHosts:
     def doubted(self) -> list[str]:
         """The actors of the lost hosts, and replicas that are not to run, in the order of the topology."""
         lost = {self._hosts[supervisor] for supervisor in self._lost}
+        wanted = {host: wanted_nodes(self._topology, host) for host in self._topology.hosts_in_use}
         return [
             name
-            for host in self._topology.hosts_in_use
+            for host, names in wanted.items()
             for name, _ in actor_nodes(self._topology, host)
-            if host in lost or name not in wanted_nodes(self._topology, host)
+            if host in lost or name not in names
         ]
 
     def line(self) -> bytes:

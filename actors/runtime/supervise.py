@@ -32,6 +32,7 @@ from actors.runtime.peers import Peers
 from actors.runtime.replicas import Replicas
 from actors.runtime.scraping import listeners_of, serve_metrics
 from actors.runtime.tracking import Tracking, writes_rows
+from agent_rl.config.hidden import redacted
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
@@ -135,7 +136,8 @@ class Supervisor:
                 entry = self._topology.actors[role]
                 self.say(
                     f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"
-                    f" settings {json.dumps(entry.settings)}; stop the run and start it again to go by the file"
+                    f" settings {json.dumps(redacted(entry.settings))}; stop the run and start it again to go by the"
+                    " file"
                 )
 
     async def run(self, network: Network, received: AsyncIterator[int]) -> int:

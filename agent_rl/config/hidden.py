@@ -7,8 +7,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-WORDS = frozenset({"credential", "key", "passphrase", "password", "passwd", "secret", "token"})
-"""A setting is a secret if its name has one of these words, also in the plural: ``api_key``, ``tokens``."""
+WORDS = frozenset(
+    {"auth", "authorization", "credential", "key", "passphrase", "password", "passwd", "pwd", "secret", "token"}
+)
+"""A setting is a secret if its name has one of these words, also in the plural: ``api_key``, ``accessToken``. A
+``key_column`` is none.
+"""
 HIDDEN = "(a secret)"
 """What reports, journals and messages hold in place of a secret. A changed secret is no other setting."""
 _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
@@ -16,7 +20,8 @@ _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 
 def is_secret(name: str) -> bool:
     """Whether a setting of this name is a secret."""
-    return any(word in WORDS or word.removesuffix("s") in WORDS for word in re.split(r"[^a-z0-9]+", name.lower()))
+    words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    return "column" not in words and any(word in WORDS or word.removesuffix("s") in WORDS for word in words)
 
 
 def redacted(settings: Any, names: Collection[str] = ()) -> Any:

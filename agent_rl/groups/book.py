@@ -342,7 +342,7 @@ class GroupBook:
         return GroupsProgress(
             stage=self.entered.stage if self.entered else 0,
             decided=self._decided,
-            uncounted=self._assembler.uncounted if self._assembler else 0,
+            uncounted=self._uncounted,
             retries=tuple(self._retries.values()),
             dropped_groups=tuple(sorted(self._dropped)),
         )
@@ -353,7 +353,11 @@ class GroupBook:
             return None
         groups = tuple(each for group in self._groups.values() if (each := group.unfinished()) is not None)
         interim = tuple(starmap(InterimOpened, self.interim.opened.items())) if self.interim else ()
-        return GroupsUnfinished(stage, self._opened, groups, interim)
+        return GroupsUnfinished(stage, self._opened, groups, interim, uncounted=self._uncounted)
+
+    @property
+    def _uncounted(self) -> int:
+        return self._assembler.uncounted if self._assembler else 0
 
     @property
     def open_groups(self) -> int:

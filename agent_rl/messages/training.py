@@ -241,7 +241,7 @@ class GroupsUnfinished:
 
     Every number below ``opened`` has been opened in this stage; ``interim_opened`` says the same of each evaluation
     within it. ``kept``: by environment, the ids of the problems that the last select stage has kept; the stage draws
-    from no others. None: there was no select stage.
+    from no others. None: there was no select stage. ``uncounted``: as of `GroupsProgress`.
     """
 
     stage: int
@@ -249,6 +249,7 @@ class GroupsUnfinished:
     groups: tuple[UnfinishedGroup, ...]
     interim_opened: tuple[InterimOpened, ...] = ()
     kept: dict[str, tuple[str, ...]] | None = None
+    uncounted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

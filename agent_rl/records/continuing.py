@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.full import resolved_text
+from agent_rl.config.hidden import redacted
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import shown_settings
 from agent_rl.files.disk import whole
@@ -48,6 +49,7 @@ def made_with(topology: Topology) -> dict[str, Any]:
 
 def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """A message that lists the settings that changed, with the remedy; None when none changed."""
+    before = {key: redacted(value) for key, value in before.items()}
     changed = [key for key, value in before.items() if key != LAYOUT and now.get(key) != value]
     if not changed:
         return None

@@ -79,7 +79,7 @@ class Opening:
         """The filter says what was opened in this stage."""
         self.opened = answer.opened
         self._interim_opened = Counter({each.at_step: each.groups for each in answer.interim_opened})
-        self.uncounted = 0
+        self.uncounted = answer.uncounted
         for group in answer.groups:
             if group.opened.policy.epoch == self.oldest.epoch:
                 self.oldest = max(self.oldest, group.opened.policy)

@@ -105,11 +105,14 @@ def importable(modules: Sequence[str]) -> Importable:
 
 
 def places(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...]:
-    """The files, or folders of packages, of loaded modules ``module:name``, ``without`` those of some modules."""
+    """The files with their bytecode, or folders of packages, of loaded modules ``module:name``, ``without`` those of
+    some modules.
+    """
     tops = {name.partition(":")[0].partition(".")[0] for name in names if ":" in name}
     tops -= {name.partition(".")[0] for name in without}
-    found = (_place(sys.modules[top]) for top in sorted(tops) if top in sys.modules)
-    return tuple(str(place) for place in found if place is not None)
+    found = [place for top in sorted(tops) if top in sys.modules and (place := _place(sys.modules[top])) is not None]
+    bytecode = [file for place in found for file in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc")]
+    return tuple(map(str, (*found, *bytecode)))
 
 
 def _place(module: ModuleType) -> Path | None:

@@ -68,6 +68,18 @@ def progress(**changes: Any) -> GroupsProgress:
     return GroupsProgress(**{**defaults, **changes})
 
 
+def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on() -> None:
+    """Progress that came before the answer is dropped, and nothing may come after it."""
+    made = builders.algorithm(groups_per_step=2, max_staleness=0)
+    world = World(scheduler(algorithm_of=lambda _: made))
+    world.do(world.scheduler.policy_published(builders.published()))
+    world.do(world.scheduler.engine_load(builders.engine_load()))
+    world.do(world.scheduler.progress(progress(uncounted=2)))
+    assert not world.opened
+    world.do(world.scheduler.unfinished(GroupsUnfinished(0, 2, (), uncounted=2)))
+    assert len(world.opened) == 2
+
+
 def test_nothing_is_opened_before_the_filter_has_said_what_is_open() -> None:
     world = World(scheduler())
     world.do(world.scheduler.engine_load(builders.engine_load()))
