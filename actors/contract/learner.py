@@ -316,6 +316,18 @@ class LearnerContract(RoleContract):
 
         self.run(main)
 
+    def test_it_publishes_at_the_end_of_a_stage_of_which_more_steps_are_recorded(self, tmp_path: Path) -> None:
+        """As after a stage was made shorter: else its evaluation would wait for ever."""
+
+        async def main() -> None:
+            async with self.among_peers(tmp_path) as (topology, peers):
+                peers.closed = 99
+                async with self.running(topology, peers.stage):
+                    await peers.until("finished")
+                assert peers.policies, "nothing was published at the stage's end"
+
+        self.run(main)
+
     def test_stopped_it_leaves_a_checkpoint_of_where_it_is(self, tmp_path: Path) -> None:
         """The next start goes on there, and trains nothing again."""
 
