@@ -214,7 +214,7 @@ def called(name: str, call: Callable[[], T], given: str, code: object = None) ->
         made = call()
     except ContractError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = "" if place_of(error) else defined_at(code)
         raise ContractError(
             f"{name} fails {given} with {described(error)}" + (f" ({place})" if place else "")

@@ -265,7 +265,7 @@ def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T
         raise joined(parts) from error
     except (ContractError, ToolError) as error:
         raise TaskError(f"environment {name!r}: {error}", environment=name) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = what if place_of(error) else _placed(what, code)
         raise TaskError(f"environment {name!r}: {where} fails with {described(error)}", environment=name) from error
 

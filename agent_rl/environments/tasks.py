@@ -325,7 +325,7 @@ class MixedTasks:
                 streams.append((part, source.demonstrations(rng)))
             except TaskError as error:
                 failure = error
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._refusal(part, f"fail with {described(error)}") from error
         if not streams:
             raise failure
@@ -345,7 +345,7 @@ class MixedTasks:
                 raise
             except StopIteration:
                 raise self._refusal(part, "come to an end; give them without end") from None
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._refusal(part, f"fail with {described(error)}") from error
             if not _is_sound(demonstration):
                 wanted = "Demonstrations of a Problem, with messages of role and content that begin with the user's"

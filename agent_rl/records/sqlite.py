@@ -300,6 +300,11 @@ class SqliteStore:
                 f"{self.path} is locked by another program for more than {BUSY_SECONDS:g} s; end that program, then "
                 "start again"
             )
+        for each in (self.path, self._log_path):
+            if each.exists() and not os.access(each, os.R_OK, effective_ids=True):
+                return JournalError(
+                    f"{each} may not be read by this user; be the user {each.owner()}, or change its mode"
+                )
         return self._unusable(str(error))
 
     def _unusable(self, what: str) -> JournalError:

@@ -103,7 +103,7 @@ def option_findings(cls: Any, name: str, settings: BaseModel) -> Iterator[Findin
     for link, declared in cls.links.items():
         try:
             options = cls.link_options(link, settings)
-        except Exception as error:  # noqa: BLE001 - the class is the user's; whatever it raises is the finding
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the class is the user's; whatever it raises is the finding
             yield f"{name}.link_options({link!r}, ...) fails with {described(error)}", ""
             continue
         known = OPTIONS[declared.kind]
@@ -129,7 +129,7 @@ def objections(role: str, cls: Any, topology: Any, settings: BaseModel) -> Itera
             continue  # the check of the name reports it
         except ContractError as error:
             place, faults = error.key or place, [str(error)]
-        except Exception as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a faulty check of one actor must not hide the other faults
             faults = [f"its {what} fails with {described(error)}"]
         yield from ((place, fault) for fault in faults)
         if faults and what == "trial":

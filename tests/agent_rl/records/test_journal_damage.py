@@ -138,6 +138,20 @@ def test_a_locked_journal_is_said_to_be(
             Journal(directory / "journal.sqlite")
 
 
+def test_a_journal_of_another_user_is_not_said_to_be_damaged(directory: Path) -> None:
+    (directory / "journal.sqlite").chmod(0)
+    for each in directory.parents:  # root reads all, nobody only what lies in the open
+        if each.owner() == "root" and each != Path("/"):
+            each.chmod(each.stat().st_mode | 0o011)
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)
+    try:
+        with pytest.raises(JournalError, match=r"journal\.sqlite may not be read by this user; be the user \w+, or"):
+            Journal(directory / "journal.sqlite", read_only=True)
+    finally:
+        os.seteuid(user)
+
+
 def test_a_journal_that_another_program_locks_while_it_is_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

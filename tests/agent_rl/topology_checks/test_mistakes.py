@@ -122,6 +122,17 @@ class Shy(Arithmetic):
         yield
 
 
+class Leaving(Shy):
+    def shown(self):
+        raise SystemExit(0)
+        yield
+
+
+class Quitting(Endless):
+    def judge_at_once(self, problem, transcript):
+        raise SystemExit(0)
+
+
 class Brief(Shy):
     def shown(self):
         return iter(())
@@ -312,6 +323,18 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         [
             "environments.0.class: environment 'Shy': its demonstrations fail with ValueError: not before people (own_environments.py, line"
         ],
+    ),
+    "demonstrations that exit": (
+        GENERATOR,
+        'class = "own_environments:Leaving"',
+        [
+            "environments.0.class: environment 'Leaving': its demonstrations fail with SystemExit: 0 (own_environments.py"
+        ],
+    ),
+    "a judge that exits": (
+        GENERATOR,
+        'class = "own_environments:Quitting"',
+        ["environments.0.class: environment 'Quitting': ", "SystemExit: 0 (own_environments.py, line"],
     ),
     "demonstrations that end": (
         GENERATOR,
