@@ -124,7 +124,10 @@ def new(
     found = find_spec(name)
     if found is not None and found.origin is not None:  # a folder without __init__.py gives way to a module
         raise Mistake(f"there is a Python module {name!r} already; take another name")
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise Mistake(f"{folder} cannot be made ({error.strerror}); name another folder") from error
     for file, text in (("topology.toml", TOPOLOGY), (f"{name}.py", ENVIRONMENT), (f"test_{name}.py", TEST)):
         content = text if text is ENVIRONMENT else text.replace("{folder}", str(folder)).replace("{name}", name)
         (folder / file).write_text(content, encoding="utf-8")

@@ -27,8 +27,10 @@ def simulate(
     from actors.twin.run import run_twin
     from agent_rl.config.examples import topology_file
     from agent_rl.config.load import load_topology
+    from agent_rl.config.plugins import ContractError, called, resolve
     from agent_rl.config.source import TopologyError
     from agent_rl.config.user_modules import look_beside
+    from agent_rl.scheduling.policies.check import check_policy
     from agent_rl.simulation.plan import plan_of
     from agent_rl.simulation.prediction import lines
     from agent_rl.simulation.profile import ProfileError, read_profile
@@ -40,9 +42,11 @@ def simulate(
         topology = load_topology((first, *overlays), overrides)
         speeds = read_profile(profile)
         plan = plan_of(topology, speeds, where=str(file), steps=steps, seed=seed, stage=stage, policy=policy)
+        code = resolve("scheduling_policy", plan.policy)
+        check_policy(called(plan.policy, lambda: code(**plan.policy_settings), "before the start", code))
         made = run_twin(topology, plan, speeds, seed=seed)
     except TopologyError as error:
         raise Mistake(lines=str(error).splitlines()) from error
-    except (ProfileError, TraceError) as error:
+    except (ContractError, ProfileError, TraceError) as error:
         raise Mistake(str(error)) from error
     print("\n".join([*lines(made.prediction, speeds), "", *twin_lines(made.prediction, made.world, made.warnings)]))

@@ -39,6 +39,7 @@ def test_the_environment_is_short_and_its_test_passes(here: Path, capsys: pytest
     [
         ("there", "there exists; name a folder that does not"),
         ("json", "there is a Python module 'json' already; take another name"),
+        ("/proc/x", "/proc/x cannot be made (No such file or directory); name another folder"),
         ("no-name", "'no-name' cannot be the name of a Python module"),
         ("things/", None),
         ("..", "'..' cannot be the name"),

@@ -145,6 +145,10 @@ def test_the_command_prints_and_refuses_in_one_line(capsys: pytest.CaptureFixtur
         (["--profile", "none.toml"], "there is no profile none.toml"),
         (["--stage", "sft"], "there is no rl stage sft"),
         (["--policy", "mine"], "settings.policy: "),
+        (
+            ["--policy", "agent_rl.environments.arithmetic:Arithmetic"],
+            "Arithmetic fails before the start with TypeError",
+        ),
         (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
     ):
         assert main(["simulate", str(PAPER), "--steps", "1", *overrides, *arguments]) == 2
