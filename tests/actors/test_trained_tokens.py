@@ -86,7 +86,7 @@ class Notes:
     given: list[Sequence[TrainingGroup]] = field(default_factory=list)
     trained: list[list[Row]] = field(default_factory=list)
     answers: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
-    moves: dict[str, int] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
 
     def engine(self, made: Engine, generator: str) -> Engine:
         """Have the engine note its turns."""
@@ -171,7 +171,8 @@ class Judged(RoCFilter):
 def sampled(row: Row, trajectory: Trajectory, notes: Notes, chat: ChatFormat) -> list[Turn]:
     """The turns that make up a trained sequence, in order: exactly what engines returned, and answers of tools between.
 
-    A turn that is not in it was not yet answered when its rollout moved, and was written again.
+    Only rollouts that moved have turns that are not in it: the scheduler had not yet kept those, so they were written
+    again.
     """
     prompt, body = trajectory.prompt_length, trajectory.unpack()
     mask, behaviour, turns = (row.batch[name][: len(row.tokens) - prompt] for name in ("mask", "behaviour", "turns"))
@@ -198,8 +199,7 @@ def sampled(row: Row, trajectory: Trajectory, notes: Notes, chat: ChatFormat) ->
             answers = [r for c, r in notes.answers if (c.rollout, c.arguments["code"]) == (trajectory.rollout, text)]
             assert tokens in [chat.response_tokens([answer.stdout]) for answer in answers]
             assert not behaviour[at].any()
-    assert len(left) <= notes.moves.get(trajectory.rollout, 0)
-    assert all(any(turn.context == each.context for each in found) for turn in left)
+    assert not left or trajectory.rollout in notes.moved
     return found
 
 
@@ -208,12 +208,13 @@ def judged(trajectory: Trajectory, references: Mapping[int, Reference]) -> None:
     body = trajectory.unpack()
     versions = np.where(body.loss_mask, body.policies[:, 1], -1)
     assert (trajectory.oldest, trajectory.newest) == (versions[versions >= 0].min(), versions.max())
-    prompt, response = body.prompt_tokens.tolist(), body.tokens.tolist()
-    far = {v: np.abs(each.logprobs(prompt, response, 1.0) - body.logprobs) for v, each in references.items()}
     for version in set(versions.tolist()) - {-1}:
-        own = {v: float(each[versions == version].max()) for v, each in far.items()}
-        assert own.pop(version) < TOLERANCE, f"{trajectory.rollout}: not from the weights of version {version}"
-        assert min(own.values()) > 30 * TOLERANCE or (versions == version).sum() < 9, "nothing tells versions apart"
+        own, other = (
+            np.abs(references[v].logprobs(body.prompt_tokens.tolist(), body.tokens.tolist(), 1.0) - body.logprobs)
+            for v in (version, version + 1)
+        )
+        assert own[versions == version].max() < TOLERANCE, f"{trajectory.rollout}: not by the weights of {version}"
+        assert other[versions == version].max() > 9 * TOLERANCE, "nothing tells two versions apart"
 
 
 def check_run(notes: Notes, folder: Path, chat: ChatFormat) -> None:
@@ -279,7 +280,7 @@ async def check_all_that_was_sampled_is_trained(folder: Path, engine: str) -> No
         chat_format = Calls
 
         def make_episode(self, request: RolloutRequest) -> Episode:
-            notes.moves[request.rollout] = request.move
+            notes.moved |= {request.rollout} if request.move else set()
             return super().make_episode(request)
 
         def _make_engine(self, *given: Any) -> Engine:
@@ -303,7 +304,7 @@ async def check_all_that_was_sampled_is_trained(folder: Path, engine: str) -> No
     classes = {"kv_scheduler": KVScheduler, "roc_filter": Judged, "rollout_generator": Noted, "learner": NotedLearner}
     topology.actors["rollout_generator"].settings["engine"] = engine
     topology.actors["kv_scheduler"].settings["policy"] = f"{__name__}:Crowding"
-    with trio.fail_after(240):
+    with trio.fail_after(400):
         async with trio.open_nursery() as nursery:
             run = SimulatedRun(topology, folder, nursery, classes)
             await run.stand_in(supervisor_node(NEAR))
