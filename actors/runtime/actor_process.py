@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from actors.runtime.children import GO, ActorChild, start_child
-from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, devices_for, drain_seconds
+from actors.runtime.lifecycle import RestartBudget, actor_environment, devices_for, drain_seconds
 from agent_rl.config.placement import gpus_of_actor
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
@@ -223,7 +223,7 @@ class ActorProcess:
     def _tell_stopped(self, child: ActorChild, status: int) -> None:
         """Say how a process ended that was asked to, unless it did so in order."""
         if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
-            ended = f"{self.name} {describe_exit(status)} while stopping"
+            ended = f"{self.name} {child.ending(status)} while stopping"
             self._reports.say("\n  ".join([ended, *child.last_words()]))
 
     def adds(self) -> None:
@@ -271,7 +271,7 @@ class ActorProcess:
         if prepared is None:
             return Replaced("\n  ".join([self._too_late(plan), *child.last_words()]))
         why = child.message or self._why(child)
-        return Replaced(f"the new {self.name} {describe_exit(status)} before it was ready: {why}")
+        return Replaced(f"the new {self.name} {child.ending(status)} before it was ready: {why}")
 
     async def replaced(self, plan: Plan, janitor: Janitor, *, beside: bool) -> Replaced:
         """Stop the process in order, and let one by this plan take its place.
@@ -311,11 +311,11 @@ class ActorProcess:
             self._use(replacement.former)
         self._replacement = None
         why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
-        replacement.settle(self._killed_for or f"{self.name} {describe_exit(status)} before it was ready: {why}")
+        replacement.settle(self._killed_for or f"{self.name} {child.ending(status)} before it was ready: {why}")
 
     async def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""
-        ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
+        ended, last_words = self._killed_for or f"{self.name} {child.ending(status)}", child.last_words()
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False
