@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.starting import RESTART_SECONDS
 from agent_rl import messages
-from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
+from agent_rl.config.addresses import CONTROL, actor_nodes, control_address, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.config.processes import ActorEntry
 from agent_rl.figures import ActorFigures
@@ -256,6 +257,12 @@ async def test_a_swap_that_is_refused_stops_nothing(folder):
         assert answer == Changed(("there is no module 'refused'", "mend it"), ())
         answer = await swap(path, wanted("third", OTHER))
         assert answer.refused == ("the run has no actor 'third'; there are first, second",)
+        topology = load_topology(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(control_address(topology, runtime_directory(topology))[CONTROL].removeprefix("ipc://"))
+            other.listen()
+            with pytest.raises(RunRefused, match="another command changes this run; ask again when"):
+                await ask_run(path.parent / "run", wanted("second", OTHER))
         assert events(folder) == before
 
 
