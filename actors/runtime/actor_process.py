@@ -3,7 +3,7 @@
 ::
 
     start --> (ends) --> budget left: restarting --> start
-                    |--> budget spent after a swap --> start by the former plan
+                    |--> budget spent after a swap --> waits until its role is swapped back
                     `--> budget spent, or USER_MISTAKE --> Reports.fail
     stopping: SIGTERM --> (ends) | deadline --> SIGKILL
     replacing: stopping --> start by another plan --(ends before it is ready)--> start by the former plan
@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from actors.runtime.children import GO, ActorChild, start_child
-from actors.runtime.lifecycle import RestartBudget, actor_environment, describe_exit, devices_for, drain_seconds
+from actors.runtime.lifecycle import RestartBudget, actor_environment, devices_for, drain_seconds
 from agent_rl.config.placement import gpus_of_actor
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
@@ -58,8 +58,8 @@ class Reports(Protocol):
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""
 
-    def take_back(self, actor: ActorProcess) -> Plan | None:
-        """The process keeps dying: what its role was before the last swap holds again; None: it was not swapped."""
+    def take_back(self, actor: ActorProcess, why: str) -> bool:
+        """The process keeps dying (``why``): whether its role is swapped back, for which the process waits."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class ActorProcess:
         self._reports = reports
         self._replacement: _Replacement | None = None
         self._addition: _Replacement | None = None
+        self._wait: trio.Event | None = None
+        """Where none of its processes is started until its role is swapped back: set once that is over."""
         self.gpus = gpus_of_actor(topology, name)
         """The GPUs that its processes see alone, until the run ends; None: all that the host has."""
         self._use(Plan.of(role, topology))
@@ -187,7 +189,7 @@ class ActorProcess:
                     self._tell_stopped(child, status)
             elif self._replacement is not None:
                 self._replace(self._replacement, child, status)
-            elif not self._goes_on(child, status):
+            elif not await self._goes_on(child, status):
                 break
             state = "restarting"
         if self._replacement is not None:
@@ -195,6 +197,16 @@ class ActorProcess:
         self._reports.process(self, "stopped")
         self._drop_successor(janitor)
         self.ended.set()
+
+    @property
+    def waits(self) -> bool:
+        """Whether none of its processes is started until its role is swapped back."""
+        return self._wait is not None
+
+    def _wait_no_longer(self) -> None:
+        if self._wait is not None:
+            self._wait.set()
+            self._wait = None
 
     @property
     def children(self) -> list[ActorChild]:
@@ -211,7 +223,7 @@ class ActorProcess:
     def _tell_stopped(self, child: ActorChild, status: int) -> None:
         """Say how a process ended that was asked to, unless it did so in order."""
         if status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
-            ended = f"{self.name} {describe_exit(status)} while stopping"
+            ended = f"{self.name} {child.ending(status)} while stopping"
             self._reports.say("\n  ".join([ended, *child.last_words()]))
 
     def adds(self) -> None:
@@ -259,7 +271,7 @@ class ActorProcess:
         if prepared is None:
             return Replaced("\n  ".join([self._too_late(plan), *child.last_words()]))
         why = child.message or self._why(child)
-        return Replaced(f"the new {self.name} {describe_exit(status)} before it was ready: {why}")
+        return Replaced(f"the new {self.name} {child.ending(status)} before it was ready: {why}")
 
     async def replaced(self, plan: Plan, janitor: Janitor, *, beside: bool) -> Replaced:
         """Stop the process in order, and let one by this plan take its place.
@@ -274,6 +286,7 @@ class ActorProcess:
         self._replacement = replacement = _Replacement(plan, self._plan)
         self._reports.process(self, "stopping")
         self.child.terminate()
+        self._wait_no_longer()
         with trio.move_on_after(self.drain_seconds):
             await replacement.left.wait()
         if not replacement.left.is_set():
@@ -298,11 +311,11 @@ class ActorProcess:
             self._use(replacement.former)
         self._replacement = None
         why = self._why(child) if status == USER_MISTAKE else self.failure or child.message or self._why(child)
-        replacement.settle(self._killed_for or f"{self.name} {describe_exit(status)} before it was ready: {why}")
+        replacement.settle(self._killed_for or f"{self.name} {child.ending(status)} before it was ready: {why}")
 
-    def _goes_on(self, child: ActorChild, status: int) -> bool:
+    async def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""
-        ended, last_words = self._killed_for or f"{self.name} {describe_exit(status)}", child.last_words()
+        ended, last_words = self._killed_for or f"{self.name} {child.ending(status)}", child.last_words()
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False
@@ -316,13 +329,19 @@ class ActorProcess:
             budget = f"{self.entry.restarts} restarts {self._budget.within} are spent"
             failure = [f"it said: {self.failure}"] if self.failure else []
             lines = [f"{ended}, and its {budget}", *failure, *last_words, f"more in {child.stderr}"]
-            former = self._reports.take_back(self)
-            if former is None:
+            if not self._reports.take_back(self, "\n  ".join(lines)):
                 self._reports.fail("\n  ".join(lines), 1)
                 return False
-            again = f"the class and settings that {self.role} had before it was swapped hold again"
+            again = f"the class and settings that {self.role} had before it was swapped come back"
             self._reports.say("\n  ".join([*lines, again]))
-            self._use(former)
+            self._reports.process(self, "stopped")
+            self._wait = trio.Event()
+            await self._wait.wait()
+            if self._replacement is not None:
+                self._replace(self._replacement, child, 0)  # how it ended has been said
+                return True
+            if self.stopping:
+                return True
         self.incarnation += 1
         self._died_at = trio.current_time()
         reason = blocked or self.failure or child.message or (last_words[-1] if last_words else "")
@@ -392,12 +411,14 @@ class ActorProcess:
         if self.child is not None and self.child is not self._asked:
             self._asked = self.child
             self.child.terminate()
+        self._wait_no_longer()
 
     def kill(self, reason: str = "") -> None:
         """Kill the process and its process group now. ``reason`` appears in the notice of the restart."""
         self._killed_for = reason
         if self.child is not None:
             self.child.kill()
+        self._wait_no_longer()
 
 
 async def stop_in_order(

@@ -10,9 +10,9 @@ from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
+from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted, TakeBackWanted
 
-Wanted: TypeAlias = SwapWanted | DrainWanted | ScaleWanted | ReplicasWanted
+Wanted: TypeAlias = SwapWanted | TakeBackWanted | DrainWanted | ScaleWanted | ReplicasWanted
 """What is asked of a supervisor."""
 GIB = 1 << 30
 RESERVE = GIB // 2
@@ -56,6 +56,8 @@ def named(wanted: Wanted) -> str:
     match wanted:
         case SwapWanted():
             return f"swap of {wanted.role}"
+        case TakeBackWanted():
+            return f"return of {wanted.role} to its former class"
         case DrainWanted():
             return f"drain of {wanted.host}"
         case ScaleWanted() | ReplicasWanted():
@@ -94,7 +96,7 @@ def _about(wanted: Wanted, topology: Topology, left: Collection[str]) -> str:
             return _about_drain(wanted, topology, left)
         case ScaleWanted():
             return _about_scaling(wanted, topology)
-        case ReplicasWanted():  # the supervisor of the main host has decided
+        case ReplicasWanted() | TakeBackWanted():  # the supervisors have decided
             return ""
 
 

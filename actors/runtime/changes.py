@@ -6,7 +6,9 @@
         every supervisor: dry run of the new class and settings --(a fault: nothing stops)------------------> Changed
         every supervisor: each process is replaced (`in_place`) --(one does not run: the former come back)---> Changed
                           `--> the resolved topology file, for processes that start later
-        a process of the new class spends its restarts: the former class holds again on its host (`take_back`)
+
+    a process spends its restarts soon after its role was swapped, and waits
+        its supervisor --TakeBackWanted--> supervisor of the main host: once the change under way is done, a swap back
 
     agent-rl scale --ScaleWanted--> supervisor of the main host --(refused: nothing starts or stops)-----> Changed
         more:  all are told the number; the replicas start --(one does not run: the former number holds)-> Changed
@@ -24,6 +26,7 @@ supervisor alone knows `CONTROL`; the other supervisors obey the main host's alo
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,6 +69,7 @@ from agent_rl.messages import (
     ReplicasWanted,
     ScaleWanted,
     SwapWanted,
+    TakeBackWanted,
 )
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.continuing import write_resolved
@@ -75,7 +79,7 @@ if TYPE_CHECKING:
     from transport import AnnounceLink, Node
 
 TRIAL_SECONDS = 600.0
-"""For so long a class that was swapped in gives way to the former one when a process of it spends its restarts."""
+"""For so long after a swap the former class comes back when a process of the role spends its restarts."""
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
 
@@ -122,9 +126,11 @@ class Changes:
         """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
         self._before: dict[str, tuple[float, ActorEntry]] = {}
-        """When roles were swapped last, and what they were before."""
+        """When roles were swapped last, and what they were before; infinity while the swap is under way."""
         self._starting = Starting(self._watched)
-        self._busy = ""
+        self._under_way: list[str] = []
+        """The change that is carried out, and those that wait for their turn."""
+        self._turn = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._janitor: Janitor | None = None
 
@@ -133,7 +139,9 @@ class Changes:
         self._nursery, self._janitor = nursery, janitor
 
     def link(self, node: Node) -> None:
-        """Open the links to the other supervisors, from the main host's node."""
+        """Open the links to the other supervisors, from the main host's node; from others, the one to the main host."""
+        if not self._is_main and node.name == supervisor_node(self._host):
+            self._others.open(node, [self._main])
         if self._is_main and node.name == self._main:
             self._others.open(node, self._remote)
             if self._remote:
@@ -197,40 +205,52 @@ class Changes:
         from transport import CallRefused
 
         not_here = ReplicasWanted if self._is_main else ScaleWanted
-        if sender != (CONTROL if self._is_main else self._main) or isinstance(wanted, not_here):
+        back = isinstance(wanted, TakeBackWanted)
+        may_ask = [self._main] if not self._is_main else self._remote if back else [CONTROL]
+        if sender not in may_ask or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
+        if back:  # its role cannot be waited for
+            return await self._in_turn(wanted)
         if not self._why_not(wanted, ()):
             await self._starting.restarted(without=wanted.starts if isinstance(wanted, ReplicasWanted) else ())
         reason = self._why_not(wanted, self._starting)
         if reason or self._nursery is None:
             return Changed((reason or "the run is starting; ask again when all actors run",), ())
-        self._busy = named(wanted)
+        return await self._in_turn(wanted)
+
+    def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
+        ending, busy = self._ending.is_set(), next(iter(self._under_way), "")
+        return why_not(wanted, self.topology, [*starting], ending=ending, busy=busy, left=self._left)
+
+    async def _in_turn(self, wanted: Wanted) -> Changed:
+        """Carry out a change after those that are under way, also when who asked for it is gone."""
+        assert self._nursery is not None
+        self._under_way.append(named(wanted))
         answers: list[Changed] = []
         done = trio.Event()
-        self._nursery.start_soon(self._carry_out, wanted, answers, done)  # goes on when the command that asks is gone
+        self._nursery.start_soon(self._carry_out, wanted, answers, done)
         await done.wait()
         return answers[0]
 
-    def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
-        ending = self._ending.is_set()
-        return why_not(wanted, self.topology, [*starting], ending=ending, busy=self._busy, left=self._left)
-
     async def _carry_out(self, wanted: Wanted, answers: list[Changed], done: trio.Event) -> None:
         try:
-            match wanted:
-                case SwapWanted():
-                    answer = await self._swap(wanted)
-                case DrainWanted():
-                    answer = await self._drain(wanted)
-                case ScaleWanted():
-                    answer = await self._scale(wanted)
-                case ReplicasWanted():
-                    self._follow({wanted.role: wanted.number})  # the main host's announcement may come later
-                    refused, done_here = await self._replicas_of_here(wanted.starts, wanted.stops)
-                    answer = Changed(tuple(refused), tuple(done_here))
-            answers.append(answer)
+            async with self._turn:
+                match wanted:
+                    case SwapWanted():
+                        answer = await self._swap(wanted)
+                    case TakeBackWanted():
+                        answer = await self._swap_back(wanted)
+                    case DrainWanted():
+                        answer = await self._drain(wanted)
+                    case ScaleWanted():
+                        answer = await self._scale(wanted)
+                    case ReplicasWanted():
+                        self._follow({wanted.role: wanted.number})  # the main host's announcement may come later
+                        refused, done_here = await self._replicas_of_here(wanted.starts, wanted.stops)
+                        answer = Changed(tuple(refused), tuple(done_here))
+                answers.append(answer)
         finally:
-            self._busy = ""
+            self._under_way.remove(named(wanted))
             done.set()
 
     async def _drain(self, wanted: DrainWanted) -> Changed:
@@ -258,8 +278,25 @@ class Changes:
             refused, _ = await self._ask_others(replace(wanted, only_check=True))
         if refused or wanted.only_check:
             return Changed(tuple(refused), ())
+        return await self._become(wanted, lambda: load_topology(self._path, keys), keys)
+
+    async def _swap_back(self, wanted: TakeBackWanted) -> Changed:
+        """Swap a role for what it was before its last swap, if the swap is in force still."""
+        role = wanted.role
+        _, former = self._before.get(role, (0.0, None))
+        if former is None or self._ending.is_set() or wanted != _take_back_of(role, self.topology.actors[role]):
+            return Changed((), ())
+        actors = {**self.topology.actors, role: former}
+        answer = await self._become(wanted, lambda: self.topology.model_copy(update={"actors": actors}))
+        del self._before[role]
+        return answer
+
+    async def _become(
+        self, wanted: SwapWanted | TakeBackWanted, make: Callable[[], Topology], keys: Sequence[str] = ()
+    ) -> Changed:
+        """Replace the processes of a role by those of the topology that ``make`` makes, here and on the other hosts."""
         try:
-            topology = self._with_numbers(load_topology(self._path, keys))
+            topology = self._with_numbers(make())
             plan = Plan.of(wanted.role, topology)
         except (TopologyError, PluginError, ValidationError) as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
@@ -326,6 +363,8 @@ class Changes:
 
     async def _ask_others(self, wanted: Wanted, hosts: Collection[str] = ()) -> tuple[list[str], list[str]]:
         """Have the other supervisors check or carry out the change: all that are there, or those of ``hosts``."""
+        if not self._is_main:
+            return [], []
         asked = [host for host in self.topology.hosts_in_use if host not in (*self._hosts, *self._left)]
         return await self._others.ask(wanted, [host for host in asked if not hosts or host in hosts])
 
@@ -338,6 +377,8 @@ class Changes:
             return [], f"{role} was not swapped: {fault}"
         assert self._janitor is not None
         former = Plan.of(role, self.topology)
+        before = dict(self._before)
+        self._before[role] = math.inf, self.topology.actors[role]
         swapped: list[ActorProcess] = []
         done = []
         for actor in [actor for actor in self._actors.values() if actor.role == role and not actor.ended.is_set()]:
@@ -351,6 +392,7 @@ class Changes:
                     self._say(f"processes of {role} that start later get the refused ones: {fault_of_disk}")
                 for each in swapped:
                     await each.replaced(former, self._janitor, beside=False)
+                self._before = before
                 return [], f"{fault}; the former class and settings hold again"
             swapped.append(actor)
             way = f"in place: {why}" if why else "beside"
@@ -360,39 +402,27 @@ class Changes:
         self.topology = self._with_numbers(topology)
         return done, ""
 
-    def take_back(self, actor: ActorProcess) -> Plan | None:
-        """A process has spent its restarts: what its role was before its last swap holds again, on this host.
+    def take_back(self, actor: ActorProcess, why: str) -> bool:
+        """A process has spent its restarts (``why``): whether its role is swapped back, since it was swapped just now.
 
-        Returns the plan that holds; None where that is the one by which the process died.
+        If so, the process waits for its turn (`ActorProcess.waits`), and the run fails where none comes.
         """
-        role = actor.role
-        since, entry = self._before.pop(role, (-math.inf, actor.entry))
-        if trio.current_time() - since < TRIAL_SECONDS and self._nursery is not None:
-            former = self.topology.model_copy(update={"actors": {**self.topology.actors, role: entry}})
-            former = self._with_numbers(former)
-            if fault := self._store(former):
-                self._say(f"{role} keeps the class that it was swapped for: {fault}")
-                return None
-            self.topology = former
-            self._record(role)
-            if not self._busy:
-                self._nursery.start_soon(self._take_back_others, actor)
-        plan = Plan.of(role, self.topology)
-        return plan if _differ(plan, actor) else None
+        since, _ = self._before.get(actor.role, (-math.inf, None))
+        if trio.current_time() - since >= TRIAL_SECONDS or self._nursery is None or self._ending.is_set():
+            return False
+        self._nursery.start_soon(self._take_back, actor, _take_back_of(actor.role, actor.entry), why)
+        return True
 
-    async def _take_back_others(self, died: ActorProcess) -> None:
-        """The other processes of the role follow one that was taken back."""
-        assert self._janitor is not None
-        self._busy = f"return of {died.role} to its former class"
-        try:
-            plan = Plan.of(died.role, self.topology)
-            for each in [each for each in self._actors.values() if each.role == died.role and each is not died]:
-                if not each.ended.is_set() and _differ(plan, each):
-                    fault, *_ = await each.replaced(plan, self._janitor, beside=False)
-                    if fault:
-                        self._say(fault)
-        finally:
-            self._busy = ""
+    async def _take_back(self, actor: ActorProcess, wanted: TakeBackWanted, why: str) -> None:
+        if self._is_main:
+            refused = [*(await self._in_turn(wanted)).refused]
+        else:
+            refused, _ = await self._others.ask(wanted, [self.topology.main_host])
+        if actor.waits and not self._ending.is_set():
+            self._reports.fail("\n  ".join([why, *refused]), 1)
+        else:
+            for line in refused:
+                self._say(line)
 
     def _record(self, role: str, keys: Sequence[str] = ()) -> None:
         """Keep what a role is now, for this supervisor if it is killed, and for the notice of the next start."""
@@ -411,9 +441,8 @@ class Changes:
         return ""
 
 
-def _differ(plan: Plan, actor: ActorProcess) -> bool:
-    """Whether the process is of another class or other settings than the plan."""
-    return (plan.entry.class_path, plan.entry.settings) != (actor.entry.class_path, actor.entry.settings)
+def _take_back_of(role: str, entry: ActorEntry) -> TakeBackWanted:
+    return TakeBackWanted(role, entry.class_path, json.dumps(entry.settings, sort_keys=True, default=str))
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:

@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 import trio
 
+from actors.runtime.lifecycle import describe_exit
+from actors.sandbox.isolation.control_groups import memory_kills
 from actors.user_threads import blocked_at
 from agent_rl.files.disk import rotate_open, writing
 from agent_rl.observe.silence import ProcessSeen
@@ -57,6 +59,9 @@ class ActorChild:
         self._message = message
         self.message = ""
         """The actor's last message to the user, set after the process has ended. The disk was not needed for it."""
+        self._memory_kills = memory_kills()
+        self._lacked_memory = False
+        """Whether the kernel killed a process of this control group for lack of memory while the process ran."""
         self.blocked_at = ""
         """The code of users in which the actor's event loop stood when the process was killed; empty if it did not."""
 
@@ -91,6 +96,7 @@ class ActorChild:
             await self._exited()
             self.kill()  # before the process is reaped: after that, another group may get the same number
         status = self._process.wait()
+        self._lacked_memory = memory_kills() > self._memory_kills
         self._take_message()
         return status
 
@@ -119,6 +125,10 @@ class ActorChild:
                 nursery.cancel_scope.cancel()
                 return bool(pipe.read(1))
         return False
+
+    def ending(self, status: int) -> str:
+        """How the process ended with this exit status, in words."""
+        return describe_exit(status, lacked_memory=self._lacked_memory)
 
     def terminate(self) -> None:
         """Ask the process to stop. The process stops its own children."""
@@ -168,12 +178,13 @@ class ActorChild:
             self._stderr_start = 0
 
     def last_words(self, lines: int = 20) -> list[str]:
-        """The last `telling` lines that this process wrote to its stderr file."""
+        """The last `telling` lines that this process wrote to its stderr file, and its message if they lack it."""
         with self.stderr.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
             text = file.read().decode(errors="replace")
-        return telling(text)[-lines:]
+        words, message = telling(text), telling(self.message)
+        return [*words, *(line for line in message if line not in words)][-lines:]  # a broken disk took no words
 
 
 PROGRESS = re.compile(r"\d%\||\[\d+:\d\d(:\d\d)?[<,]")

@@ -22,6 +22,7 @@ from agent_rl.files.leftovers import Unsafe, claim
 from agent_rl.messages import Changed
 from agent_rl.records.run_directory import RunRefused, is_supervised
 from transport import (
+    BindError,
     CallFailed,
     CallRefused,
     CallTimeout,
@@ -60,7 +61,7 @@ async def ask_run(directory: Path, wanted: object) -> Changed:
     """
     topology = topology_under_way(directory)
     main = supervisor_node(topology.main_host)
-    remedy = "look whether TMPDIR is that of the run"
+    remedy = "look whether the run is still under way, and whether TMPDIR here is the run's"
     if on_tcp(topology):
         remedy = f"look at host {topology.main_host}, at the network, and whether the key here is the run's"
     fault = f"{main} does not answer; {remedy}"
@@ -99,6 +100,8 @@ async def ask_run(directory: Path, wanted: object) -> Changed:
                     nursery.cancel_scope.cancel()
             except* (CallFailed, CallTimeout, PeerLost) as group:
                 fault = f"{main}: {_first(group)}; {directory}/logs says what it did"
+            except* BindError:
+                fault = "another command changes this run; ask again when that command has its answer"
             except* TransportError as group:
                 fault = str(_first(group))
     if not answers:

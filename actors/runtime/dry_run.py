@@ -15,7 +15,6 @@ import trio
 
 from actors.runtime.actor_process import USER_MISTAKE
 from actors.runtime.children import leave_message, start_child
-from actors.runtime.lifecycle import describe_exit
 from actors.weights.transfer import way_of
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
@@ -83,7 +82,7 @@ async def faults_of(path: Path, beside: Path, keys: Sequence[str], stderr: Path,
     if status == USER_MISTAKE:
         return child.message.splitlines() or ["the dry run gave no reason"]
     if status:
-        return [f"the dry run {describe_exit(status)}", *child.last_words(), f"more in {stderr}"]
+        return [f"the dry run {child.ending(status)}", *child.last_words(), f"more in {stderr}"]
     return []
 
 

@@ -113,12 +113,13 @@ def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
     """The environment of an actor. The number of threads comes from its settings, then from the environment, then is 1.
 
     torch's caches go into the run directory, unless the environment names another place. torch's default is the folder
-    for temporary files.
+    for temporary files, where it would keep precompiled headers in any case, so it makes none.
     """
     cls = resolve("actor", entry.class_path)
     environment = dict(os.environ)
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code leaves its stack on stderr
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_directory.absolute() / "cache" / "torchinductor"))
+    environment.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     threads = getattr(cls.Settings.model_validate(entry.settings), "threads", None)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         if threads is not None:
@@ -136,8 +137,10 @@ def devices_for(gpus: Sequence[int] | None) -> tuple[dict[str, str], frozenset[i
     return visible_devices(gpus, machine), cores_near(gpus, machine, gpus_here())
 
 
-def describe_exit(status: int) -> str:
+def describe_exit(status: int, *, lacked_memory: bool = False) -> str:
     """An exit status (negative: a signal) in words."""
+    if lacked_memory and status == -signal.SIGKILL:
+        return "was killed for lack of memory in its control group, or on this machine"
     if status < 0:
         try:
             return f"was killed by {signal.Signals(-status).name}"

@@ -42,6 +42,7 @@ from agent_rl.messages import (
     RunState,
     ScaleWanted,
     SwapWanted,
+    TakeBackWanted,
 )
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Peers:
         match message:
             case HostHello():
                 return self._handshake.heard(sender, message)
-            case SwapWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
+            case SwapWanted() | TakeBackWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from pydantic import ValidationError
@@ -24,11 +25,12 @@ from agent_rl.config.addresses import (
     supervisor_node,
     wanted_nodes,
 )
-from agent_rl.config.agreement import settings_to_agree
-from agent_rl.config.hidden import redacted
+from agent_rl.config.agreement import secrets, settings_to_agree
+from agent_rl.config.hidden import HIDDEN, redacted
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
+from agent_rl.environments.load import shown_settings
 from agent_rl.files.leftovers import sweep
 from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
@@ -70,11 +72,12 @@ async def run_topology(
     when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
-    agreed = settings_to_agree(topology)
+    agreed = settings_to_agree(topology, shown_settings)
+    kept = secrets(topology, shown_settings)
     if topology.main_host in hosts:
         topology = _as_before(topology)
     base = first_of(files).absolute().parent
-    again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None)
+    again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None, kept)
     raise_descriptor_limit()
     directory = topology.run.directory
     runtime = runtime_directory(topology)
@@ -157,13 +160,15 @@ def _as_before(topology: Topology) -> Topology:
     return kept
 
 
-def _without_secret(override: str) -> str:
+def _without_secret(override: str, kept: Mapping[str, Any]) -> str:
     key, equals, value = override.partition("=")
+    if "settings" in override and any(str(secret) in value for secret in kept.values()):
+        return f"{key}{equals}{HIDDEN}"
     return f"{key}{equals}{redacted({key: value})[key]}" if ".settings." in key else override
 
 
-def _command(files: Files, overrides: Sequence[str], host: str | None) -> str:
-    """The command that continues the run, without secrets."""
+def _command(files: Files, overrides: Sequence[str], host: str | None, kept: Mapping[str, Any]) -> str:
+    """The command that continues the run, without secrets. ``kept``: those of the topology."""
     named = [str(file) for file in ((files,) if isinstance(files, Path) else files)]
-    changes = [part for override in map(_without_secret, overrides) for part in ("--set", override)]
+    changes = [part for override in overrides for part in ("--set", _without_secret(override, kept))]
     return shlex.join(["agent-rl", "run", *named, *changes, *(["--host", host] if host is not None else [])])

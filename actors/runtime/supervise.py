@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.runtime.actor_process import ActorProcess, Plan, stop_in_order
+from actors.runtime.actor_process import ActorProcess, stop_in_order
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.peers import Peers
 from actors.runtime.replicas import Replicas
@@ -280,9 +280,9 @@ class Supervisor:
         self._log.info("notice", text=text)
         self._display.notice(text)
 
-    def take_back(self, actor: ActorProcess) -> Plan | None:
-        """The process keeps dying: undo the last swap of its role."""
-        return self._peers.changes.take_back(actor)
+    def take_back(self, actor: ActorProcess, why: str) -> bool:
+        """The process keeps dying: whether its role is swapped back."""
+        return self._peers.changes.take_back(actor, why)
 
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent_rl.config.hidden import is_secret
-from agent_rl.config.topology import Topology
+from agent_rl.config.hidden import HIDDEN, redacted
+from agent_rl.config.topology import EnvironmentEntry, Topology
 
 OWN = (
     "run.directory",
@@ -40,12 +40,22 @@ _NAMED = 6
 """With more differing keys, the others are counted."""
 
 
-def settings_to_agree(topology: Topology) -> dict[str, str]:
-    """The values that all hosts must have, by dotted key: as JSON, or a digest of it."""
+def secrets(topology: Topology, shown_settings: Callable[[EnvironmentEntry], Any]) -> dict[str, Any]:
+    """The secrets of a topology, by dotted key. ``shown_settings`` gives an environment's settings for people."""
     tables = topology.model_dump(mode="json", by_alias=True)
+    shown = redacted(tables)
+    for table, entry in zip(shown["environments"], topology.environments, strict=True):
+        table["settings"] = shown_settings(entry)
+    hidden = {key for key, value in _flat("", shown) if value == HIDDEN}
+    return {key: value for key, value in _flat("", tables) if key in hidden}
+
+
+def settings_to_agree(topology: Topology, shown_settings: Callable[[EnvironmentEntry], Any]) -> dict[str, str]:
+    """The values that all hosts must have, by dotted key: as JSON, or a digest of it. Of secrets only digests leave."""
+    kept = secrets(topology, shown_settings)
     return {
-        key: _written(key, value)
-        for key, value in _flat("", tables)
+        key: _written(value, secret=key in kept)
+        for key, value in _flat("", topology.model_dump(mode="json", by_alias=True))
         if not any(fnmatchcase(key, pattern) for pattern in OWN)
     }
 
@@ -65,10 +75,10 @@ def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _written(key: str, value: Any) -> str:
+def _written(value: Any, *, secret: bool) -> str:
     if isinstance(value, str) and value.startswith(("/", "~")):
         value = f".../{value.rstrip('/').rpartition('/')[2]}"
     text = json.dumps(value)
-    if any(map(is_secret, key.split("."))) or len(text) > _SHOWN:  # only its digest leaves the host
+    if secret or len(text) > _SHOWN:
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return text

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 WORDS = frozenset(
     {"auth", "authorization", "credential", "key", "passphrase", "password", "passwd", "pwd", "secret", "token"}
@@ -24,17 +27,54 @@ def is_secret(name: str) -> bool:
     return "column" not in words and any(word in WORDS or word.removesuffix("s") in WORDS for word in words)
 
 
-def redacted(settings: Any, names: Collection[str] = ()) -> Any:
-    """Settings with HIDDEN in place of secrets: the texts under the ``names``, and under names of secrets at any depth.
+def is_reference(value: Any) -> bool:
+    """Whether a value is ``env:NAME``."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
+
+def redacted(settings: Any, annotation: Any = None) -> Any:
+    """Settings with HIDDEN in place of secrets at any depth: texts under names of secrets, and values of secret types.
+
+    ``annotation`` is the type of the settings, whose models, dataclasses and typed dictionaries say the types within.
     Values of the form ``env:NAME`` tell no secret, and stay.
     """
-    if isinstance(settings, Mapping):
+    return _redacted(settings, list(_parts(annotation)))
+
+
+def _redacted(value: Any, types: list[Any]) -> Any:
+    if isinstance(value, Mapping):
         return {
-            key: _covered(value) if key in names or is_secret(str(key)) else redacted(value)
-            for key, value in settings.items()
+            key: _covered(item) if is_secret(str(key)) else _redacted(item, [*types, *_types_of(types, key)])
+            for key, item in value.items()
         }
-    return [redacted(item) for item in settings] if isinstance(settings, list | tuple) else settings
+    if isinstance(value, list | tuple):
+        return [_redacted(item, types) for item in value]
+    secret = any(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes | Secret) for each in types)
+    return HIDDEN if secret and value is not None and not is_reference(value) else value
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """A type and all types that it is written of: ``X`` of ``list[X]``, ``X | None`` and ``Annotated[X, ...]``."""
+    yield annotation
+    alias = (getattr(annotation, name, None) for name in ("__supertype__", "__value__"))
+    for part in (typing.get_origin(annotation), *alias, *typing.get_args(annotation)):
+        if part is not None:
+            yield from _parts(part)
+
+
+def _types_of(types: list[Any], key: str) -> Iterator[Any]:
+    """The types of a key in those of ``types`` that have fields."""
+    for kind in types:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            for name, field in kind.model_fields.items():
+                if key in {name, field.alias, str(field.validation_alias)}:
+                    yield from _parts(field.annotation)
+        elif isinstance(kind, type):
+            try:
+                hints = typing.get_type_hints(kind)
+            except (NameError, TypeError):  # imported for type checkers alone
+                continue
+            yield from _parts(hints.get(key))
 
 
 def _covered(value: Any) -> Any:
@@ -42,7 +82,7 @@ def _covered(value: Any) -> Any:
         return {key: _covered(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_covered(item) for item in value]
-    return HIDDEN if isinstance(value, str) and value and not _REFERENCE.fullmatch(value) else value
+    return HIDDEN if isinstance(value, str) and value and not is_reference(value) else value
 
 
 def with_environment(settings: Any) -> Any:

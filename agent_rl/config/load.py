@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from agent_rl.config.hidden import is_reference, redacted
 from agent_rl.config.processes import Misfit
 from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Finding, Source, TopologyError, first_of
@@ -45,12 +46,18 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
 
 
 def invalid_values(
-    error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
+    error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = (), *, secrets: bool = False
 ) -> Iterable[Finding]:
-    """Translate pydantic's errors to the keys of the file; ``prefix`` is the path of the validated table ``data``."""
+    """Translate pydantic's errors to the keys of the file; ``prefix`` is the path of the validated table ``data``.
+
+    With ``secrets``, no message repeats one, and a value ``env:NAME`` is not judged here: what it stands for is judged
+    where that is known.
+    """
     found: dict[KeyPath, Finding] = {}
     mistakes = error.errors(include_url=False)
     for mistake in mistakes:
+        if secrets and is_reference(mistake["input"]):
+            continue
         kind = mistake["type"]
         if kind == "too_short" and any(
             len(other["loc"]) > len(mistake["loc"])
@@ -61,11 +68,23 @@ def invalid_values(
         path = _file_path(mistake["loc"], data, missing=kind == "missing")
         if kind.startswith("union_tag"):
             path = (*path, str(mistake["ctx"]["discriminator"]).strip("'"))
+        if secrets and isinstance(mistake["input"], str):
+            mistake["input"] = _at(redacted(data, model), path, mistake["input"])
         message, remedy = _explain(kind, mistake, path, model, data)
         if path in found:  # each member of a union objects to the same value
             message = f"{found[path].message} or {message}"
         found[path] = Finding((*prefix, *path), message, remedy)
     return found.values()
+
+
+def _at(data: Any, path: KeyPath, other: str) -> Any:
+    """The value at ``path``; ``other`` where there is none."""
+    for part in path:
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            return other
+    return data
 
 
 _WANTED = {

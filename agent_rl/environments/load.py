@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agent_rl.config.hidden import redacted, with_environment
 from agent_rl.config.plugins import ContractError, called, defined_at, described, place_of, resolve
@@ -186,14 +186,9 @@ def settings_model(cls: type[Environment]) -> type[BaseModel]:
 def shown_settings(entry: EnvironmentEntry) -> Any:
     """The settings of an entry for people: without secrets, by name or by the types SecretStr and SecretBytes."""
     try:
-        fields = settings_model(found_class(entry)).model_fields
+        return redacted(entry.settings, settings_model(found_class(entry)))
     except ContractError:  # whoever needs the class says so
-        fields = {}
-    return redacted(entry.settings, [name for name, field in fields.items() if _is_secret_type(field.annotation)])
-
-
-def _is_secret_type(annotation: Any) -> bool:
-    return annotation in (SecretStr, SecretBytes) or any(map(_is_secret_type, typing.get_args(annotation)))
+        return redacted(entry.settings)
 
 
 def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:

@@ -56,7 +56,8 @@ def disk_error(error: BaseException, directory: Path) -> DiskError | None:
     if isinstance(error, DiskError):
         return error
     number = disk_errno(error)
-    return DiskError(Path(getattr(error, "filename", None) or directory), number) if number in FULL else None
+    here = number in FULL or number == errno.EROFS  # other errors may be of files that are not the run's
+    return DiskError(Path(getattr(error, "filename", None) or directory), number) if number and here else None
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ The flow, sender to receiver (kind of link in brackets)::
     supervisor         ChangesInForce [announce] -----------------> supervisors of other hosts
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
     a command: swap    SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
+    supervisor         TakeBackWanted / Changed [call] -----------> supervisor of the learner's host, then the others
     a command: scale   ScaleWanted / Changed [call] --------------> supervisor of the learner's host
     supervisor         ReplicasWanted / Changed [call] -----------> supervisors of other hosts
     a command: drain   DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's

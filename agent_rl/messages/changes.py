@@ -21,6 +21,15 @@ class SwapWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBackWanted:
+    """Swap a role back: ``class_path`` with ``settings`` (JSON) keeps dying. A role that is another by now stays."""
+
+    role: str
+    class_path: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainWanted:
     """Stop all actors of a host in order, and do without them."""
 

@@ -31,6 +31,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEADER_BYTES = 100_000_000
 """The longest header that safetensors allows."""
 SAVE_AGAIN = "save the model again, or copy it whole"
+MEND = "mend it, or name another as chat_template in [model]"
 
 Finding = tuple[str, str]
 """What is wrong, and the remedy."""
@@ -89,15 +90,13 @@ class ModelFiles:
             raise Unreadable(f"{file}: eos_token_id is {ends!r:.60}, not the number of a token or a list of numbers")
         return frozenset(numbers)
 
-    def faults(self, *, template: str | None = None, weights: bool = True) -> Iterator[Finding]:
-        """All that is wrong.
-
-        ``template`` is a chat template in place of the model's own; ``weights`` says that they are here.
-        """
+    def faults(self, *, template: bool = True, weights: bool = True) -> Iterator[Finding]:
+        """All that is wrong. ``template``: its own chat template is used; ``weights``: they are here."""
         yield from self._config_faults()
         yield from self.files_missing(weights=weights)
         yield from self._tokenizer_faults()
-        yield from self._template_faults(template)
+        if template and self._has_tokenizer():  # what is missing is else the tokenizer, and with it the template
+            yield from self._template_faults()
         try:
             self.end_tokens()
         except Unreadable as error:
@@ -163,11 +162,9 @@ class ModelFiles:
                 "save the tokenizer that belongs to the model beside it",
             )
 
-    def _template_faults(self, given: str | None) -> Iterator[Finding]:
-        if given is None and not self._has_tokenizer():
-            return  # what is missing is the tokenizer, and with it the template
+    def _template_faults(self) -> Iterator[Finding]:
         try:
-            template = self.own_template() if given is None else given
+            template = self.own_template()
         except Unreadable as error:
             yield str(error), "save the tokenizer again"
             return
@@ -177,7 +174,7 @@ class ModelFiles:
                 "use an instruction-tuned model, or name a template as chat_template in [model]",
             )
         elif fault := template_fault(template):
-            yield f"the chat template {fault}", "mend it, or name another as chat_template in [model]"
+            yield f"the chat template of {self.directory} {fault}", MEND
 
     def own_template(self) -> str | None:
         """The tokenizer's chat template; of several, the one named default; or None. Raises Unreadable."""

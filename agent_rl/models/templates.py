@@ -1,14 +1,23 @@
-"""Chat templates, compiled and tried with jinja2 alone."""
+"""Chat templates, compiled and tried with jinja2 alone; as a command, the fault of the template on standard input."""
 
 from __future__ import annotations
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+TRIAL_SECONDS = 20.0
+"""A trial takes 0.3 s. Jinja's sandbox bounds each ``range``, and neither loops within loops nor recursion."""
+TRIAL_BYTES = 2 << 30
+"""Address space of a trial."""
 
 
 def compiled(template: str) -> Template:
@@ -40,8 +49,32 @@ def compiled(template: str) -> Template:
     return environment.from_string(template)
 
 
+@cache
 def template_fault(template: str) -> str:
-    """Why a chat template cannot be compiled, or why it refuses a conversation with tools; empty for a valid one."""
+    """Why a chat template cannot be compiled, or why it refuses a conversation with tools; empty for a valid one.
+
+    It is tried in a process of its own, since a template may never end, or take all memory.
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=template.encode(errors="surrogatepass"),
+            env=environment,
+            capture_output=True,
+            timeout=TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not render four short messages within {TRIAL_SECONDS:g} s: a loop or a macro in it does not end"
+    if tried.returncode:
+        last = (tried.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        return f"ended the process that tried it, with exit code {tried.returncode}: {last}"
+    return tried.stdout.decode()
+
+
+def _tried(template: str) -> str:
+    """The fault, found in this process."""
     import jinja2
 
     roles = ("system", "user", "assistant", "user")
@@ -54,7 +87,14 @@ def template_fault(template: str) -> str:
         return f"cannot be compiled: {error}"
     try:
         ready.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+    except MemoryError:
+        return f"takes more than {TRIAL_BYTES >> 30} GiB of memory to render four short messages"
     except Exception as error:  # noqa: BLE001 - a template may need what only transformers has; the start tries it
         refused = type(error) is jinja2.TemplateError
         return f"refuses a conversation of system, user, assistant and user: {error}" if refused else ""
     return ""
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
+    sys.stdout.buffer.write(_tried(sys.stdin.buffer.read().decode(errors="surrogatepass")).encode(errors="replace"))

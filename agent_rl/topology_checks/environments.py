@@ -63,7 +63,7 @@ def class_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
         except ContractError as error:
             yield Finding((*place, "class"), str(error))
         except ValidationError as error:
-            yield from invalid_values(error, model, entry.settings, (*place, "settings"))
+            yield from invalid_values(error, model, entry.settings, (*place, "settings"), secrets=True)
 
 
 def environment_findings(topology: Topology, facts: Facts, noted: list[Finding]) -> Iterator[Finding]:

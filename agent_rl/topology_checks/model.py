@@ -14,7 +14,8 @@ from agent_rl.config.source import Finding
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.models.devices import device_fault
 from agent_rl.models.hub import HubError, described_model, is_hub_name
-from agent_rl.models.model_files import SAVE_AGAIN, ModelFiles, Unreadable, read_template, vocabulary_fault
+from agent_rl.models.model_files import MEND, SAVE_AGAIN, ModelFiles, Unreadable, read_template, vocabulary_fault
+from agent_rl.models.templates import template_fault
 from agent_rl.rollout.prompts import OURS, template_file
 from agent_rl.topology_checks.facts import Facts
 
@@ -22,7 +23,11 @@ PLACE = ("model", "path")
 
 
 def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
-    """What is wrong with the directory that ``model.path`` names, or with what the hub says of that name."""
+    """What is wrong with the directory that ``model.path`` names, or with what the hub says of that name.
+
+    And with the chat template that the topology names.
+    """
+    yield from _template_findings(topology, facts.base)
     name = topology.model.path
     if name is None:
         assert topology.model.initialise is not None
@@ -45,15 +50,22 @@ def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     except Unreadable as error:
         yield Finding(PLACE, str(error), SAVE_AGAIN)
         return
-    try:
-        template = named_template(topology, facts.base)
-    except Unreadable as error:
-        yield Finding(("model", "chat_template"), str(error), "write it as UTF-8 text")
-        return
-    for message, remedy in files.faults(template=template, weights=here):
-        yield Finding(("model", "chat_template") if template and "chat template" in message else PLACE, message, remedy)
+    for message, remedy in files.faults(template=topology.model.chat_template is None, weights=here):
+        yield Finding(PLACE, message, remedy)
     if files.length is not None:
         yield from _too_long(topology, files.length, "max_position_embeddings in config.json")
+
+
+def _template_findings(topology: Topology, base: Path) -> Iterator[Finding]:
+    """What is wrong with the file that ``model.chat_template`` names."""
+    file, place = template_file(topology, base), ("model", "chat_template")
+    if file is None or not file.is_file():  # that it is not there is said elsewhere
+        return
+    try:
+        if fault := template_fault(read_template(file)):
+            yield Finding(place, f"the chat template {file} {fault}", MEND)
+    except Unreadable as error:
+        yield Finding(place, str(error), "write it as UTF-8 text")
 
 
 def reference_findings(topology: Topology, _: Facts) -> Iterator[Finding]:

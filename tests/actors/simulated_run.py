@@ -13,7 +13,7 @@ the supervisors, but for the decision which hosts are lost. The first generator 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -211,17 +211,12 @@ class SimulatedRun:
     """The actors of a run, by name, and what may happen to them."""
 
     def __init__(
-        self, topology: Topology, folder: Path, nursery: trio.Nursery, turns: int, scheduler: type[Actor]
+        self, topology: Topology, folder: Path, nursery: trio.Nursery, classes: Mapping[str, type[Actor]]
     ) -> None:
         self.topology = topology
         self.network = CutNetwork()
         self.stage = Stage(self.network, Registry.of(messages), {})
-        self._classes: dict[str, type[Actor]] = {
-            "kv_scheduler": scheduler,
-            "roc_filter": RoCFilter,
-            "rollout_generator": type("Generator", (Generator,), {"turns": turns}),
-            "learner": Learner,
-        }
+        self._classes = classes
         self._folder = folder
         self._nursery = nursery
         self._processes: dict[str, _Process] = {}
@@ -341,8 +336,14 @@ async def simulated(
     spread = topology.actors["rollout_generator"].model_copy(update=placed)
     actors = {**topology.actors, "tool_executor": entry, "rollout_generator": spread}
     topology = topology.model_copy(update={"hosts": {NEAR: Host(), FAR: Host()}, "actors": actors})
+    classes = {
+        "kv_scheduler": scheduler,
+        "roc_filter": RoCFilter,
+        "rollout_generator": type("Generator", (Generator,), {"turns": turns}),
+        "learner": Learner,
+    }
     async with trio.open_nursery() as nursery:
-        made = SimulatedRun(topology, folder, nursery, turns, scheduler)
+        made = SimulatedRun(topology, folder, nursery, classes)
         for name in [supervisor_node(NEAR), *(f"tool_executor.{number}" for number in range(executors))]:
             await made.stand_in(name)
         for name in ("roc_filter.0", "kv_scheduler.0"):

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
 from benchmarks import bench_rollout
+from tests.actors.test_trained_tokens import check_all_that_was_sampled_is_trained
 from tests.end_to_end.processes import (
     check_finished,
     children_named,
@@ -45,6 +46,12 @@ def engine_process(path: Path) -> int:
     """vLLM's own process of the run's generator."""
     (pid,) = children_named(process_of_actor(path, "rollout_generator.0"), "EngineCore")
     return pid
+
+
+@pytest.mark.sample
+@pytest.mark.real_time
+async def test_all_that_was_sampled_is_trained(tmp_path: Path) -> None:
+    await check_all_that_was_sampled_is_trained(tmp_path, "vllm")
 
 
 @pytest.mark.sample

@@ -63,6 +63,8 @@ ALONE = {1: "tasks", 2: "cgroup.threads"}
 """The file with which a task moves itself without its process."""
 KILLS = {1: "memory.oom_control", 2: "memory.events"}
 """The file in which the kernel counts processes that it ended for lack of memory in the group."""
+OWN_KILLS = {1: "memory.oom_control", 2: "memory.events.local"}
+"""The same without those of the groups below."""
 
 
 class ControlGroupsError(Exception):
@@ -117,6 +119,20 @@ def half_of_memory(own: Path, top: Path) -> int:
                 sizes.append(int((own / name).read_text()))
         own = own.parent
     return min(sizes) // 2
+
+
+def memory_kills(cgroup: Path = Path("/proc/self/cgroup"), mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
+    """How many processes of the own groups the kernel has ended so far for lack of memory, those below not counted."""
+    kills = 0
+    with contextlib.suppress(OSError):
+        for hierarchy in hierarchies(cgroup.read_text(), mountinfo.read_text()):
+            with contextlib.suppress(FileNotFoundError):  # it has no controller of memory
+                kills += _kills((hierarchy.own / OWN_KILLS[hierarchy.version]).read_text())
+    return kills
+
+
+def _kills(text: str) -> int:
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +260,7 @@ class ControlGroups:
         """
         for group in self.groups:
             if group.controller == "memory":
-                lines = (group.directory / KILLS[group.version]).read_text().splitlines()
-                kills = next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+                kills = _kills((group.directory / KILLS[group.version]).read_text())
                 if kills > self._kills:
                     self._kills, self._seen = kills, now
         return self._seen > since

@@ -52,7 +52,7 @@ async def run(options, topology, entry, tell):
             await nursery.start(node.run, ignore)
             link.set(messages.ActorStatus(options.actor, "x", state, "", ActorFigures(), "", 0, 0))
             tell("up")
-            if lives := entry.settings.get("lives"):
+            if replica == "1" and (lives := entry.settings.get("lives")):
                 await trio.sleep(lives)
                 os._exit(9)
             async for _ in received:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import trio
 import trio.testing
 
 from actors.runtime.actor_process import ActorProcess, Plan
-from actors.runtime.children import telling
+from actors.runtime.children import ActorChild, telling
+from actors.runtime.lifecycle import describe_exit
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
 
@@ -56,11 +58,25 @@ class Child:
     def last_words(self, lines: int = 20) -> list[str]:
         return []
 
+    def ending(self, status: int) -> str:
+        return describe_exit(status)
+
 
 def test_progress_bars_of_libraries_are_no_reason_of_an_end() -> None:
     bars = "Loading:   0%|          | 0/7 [00:00<?, ?it/s]\rLoading:  45%|####5     | 3/7 [00:01<00:02, 1.2it/s]\n"
     text = f"{bars}12it [00:03, 4.00it/s]\n  | ValueError: 45% of the rows are empty\n  +----\n"
     assert telling(text) == ["ValueError: 45% of the rows are empty"]
+
+
+def test_a_process_whose_disk_took_no_words_has_its_message_as_last_words(tmp_path: Path) -> None:
+    (tmp_path / "stderr").write_text("Warning: slow\n")
+    process = subprocess.Popen(["true"], start_new_session=True)
+    message = "/run/journal.sqlite3 cannot be written: Read-only file system; see to its disk"
+    child = ActorChild(process, tmp_path / "stderr", 0, io.BytesIO(message.encode()), io.BytesIO())
+    child.reap()
+    assert child.last_words() == ["Warning: slow", message]
+    (tmp_path / "stderr").write_text(f"{message}\n")
+    assert child.last_words() == [message]
 
 
 @pytest.mark.parametrize("ends", ["while it gets ready", "when it is ready", "by a death of the former one"])

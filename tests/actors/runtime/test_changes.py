@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.starting import RESTART_SECONDS
 from agent_rl import messages
-from agent_rl.config.addresses import CONTROL, actor_nodes, runtime_directory
+from agent_rl.config.addresses import CONTROL, actor_nodes, control_address, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.config.processes import ActorEntry
 from agent_rl.figures import ActorFigures
@@ -195,23 +196,49 @@ async def test_a_process_that_never_starts_leaves_its_place_to_the_former_one(fo
         assert not (await swap(path, wanted("second", OTHER))).refused  # the run can be changed again
 
 
+async def until_plain(folder):
+    """Both processes of the second actor have been started twice with the class of the file."""
+    while sum(event.startswith("up") and event.endswith(f"{PLAIN} 1") for event in events(folder)) < 4:  # noqa: ASYNC110
+        await trio.sleep(0.05)
+
+
 @pytest.mark.real_time
 async def test_a_class_that_keeps_dying_after_its_swap_is_taken_back(folder, capsys):
-    """Before it ends the run: also where its other processes live, which follow."""
+    """Before it ends the run: also where its other process lives, which follows."""
     path = write(folder, settings="number = 1", replicas=2)
     path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nrestarts = 1"))
     async with running(path, 3):
         answer = await swap(path, wanted("second", OTHER, "lives=3.0"))
         assert [line.partition(" ")[0] for line in answer.done[:2]] == ["second.0", "second.1"]
-        while sum(event.startswith("up") and event.endswith(f"{PLAIN} 1") for event in events(folder)) < 4:  # noqa: ASYNC110
-            await trio.sleep(0.05)
+        await until_plain(folder)
         await trio.sleep(1.5)
         assert [event for event in events(folder) if event.startswith("up second")][-1].endswith(f"{PLAIN} 1")
         stored = load_topology(path.parent / "run" / "topology.local.toml").actors["second"]
         assert (stored.class_path, stored.settings) == (PLAIN, {"number": 1})
     output = " ".join(capsys.readouterr().out.split())
     assert "1 restarts in 60 s are spent" in output
-    assert "the class and settings that second had before it was swapped hold again" in output
+    assert "the class and settings that second had before it was swapped come back" in output
+
+
+@pytest.mark.real_time
+@pytest.mark.slow
+async def test_a_class_that_keeps_dying_on_another_host_is_taken_back_on_all_hosts(folder):
+    """The supervisor of the other host asks that of the main host, which swaps the role back as it swapped it."""
+    path = write_hosts(folder, 'hosts = ["a", "b"]\nrestarts = 1')
+    other = start_b(path)
+    try:
+        async with running(path, 3, host="a"):
+            assert not (await swap(path, wanted("second", OTHER, "lives=3.0"))).refused
+            await until_plain(folder)
+            while not (await swap(path, DrainWanted("b"))).done:  # noqa: ASYNC110 - the swap back is under way
+                await trio.sleep(0.1)
+            assert await trio.to_thread.run_sync(other.wait, 60) == 0
+            for host in "ab":
+                stored = load_topology(folder / "run" / f"topology.{host}.toml").actors["second"]
+                assert (stored.class_path, stored.settings) == (PLAIN, {"number": 1})
+    finally:
+        other.kill()
+        other.wait()
 
 
 async def test_a_dry_run_that_never_ends_is_ended_and_refuses_the_change(tmp_path, monkeypatch):
@@ -230,6 +257,12 @@ async def test_a_swap_that_is_refused_stops_nothing(folder):
         assert answer == Changed(("there is no module 'refused'", "mend it"), ())
         answer = await swap(path, wanted("third", OTHER))
         assert answer.refused == ("the run has no actor 'third'; there are first, second",)
+        topology = load_topology(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(control_address(topology, runtime_directory(topology))[CONTROL].removeprefix("ipc://"))
+            other.listen()
+            with pytest.raises(RunRefused, match="another command changes this run; ask again when"):
+                await ask_run(path.parent / "run", wanted("second", OTHER))
         assert events(folder) == before
 
 
@@ -525,10 +558,17 @@ class Alone:
         self.back = ()
         """Optional hosts that are heard before anything is asked."""
         self.during = lambda: None
+        self.afterwards = trio.lowlevel.checkpoint
         monkeypatch.setattr(changes, "faults_of", self.faults_of)
         self.actor = SimpleNamespace(
-            name="first.0", role="first", ended=trio.Event(), child=None, entry=self.topology.actors["first"]
+            name="first.0",
+            role="first",
+            ended=trio.Event(),
+            child=None,
+            entry=self.topology.actors["first"],
+            waits=False,
         )
+        self.classes, self.failed = [], []
         self.lines = []
         self.actor.replaced, self.actor.tell = self.replaced, self.lines.append
         replicas = SimpleNamespace(
@@ -543,7 +583,7 @@ class Alone:
             ["a"],
             replicas,
             again="",
-            reports=SimpleNamespace(say=print),
+            reports=SimpleNamespace(say=print, fail=lambda reason, _: self.failed.append(reason)),
             ending=trio.Event(),
             leave=print,
             numbered=lambda _: None,
@@ -554,8 +594,15 @@ class Alone:
         return []
 
     async def replaced(self, plan, janitor, *, beside):
+        self.classes.append(plan.entry.class_path)
+        self.actor.entry, self.actor.waits = plan.entry, False
         self.during()
+        await trio.sleep(0.1)
         return "", 0.0, False
+
+    def dies_for_good(self):
+        """The restarts of the actor are spent."""
+        self.actor.waits = self.changes.take_back(self.actor, "it died")
 
     async def carry_out(self, starts, stops, topology):
         return [], [*(f"{name} runs" for name in starts), *(has_left(name) for name in stops)]
@@ -590,6 +637,7 @@ class Alone:
                     self.changes.starts(dead)
                     nursery.start_soon(come_back)
                 answer = await self.changes.asked(CONTROL, asked)
+                await self.afterwards()
                 nursery.cancel_scope.cancel()
             return answer
 
@@ -621,6 +669,62 @@ def test_a_change_waits_for_actors_that_are_started_again(tmp_path, monkeypatch)
     alone = Alone(tmp_path, monkeypatch)
     first_start = alone.ask(more, starting=["second.0"], dead="first.0", back=1.0)
     assert "second.0, first.0 has not started yet" in first_start.refused[0]
+
+
+def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_end_of_the_swap(tmp_path, monkeypatch):
+    """Else the file that processes read and the class in force would be those of two changes."""
+    alone = Alone(tmp_path, monkeypatch)
+    file = tmp_path / "run" / "topology.a.toml"
+    file.parent.mkdir()
+
+    def during():
+        if alone.classes == [OTHER]:
+            alone.dies_for_good()
+            assert alone.actor.waits
+            assert load_topology(file).actors["first"].class_path == OTHER, "the swap goes on"
+
+    async def afterwards():
+        refused = await alone.changes.asked(CONTROL, wanted("first", "", "number=2"))
+        assert "another change is under way (return of first to its former class)" in refused.refused[0]
+        await trio.sleep(1)
+        for now in (alone.changes.topology, load_topology(file)):
+            assert now.actors["first"].class_path == PLAIN
+        assert (alone.classes, alone.failed) == ([OTHER, PLAIN], [])
+        alone.dies_for_good()
+        assert not alone.actor.waits, "there is no class left to come back"
+
+    alone.during, alone.afterwards = during, afterwards
+    assert not alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d").refused
+
+
+def test_a_process_that_dies_for_good_during_the_next_swap_of_its_role_gets_the_class_of_that(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    third = "tests.actors.runtime.swap_entry:Plain"
+    (tmp_path / "run").mkdir()
+
+    async def afterwards():
+        alone.during = lambda: None if alone.classes[1:] else alone.dies_for_good()
+        assert not (await alone.changes.asked(CONTROL, wanted("first", third, "number=2"))).refused
+        await trio.sleep(1)
+        assert (alone.classes, alone.failed) == ([OTHER, third], [])
+        assert alone.changes.topology.actors["first"].settings == {"number": 2}
+
+    alone.afterwards = afterwards
+    assert not alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d").refused
+
+
+def test_where_no_swap_back_reaches_a_process_that_died_for_good_the_run_fails_and_says_why(tmp_path, monkeypatch):
+    alone = Alone(tmp_path, monkeypatch)
+    (tmp_path / "run").mkdir()
+
+    async def afterwards():
+        alone.dies_for_good()
+        alone.changes._before.clear()  # as on a main host whose supervisor was killed meanwhile
+        await trio.sleep(1)
+        assert alone.failed == ["it died"]
+
+    alone.afterwards = afterwards
+    assert not alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d").refused
 
 
 def test_what_is_refused_before_anything_is_tried(tmp_path):

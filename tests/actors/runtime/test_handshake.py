@@ -18,6 +18,7 @@ from agent_rl import messages
 from agent_rl.config.agreement import settings_to_agree
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
+from agent_rl.environments.load import shown_settings
 from agent_rl.messages import HostHello, Incarnations
 from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
 from transport import (
@@ -46,7 +47,11 @@ class Host:
         self.clock = clock
         reports = Reports(self.said.append, self.refused.append, lambda sender, _: self.admitted.append(sender))
         self.greetings = Handshake(
-            topology, [name], settings_to_agree(topology), reports, wall=lambda: 1e9 + trio.current_time() + self.clock
+            topology,
+            [name],
+            settings_to_agree(topology, shown_settings),
+            reports,
+            wall=lambda: 1e9 + trio.current_time() + self.clock,
         )
 
     async def run(self, network: MemoryNetwork, nursery: trio.Nursery) -> None:

@@ -302,6 +302,8 @@ def test_exit_statuses_in_words():
     assert describe_exit(1) == "exited with status 1"
     assert describe_exit(-9) == "was killed by SIGKILL"
     assert describe_exit(-250) == "was killed by signal 250"
+    assert describe_exit(1, lacked_memory=True) == "exited with status 1"
+    assert describe_exit(-9, lacked_memory=True).startswith("was killed for lack of memory")
 
 
 def test_a_signal_drains_and_says_how_to_continue(stage, capsys):

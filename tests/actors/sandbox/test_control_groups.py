@@ -20,6 +20,7 @@ from actors.sandbox.isolation.control_groups import (
     _parent,
     half_of_memory,
     hierarchies,
+    memory_kills,
 )
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.interpreter import Ended, ending_of
@@ -124,6 +125,21 @@ def test_an_end_for_want_of_memory_is_told_from_others() -> None:
     assert outcome(NO_VERDICT, out_of_memory=True) == outcome(CPU_TIMEOUT, out_of_memory=True) == "memory_limit"
     assert outcome(NO_VERDICT, out_of_memory=False) == "killed"
     assert outcome(TIMEOUT, out_of_memory=True) == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "file"),
+    [(2, "0::/mine", "memory.events.local"), (1, "4:memory:/mine", "memory.oom_control")],
+)
+def test_the_kernels_kills_for_want_of_memory_are_counted(tmp_path: Path, version: int, own: str, file: str) -> None:
+    kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,memory")
+    (tmp_path / "cgroup").write_text(own + "\n")
+    (tmp_path / "mountinfo").write_text(f"30 24 0:27 / {tmp_path} rw - {kind} cgroup {options}\n")
+    assert memory_kills(tmp_path / "cgroup", tmp_path / "mountinfo") == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / file).write_text("low 0\noom 7\noom_kill 3\n")
+    assert memory_kills(tmp_path / "cgroup", tmp_path / "mountinfo") == 3
+    assert memory_kills(tmp_path / "none") == 0
 
 
 def test_groups_that_are_not_wanted_are_not_made() -> None:

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.config.agreement import differences, settings_to_agree
+from agent_rl.config.agreement import differences
+from agent_rl.config.agreement import settings_to_agree as to_agree
 from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from agent_rl.environments.load import shown_settings
 from tests.end_to_end.topologies import write_two_hosts
+
+
+def settings_to_agree(topology: Topology) -> dict[str, str]:
+    return to_agree(topology, shown_settings)
 
 
 @pytest.fixture(scope="module")

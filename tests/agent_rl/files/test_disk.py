@@ -70,6 +70,8 @@ def test_a_full_disk_is_found_among_what_else_failed() -> None:
     known = DiskError(Path("/a/b"), errno.EDQUOT)
     assert disk_error(ExceptionGroup("", [known]), Path("/run")) is known
     assert disk_error(RuntimeError("x"), Path("/run")) is None
+    stopped = OSError(errno.EROFS, "Read-only file system", "/a/b")
+    assert str(disk_error(stopped, Path("/run"))).startswith("/a/b cannot be written: Read-only file system")
     assert disk_error(PermissionError(errno.EACCES, "no"), Path("/run")) is None  # of anything: no disk is blamed
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import SecretStr
+from pydantic import BaseModel, Field, Secret, SecretStr
 
+from actors.runtime.run import _command
+from agent_rl.config.agreement import secrets, settings_to_agree
 from agent_rl.config.full import full_text
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
@@ -20,6 +24,8 @@ from agent_rl.records.history import MADE_WITH, check_history
 from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused, run_lock
 from agent_rl.records.run_records import RunRecords
+from agent_rl.topology_checks.environments import class_findings
+from agent_rl.topology_checks.facts import Facts
 from tests.end_to_end.topologies import write_micro
 
 
@@ -65,12 +71,37 @@ def test_stages_may_be_appended_and_are_then_kept_too(tmp_path: Path) -> None:
         remember(shorter, tmp_path)
 
 
-class Guarded(Arithmetic):
-    """An environment with a secret by type, one by name, and one of another module's making within a table."""
+class Account(BaseModel):
+    """A table with a secret by type."""
 
-    def __init__(self, *, pin: SecretStr | None, api_key: str, service: dict[str, str], **rest: Any) -> None:
+    who: str = "somebody"
+    opens: SecretStr | None = Field(None, alias="word", min_length=6)
+
+
+@dataclass
+class Vault:
+    """A table of tables with secrets by type."""
+
+    accounts: dict[str, list[Account]]
+    codes: list[Secret[int]]
+
+
+class Guarded(Arithmetic):
+    """An environment with a secret by type, one by name, one of another module's making in a table, and nested ones."""
+
+    def __init__(
+        self,
+        *,
+        pin: Annotated[SecretStr | None, Field(min_length=6)],
+        api_key: str,
+        service: dict[str, str],
+        vault: Vault | None = None,
+        colour: Annotated[Literal["dark-1", "light"] | None, "of the display"] = None,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
         self.given = pin and pin.get_secret_value(), api_key, service["Access-Token"]
+        self.more = vault and vault.accounts["a"][0].opens, colour
 
 
 ENVIRONMENT = f'environments.0={{class = "{__name__}:Guarded", settings = %s}}'
@@ -89,11 +120,57 @@ def test_secrets_of_settings_are_kept_from_others(tmp_path: Path) -> None:
     assert "hush" not in kept + fact + full_text(made, shown_settings)
     assert '"url": "here"' in kept
     assert "hush-1" in actors_read.read_text()  # the actors need it
+    assert "hush" not in str(settings_to_agree(made, shown_settings))
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {file.name for file in directory.iterdir() if file.stat().st_mode & 0o077} == {"supervisor.local.lock"}
     remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("hush", "renewed")), directory)
     with pytest.raises(RunRefused, match=r"then, .*elsewhere.* now"):
         remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("here", "elsewhere")), directory)
+
+
+NESTED = "{accounts = {a = [{who = 'me', word = '%s'}]}, codes = [4711]}"
+
+
+def test_secrets_of_types_within_types_are_kept_from_others(tmp_path: Path) -> None:
+    settings = SECRETS.replace("}}", f"}}, vault = {NESTED % 'hush-4'}}}")
+    override = ENVIRONMENT % settings
+    made = topology(tmp_path, override)
+    (environment,) = Environments(made, tmp_path).values()
+    assert environment.more[0].get_secret_value() == "hush-4"
+    remember(made, tmp_path)
+    told = (tmp_path / "topology.json").read_text() + full_text(made, shown_settings)
+    told += str(settings_to_agree(made, shown_settings))
+    told += _command(Path("a.toml"), [override], None, secrets(made, shown_settings))
+    assert "hush" not in told
+    assert "4711" not in told
+    assert '"who": "me"' in told
+    remember(topology(tmp_path, override.replace("hush", "other")), tmp_path)
+    with pytest.raises(RunRefused, match=r"then, .*you.* now"):
+        remember(topology(tmp_path, override.replace("'me'", "'you'")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting", ["pin = '%s'", f"vault = {NESTED}", "colour = '%s'"], ids=["pin", "vault", "colour"]
+)
+def test_a_setting_in_the_environment_is_judged_by_what_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    def made(value: str) -> Topology:
+        given = {"pin": "hush-1", "api_key": "hush-2", "service": {"Access-Token": "hush-3"}}
+        changes = {"class_path": f"{__name__}:Guarded", "settings": given | tomllib.loads(setting % value)}
+        whole = topology(tmp_path)
+        return whole.model_copy(update={"environments": (whole.environments[0].model_copy(update=changes),)})
+
+    for value in ("dark-1", "short"):
+        monkeypatch.setenv("A", value)
+        assert list(class_findings(made("env:A"), Facts(tmp_path))) == []
+        if value != "short":
+            assert len(Environments(made("env:A"), tmp_path)) == 1
+    with pytest.raises(TaskError, match=r"settings\.(pin|vault.*word|colour)") as refused:
+        Environments(made("env:A"), tmp_path)
+    assert "short" not in str(refused.value)
+    (finding,) = class_findings(made("short"), Facts(tmp_path))
+    assert ("short" in finding.message) == ("colour" in setting), "a message repeats a secret"
 
 
 def test_a_setting_may_be_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,8 @@ def files(named: str) -> str:
     return f"class = 'maths'\nsettings.files = ['{named}']\n{HELD_OUT}"
 
 
+NEVER_ENDS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}" + "{% endfor %}" * 3
+
 MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     # what is wrong: what of the sound file becomes what, and what the message holds
     "an unknown class": (
@@ -459,7 +461,7 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
     "a chat template that cannot be compiled": (
         "[model.initialise]",
         '[model]\npath = "FOLDER/models/sound"\nchat_template = "held_out.jsonl.jinja"\n[unused]',
-        ["model.chat_template: the chat template cannot be compiled"],
+        ["model.chat_template: the chat template ", "held_out.jsonl.jinja cannot be compiled"],
     ),
     "a prompt by a chat template without tools": (
         GENERATOR,
@@ -510,6 +512,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         "max_rollouts = 8",
         "engine_settings = { kv_on_update = 'drop' }",
         ["engine_settings.kv_on_update: Input should be 'keep' or 'recompute', not 'drop'"],
+    ),
+    "a chat template that never ends, for a model that is made here": (
+        "[model.initialise]",
+        '[model]\nchat_template = "never_ends.jinja"\n[model.initialise]',
+        ["model.chat_template: the chat template ", "never_ends.jinja did not render four short messages", "mend it"],
     ),
     "a chat template that is not there": (
         "[model.initialise]",
@@ -612,7 +619,15 @@ MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     ),
     "a chat template that is not Jinja": (
         write("chat_template.jinja", "{% for %}"),
-        ["the chat template cannot be compiled: line 1", "mend it, or name another"],
+        ["the chat template of ", "cannot be compiled: line 1", "mend it, or name another"],
+    ),
+    "a chat template that never ends": (
+        write("chat_template.jinja", NEVER_ENDS),
+        ["the chat template of ", "did not render four short messages within ", "mend it, or name another"],
+    ),
+    "a chat template that takes all memory": (
+        write("chat_template.jinja", "{{ 'x' * 99999999999 }}"),
+        ["takes more than 2 GiB of memory to render four short messages"],
     ),
     "a chat template without a system's turn": (
         write("chat_template.jinja", "{{ raise_exception('System role not supported') }}"),
@@ -642,9 +657,11 @@ def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agent_rl.topology_checks.environments.AT_ONCE_SECONDS", 0.2)
+    monkeypatch.setattr("agent_rl.models.templates.TRIAL_SECONDS", 6.0)
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
     (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
+    (tmp_path / "never_ends.jinja").write_text(NEVER_ENDS)
     (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n')
     (tmp_path / "same_id.jsonl").write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "same_id_too.jsonl").write_text(
@@ -712,8 +729,12 @@ def test_a_mistake_is_one_message_with_its_place_and_remedy(
 
 
 @pytest.mark.parametrize("wrong", MODELS)
-def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(models: Path, wrong: str) -> None:
+def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(
+    models: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = MODELS[wrong][1]
+    if "never ends" in wrong:
+        monkeypatch.setattr("agent_rl.models.templates.TRIAL_SECONDS", 1.0)
     try:
         said = [f"{message}; {remedy}" for message, remedy in ModelFiles.read(models / wrong).faults()]
     except Unreadable as error:
