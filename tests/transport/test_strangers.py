@@ -6,11 +6,13 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+import zmq
 
 from benchmarks.hostile.strangers import WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
@@ -27,6 +29,7 @@ from transport import (
     ZmqNetwork,
 )
 from transport.curve import STRANGERS
+from transport.limits import PART
 from transport.node import STRANGER
 
 SIZE, COUNT = 64 << 10, 6000
@@ -149,6 +152,38 @@ async def test_strangers_who_say_nothing_have_few_places_and_keep_no_node_out():
             assert not any(ended(client, 0.0) for client in strangers[more + len(case.addresses) :])
         assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.9")]
         assert a.reported(Unauthenticated) == []
+
+
+@pytest.mark.real_time
+async def test_a_message_without_end_of_a_client_with_the_key_is_cut_off_and_messages_of_nodes_are_not():
+    case, part, before = Zmq(), bytes(PART - 1), resident()
+    case.limits = replace(case.limits, message_bytes=1 << 20)
+    async with case.world() as world:
+        recorder = Recorder()
+        a, b = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("items", ["b"], window=64)
+        for number in range(300):  # together far more than one connection may leave unfinished
+            await link.send(Item(number, "x" * (900 << 10)))
+        await link.drained()
+        assert not b.reported(MalformedFrames)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client, trio.fail_after(20):
+            client.linger, client.sndhwm, client.routing_id = 0, 0, b"c#7"
+            client.curve_publickey, client.curve_secretkey = case.keys.public.encode(), case.keys.secret.encode()
+            client.curve_serverkey = case.keys.public.encode()
+            client.connect(case.addresses["b"])
+            for _ in range(2 << 30 >> 17):
+                client.send(part, zmq.SNDMORE, copy=False)
+            client.send(b"")
+            while not b.reported(MalformedFrames):
+                await case.heartbeats(1)
+            grown = resident() - before
+        (event,) = b.reported(MalformedFrames)
+        assert event.peer == "127.0.0.1"
+        assert "bytes of one message" in event.reason
+        assert grown < 512 << 20, f"{grown >> 20} MiB more"
+        await link.send(Item(300))
+        await link.drained()
+        assert recorder.numbers == list(range(301))
 
 
 def ended(client, seconds):
