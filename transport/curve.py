@@ -228,6 +228,8 @@ class Uninvited(_Monitor):
 
         ``heard``: the descriptors over which whole messages have come since the last time, up to now.
         """
+        for descriptor in heard:
+            self._newcomers.pop(descriptor, None)
         unfinished = dict.fromkeys(self._clients, 0)
         for descriptor, client in self._clients.items():
             with contextlib.suppress(OSError), _connection(descriptor) as connection:
