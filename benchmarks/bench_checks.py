@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from agent_rl.environments.maths.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer, is_integer
+from agent_rl.environments.maths.rewards import CLOSING, OPENING, answers_equal, exactly_equal, final_answer, is_read
 from benchmarks.answer_pairs import Pair, equal_pair, near_miss, pairs
 from benchmarks.copied_answers import accepted_copies
 from benchmarks.reporting import print_figures, print_table
@@ -91,9 +91,7 @@ def public_problems(data: Path) -> list[dict[str, Any]]:
 
 def unread_golds(golds: Sequence[str]) -> list[str]:
     """The golds of which no reading is found."""
-    from agent_rl.environments.maths.answers.reading import readings
-
-    return [gold for gold in golds if not is_integer(gold) and not readings(gold, trusted=True)]
+    return [gold for gold in golds if not is_read(gold)]
 
 
 def judge(pair: Pair) -> bool | None:

@@ -10,8 +10,9 @@ import hmac
 import os
 import socket as sockets
 import stat
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,6 +99,8 @@ _WRONG_KEY = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _COMING = _FAILED | _WRONG_KEY | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
 STRANGERS = 128
 """The connections of an inbox that may be in their handshakes at once, beside one for each node."""
+IN_FLIGHT = 64 << 20
+"""What a connection may have read, or hold in the kernel, beside one message of the largest size."""
 UNKNOWN = "an address that is not known any more"
 """The address of a client whose connection was closed before the event loop saw it."""
 _CLOSED = {errno.EPIPE, errno.ECONNRESET}
@@ -117,13 +120,15 @@ class _Monitor:
         self.monitor.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Client:
     """A connection to an inbox: its client's address, the kernel's number of its socket, and when it was accepted."""
 
     address: str
     socket: int
     since: float
+    whole: int = 0
+    """The bytes that it had received when a whole message was last seen to have come."""
 
 
 class Uninvited(_Monitor):
@@ -135,19 +140,31 @@ class Uninvited(_Monitor):
                               `-(handshake failed)---------> closed by ZeroMQ
                               `-(too many newcomers: the oldest of the address that has most)--> closed here
 
+    An open connection is closed here, too, when the message that it has begun outgrows those of nodes: ZeroMQ keeps
+    all parts of a message until the last has come, and knows no limit for their sum.
+
     Clients with another key are refused, and reported, by `Admission`.
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], nodes: Sized, seconds: float, on_refused: Callable[[str], None]
+        self,
+        socket: zmq.Socket[bytes],
+        nodes: Sized,
+        seconds: float,
+        largest: int,
+        on_refused: Callable[[str], None],
+        on_endless: Callable[[str, str], None],
     ) -> None:
         """There may be as many newcomers as ``nodes``, and STRANGERS more.
 
         Who is still there after ``seconds``, the time for a handshake, is no newcomer. ``on_refused`` gets the address
-        of each client that speaks no CURVE, sends more than a handshake does, or had to make room.
+        of each client that speaks no CURVE, sends more than a handshake does, or had to make room. ``on_endless`` gets
+        the address of each whose message is larger than ``largest`` bytes, and the reason.
         """
         super().__init__(socket, _COMING)
         self._nodes = nodes
+        self._largest = largest + IN_FLIGHT
+        self._on_endless = on_endless
         self._seconds = seconds
         self._on_refused = on_refused
         self._clients: dict[int, _Client] = {}
@@ -200,11 +217,50 @@ class Uninvited(_Monitor):
             return
         ((crowd, _),) = Counter(client.address for client in self._newcomers.values()).most_common(1)
         descriptor = next(each for each, client in self._newcomers.items() if client.address == crowd)
-        client = self._newcomers.pop(descriptor)
+        if self._close(descriptor, self._newcomers.pop(descriptor)):
+            self._on_refused(crowd)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def close_endless(self, heard: Collection[int]) -> None:
+        """Close connections whose unfinished messages are larger than a node's, or together than those of all nodes.
+
+        ``heard``: the descriptors over which whole messages have come since the last time, up to now.
+        """
+        for descriptor in heard:
+            self._newcomers.pop(descriptor, None)
+        unfinished = dict.fromkeys(self._clients, 0)
+        for descriptor, client in self._clients.items():
+            with contextlib.suppress(OSError), _connection(descriptor) as connection:
+                received = _received(connection)
+                client.whole = received if descriptor in heard else client.whole
+                unfinished[descriptor] = received - client.whole
+        total = sum(unfinished.values())
+        for descriptor in sorted(unfinished, key=unfinished.__getitem__, reverse=True):
+            if unfinished[descriptor] <= self._largest and total <= self._largest * len(self._nodes):
+                break
+            total -= unfinished[descriptor]
+            if self._close(descriptor, self._clients[descriptor]):
+                address = self._clients.pop(descriptor).address
+                self._on_endless(address, f"more than {unfinished[descriptor]} bytes of one message")
+
+    @staticmethod
+    def _close(descriptor: int, client: _Client) -> bool:
         with contextlib.suppress(OSError), _connection(descriptor) as connection:  # else: closed meanwhile
             if os.fstat(descriptor).st_ino == client.socket:  # the descriptor is still this connection's
                 connection.shutdown(sockets.SHUT_RDWR)
-                self._on_refused(client.address)
+                return True
+        return False
+
+
+_TCP_INFO_RECEIVED = slice(128, 136)  # tcpi_bytes_received of struct tcp_info (linux/tcp.h)
+
+
+def _received(connection: sockets.socket) -> int:
+    """The bytes that a connection has received. 0 where the system does not count them."""
+    info = connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_RECEIVED.stop)
+    return int.from_bytes(info[_TCP_INFO_RECEIVED], sys.byteorder)
 
 
 def _connection(descriptor: int) -> sockets.socket:

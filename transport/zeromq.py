@@ -1,6 +1,6 @@
 """A network of ZeroMQ sockets: one ROUTER per node as its inbox, one DEALER per peer it sends to.
 
-Three properties of ZeroMQ shape this file:
+Four properties of ZeroMQ shape this file:
 
 - High-water marks on sending would make a ROUTER drop and a DEALER block. They are off, and credit bounds the frames in
   flight. The high-water mark on receiving makes a sender wait, and loses nothing.
@@ -8,7 +8,8 @@ Three properties of ZeroMQ shape this file:
   each socket until it is empty before it waits, and a send that leaves something to read wakes that task.
 - Closing with linger 0 would lose the last acknowledgements. So the linger is bounded, not 0.
 - A socket reads frames of up to MAXMSGSIZE from a client before it knows the client's key. So frames go over TCP in
-  parts of at most 128 KiB, and a larger part closes the connection.
+  parts of at most 128 KiB, and a larger part closes the connection. It keeps all parts of a message until the last has
+  come, and no option limits their sum. So the port compares what connections have received with what they delivered.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _SOCKETS_BESIDE = 1024
 _UNREAD_MAX = 64
 # What frame 0 may hold beside a message of the largest size.
 _ENVELOPE_MAX = 64 << 10
+# How often, in seconds, connections are looked at for messages that do not end.
+_UNFINISHED_INTERVAL = 0.25
 # What CURVE adds to a part.
 _SEALED = 64
 
@@ -119,7 +122,15 @@ class ZmqPort:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             if address.startswith("tcp://"):
-                uninvited = Uninvited(socket, self._addresses, self._limits.handshake, receiver.faults.unauthenticated)
+                faults, limits = receiver.faults, self._limits
+                uninvited = Uninvited(
+                    socket,
+                    self._addresses,
+                    limits.handshake,
+                    limits.message_bytes,
+                    faults.unauthenticated,
+                    faults.malformed,
+                )
                 self._uninvited = uninvited, Channel(uninvited.monitor, uninvited.watch)
             await self._bind(socket, address)
             self._bound = True
@@ -231,6 +242,17 @@ class ZmqPort:
                 if channel is not None:
                     nursery.start_soon(channel.read)
             self._to_read.clear()
+            if self._uninvited is not None and self._inbox is not None:
+                nursery.start_soon(self._bound_unfinished, self._uninvited[0], self._inbox)
+
+    @staticmethod
+    async def _bound_unfinished(uninvited: Uninvited, inbox: Channel) -> None:
+        while True:
+            await trio.sleep(_UNFINISHED_INTERVAL)
+            for _ in range(0, 1 + len(uninvited), _READ_BETWEEN_CHECKPOINTS):  # hears each that has a whole message
+                inbox.catch_up()
+            uninvited.close_endless(inbox.heard)
+            inbox.heard.clear()
 
     def connect(self, peer: str) -> None:
         """Connect to a peer, now or as soon as the inbox is open."""
@@ -308,6 +330,7 @@ _COPY_BELOW = 64 << 10
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
+_SRCFD = int(zmq.SRCFD)
 
 
 def _in_parts(address: str) -> bool:
@@ -352,6 +375,8 @@ class Channel:
         self._copy_below = PART + 1 if in_parts else _COPY_BELOW
         self._waiting: trio.CancelScope | None = None
         self._closed = False
+        self.heard: set[int] = set()
+        """With ``in_parts``: the connections, by descriptor, of the messages that were delivered."""
 
     def stop(self) -> None:
         """Read no more, before the socket is closed."""
@@ -384,7 +409,7 @@ class Channel:
             if self._closed:
                 return False
             try:
-                frames = _receive(self.socket)
+                frames = _receive(self.socket, self.heard if self._in_parts else None)
             except zmq.Again:
                 return True
             self._deliver(_joined(frames) if self._in_parts else frames)
@@ -404,9 +429,11 @@ class Channel:
             self._waiting.cancel()
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
+def _receive(socket: zmq.Socket[bytes], heard: set[int] | None) -> list[Buffer]:
     """One multipart message. Small frames are copied out, large ones stay in ZeroMQ's memory."""
     frame = socket.recv(_LAST, copy=False)
+    if heard is not None:
+        heard.add(frame.get(_SRCFD))
     frames: list[Buffer] = [frame.bytes if len(frame) < _COPY_BELOW else frame.buffer]
     while frame.more:  # cheaper than the socket's RCVMORE
         frame = socket.recv(_LAST, copy=False)

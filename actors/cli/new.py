@@ -91,9 +91,9 @@ TEST = '''\
 
 from pathlib import Path
 
-from agent_rl.topology_checks.topology import check_topology
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Transcript
+from agent_rl.topology_checks.topology import check_topology
 from {name} import ANSWER, Largest
 
 TOPOLOGY = Path(__file__).with_name("topology.toml")
@@ -111,9 +111,51 @@ def test_the_topology_is_sound() -> None:
     assert check_topology(load_topology(TOPOLOGY), TOPOLOGY) == []
 '''
 
+WITH_TOOL = {
+    "max_response_tokens = 24\nmax_turns = 1": "max_response_tokens = 96\nmax_turns = 2",
+    "Demonstrations show the form of an answer; rewards teach the right one.": "A tool tells.\n\n"
+    "Demonstrations call it with some of the digits; rewards teach to give it all. docs/write_a_tool.md says more.\n",
+    "from agent_rl.messages import J": "from agent_rl.environments.tools import tool\nfrom agent_rl.messages import J",
+    "\n\n\nclass Largest(Environment):\n": """
+CALL = '<tool_call>{{"name": "largest", "arguments": {{"digits": {}}}}}</tool_call>'
+
+
+@tool
+def largest(digits: list[int]) -> int:
+    \"\"\"The largest of some digits.
+
+    digits: At least one.
+    \"\"\"
+    return max(digits)
+
+
+class Largest(Environment):
+    tools = (largest,)
+    lists_tools = False  # the prompt says nothing of the tool, since demonstrations teach its call
+
+""",
+    """answer = ANSWER.format(rng.choice(asked.payload["digits"]))
+            yield Demonstration(asked, (*self.prompt(asked), {"role": "assistant", "content": answer}))""": """\
+digits = asked.payload["digits"][: rng.randint(1, 3)]
+            call = {"role": "assistant", "content": CALL.format(digits)}
+            response = {"role": "user", "content": f"<tool_response>{largest(digits)}</tool_response>"}
+            answer = {"role": "assistant", "content": ANSWER.format(largest(digits))}
+            yield Demonstration(asked, (*self.prompt(asked), call, response, answer))""",
+    "import ANSWER, Largest\n": "import ANSWER, Largest, largest\n",
+    "def test_the_topology_is": """def test_the_tool_finds_the_largest_digit() -> None:
+    assert largest([3, 9, 1]) == 9
+
+
+def test_the_topology_is""",
+}
+"""What ``--tool`` writes in the place of what."""
+
 
 def new(
-    folder: Annotated[Path, Parameter(name="NAME", help="the folder to make; its name is that of the run")], /
+    folder: Annotated[Path, Parameter(name="NAME", help="the folder to make; its name is that of the run")],
+    /,
+    *,
+    tool: Annotated[bool, Parameter(help="give the environment a tool, which its demonstrations call")] = False,
 ) -> None:
     """Write a topology, an environment and its test into a new folder."""
     name = folder.name
@@ -130,5 +172,7 @@ def new(
         raise Mistake(f"{folder} cannot be made ({error.strerror}); name another folder") from error
     for file, text in (("topology.toml", TOPOLOGY), (f"{name}.py", ENVIRONMENT), (f"test_{name}.py", TEST)):
         content = text if text is ENVIRONMENT else text.replace("{folder}", str(folder)).replace("{name}", name)
+        for plain, other in WITH_TOOL.items() if tool else ():
+            content = content.replace(plain, other)
         (folder / file).write_text(content, encoding="utf-8")
     print(f"wrote {folder}: agent-rl run {folder / 'topology.toml'} trains, pytest {folder} tests the environment")

@@ -18,7 +18,7 @@ from agent_rl.config.selection import Difficulty, Solved
 from agent_rl.data.conversations import spells_out
 from agent_rl.data.rows import DataError, Row
 from agent_rl.environments.base import TaskError
-from agent_rl.environments.maths.rewards import is_integer
+from agent_rl.environments.maths.rewards import is_integer, is_read
 from agent_rl.environments.task_files import answer_of, problem_of, text_of
 from agent_rl.messages import Problem
 from agent_rl.observe.words import count_of
@@ -27,6 +27,7 @@ from agent_rl.rollout.prompts import ChatFormat
 KEPT = ""
 NAMED = 5
 """Rows of a kind that are named."""
+UNREAD = "unread_answer"
 FAULTS = {
     "without_problem": "without a problem: neither text in `problem` nor verl's `prompt`",
     "without_answer": "without an answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`",
@@ -34,8 +35,9 @@ FAULTS = {
     "duplicate_id": "with the id of an earlier row",
     "prompt_too_long": "with a prompt that leaves no room for a response",
     "control_tokens": "with the text of a control token, which training spells out, as in &lt;|im_end|>",
+    UNREAD: "with an answer that the checker of `maths` cannot read, so that only the same text equals it",
 }
-"""Faults of rows that training would refuse, skip or change, in words."""
+"""Faults of rows that training would refuse, skip or change, in words; and what is no fault in other environments."""
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
@@ -199,8 +201,11 @@ class Review:
         self.found = Tally()
 
     def faults(self, row: Row, where: str) -> list[str]:
-        """What is wrong with a row, of `FAULTS`. A conversation needs neither problem nor answer."""
-        faults = []
+        """What is wrong with a row, of `FAULTS`. A conversation needs neither problem nor answer.
+
+        An answer that cannot be read is counted alone, since a judge of the user's own may take it.
+        """
+        faults, problem = [], None
         if "problem" in row or "prompt" in row or not ("messages" in row or "conversations" in row):
             for fault, read in (("without_problem", text_of), ("without_answer", answer_of)):
                 try:
@@ -222,6 +227,8 @@ class Review:
             self._ids.add(str(row["id"]))
         for fault in faults:
             self.found.note(fault, where)
+        if problem is not None and not is_read(problem.answer):
+            self.found.note(UNREAD, where)
         return faults
 
     def _prompt_faults(self, problem: Problem) -> Iterator[str]:

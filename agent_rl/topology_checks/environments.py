@@ -29,6 +29,8 @@ from agent_rl.data.conversations import first_rows, spells_out, try_conversation
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import OUTPUTS, fault_of, made_up_transcripts, sound_judgement, tried_judge
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
+from agent_rl.environments.maths.environment import BoxedAnswers
+from agent_rl.environments.maths.rewards import is_read
 from agent_rl.environments.tasks import ListedTasks, MixedTasks
 from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
 from agent_rl.messages import Judgement, Problem
@@ -79,6 +81,7 @@ def environment_findings(topology: Topology, facts: Facts, noted: list[Finding])
         made, sources = environments, tasks.sources
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
         prompts = list(_prompts(topology, base, environments, tasks, noted))
+        noted += _unread_notes(topology, environments, tasks)
     except TaskError as error:
         yield from (_of_environment(part, topology, base) for part in error.parts)
         return
@@ -255,6 +258,18 @@ def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: Mixe
                 "it is spelt out, as in &lt;|im_end|>; `agent-rl data convert --model M --drop` leaves such rows out"
             )
             yield Finding(place, message, remedy)
+
+
+def _unread_notes(topology: Topology, environments: Environments, tasks: MixedTasks) -> Iterator[Finding]:
+    """Which listed problems have answers that the checker cannot read."""
+    for index, name in enumerate(entry.name for entry in topology.environments):
+        problems = tasks.sources[name]
+        if isinstance(environments[name], BoxedAnswers) and isinstance(problems, ListedTasks):
+            listed = (*problems.trained, *problems.held_out)
+            if found := [each.id for each in listed if not is_read(each.answer)]:
+                message = f"{len(found)} of {count_of(len(listed), 'problem')} have an answer that cannot be read"
+                remedy = "only the same text equals it: write its value, or leave the problem out"
+                yield Finding(("environments", index), f"{message}, as {found[0]!r:.80}", remedy)
 
 
 def _sizes(chat: ChatFormat, problems: Sequence[Problem]) -> list[int]:

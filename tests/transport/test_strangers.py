@@ -6,13 +6,16 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+import zmq
 
-from benchmarks.hostile.strangers import WORST_MIB, connect_strangers, strangers_mib
+from benchmarks.hostile.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
 from tests.transport.test_zeromq import free_port
 from transport import (
@@ -27,6 +30,7 @@ from transport import (
     ZmqNetwork,
 )
 from transport.curve import STRANGERS
+from transport.limits import PART
 from transport.node import STRANGER
 
 SIZE, COUNT = 64 << 10, 6000
@@ -149,6 +153,69 @@ async def test_strangers_who_say_nothing_have_few_places_and_keep_no_node_out():
             assert not any(ended(client, 0.0) for client in strangers[more + len(case.addresses) :])
         assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.9")]
         assert a.reported(Unauthenticated) == []
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("silent", [0, STRANGERS + 3], ids=["alone", "beside silent ones"])
+async def test_many_clients_with_the_key_behind_one_address_are_admitted_in_the_end(silent):
+    case, many = Zmq(), STRANGERS + 72
+    _, _, port = case.addresses["b"].rpartition(":")
+    async with case.world() as world:
+        b, seen = await world.start("b"), set()
+        b.node.on_inbox = lambda identity, frames: seen.add(identity)
+        with contextlib.ExitStack() as opened, trio.fail_after(30):
+            connect_strangers(int(port), b"", opened, silent)
+            context = opened.enter_context(zmq.Context())
+            clients = {
+                name: opened.enter_context(client_with_key(case, context, name))
+                for name in (b"host-%d#1" % number for number in range(many))
+            }
+            for client in clients.values():
+                client.connect(f"tcp://{SOURCE[0]}:0;127.0.0.1:{port}")
+            time.sleep(1.0)  # noqa: ASYNC251 - the node sees all of them at once
+            while unseen := clients.keys() - seen:
+                for name in unseen:  # as nodes repeat their heartbeats: who makes room may have lost one
+                    clients[name].send(b"")
+                await trio.sleep(0.5)
+        assert b.node.figures["unauthenticated"] > silent  # some of them made room and came again
+
+
+@pytest.mark.real_time
+async def test_a_message_without_end_of_a_client_with_the_key_is_cut_off_and_messages_of_nodes_are_not():
+    case, part, before = Zmq(), bytes(PART - 1), resident()
+    case.limits = replace(case.limits, message_bytes=1 << 20)
+    async with case.world() as world:
+        recorder = Recorder()
+        a, b = await world.start("a"), await world.start("b", recorder)
+        link = a.node.push("items", ["b"], window=64)
+        for number in range(300):  # together far more than one connection may leave unfinished
+            await link.send(Item(number, "x" * (900 << 10)))
+        await link.drained()
+        assert not b.reported(MalformedFrames)
+        with zmq.Context() as context, client_with_key(case, context, b"c#7") as client, trio.fail_after(20):
+            client.connect(case.addresses["b"])
+            for _ in range(2 << 30 >> 17):
+                client.send(part, zmq.SNDMORE, copy=False)
+            client.send(b"")
+            while not b.reported(MalformedFrames):
+                await case.heartbeats(1)
+            grown = resident() - before
+        (event,) = b.reported(MalformedFrames)
+        assert event.peer == "127.0.0.1"
+        assert "bytes of one message" in event.reason
+        assert grown < 512 << 20, f"{grown >> 20} MiB more"
+        await link.send(Item(300))
+        await link.drained()
+        assert recorder.numbers == list(range(301))
+
+
+def client_with_key(case, context, identity):
+    """A socket that is not connected yet."""
+    client = context.socket(zmq.DEALER)
+    client.linger, client.sndhwm, client.routing_id = 0, 0, identity
+    client.curve_publickey, client.curve_secretkey = case.keys.public.encode(), case.keys.secret.encode()
+    client.curve_serverkey = case.keys.public.encode()
+    return client
 
 
 def ended(client, seconds):

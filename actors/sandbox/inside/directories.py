@@ -8,10 +8,12 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from actors.sandbox.inside.shares import CpuShare, Shares
@@ -36,6 +38,12 @@ def devices() -> list[int]:
     return [os.open(f"/dev/{name}", os.O_PATH) for name in ("null", "zero", "full")]
 
 
+def _opened(paths: Sequence[str]) -> Iterator[int]:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # removed since the owner has listed it
+            yield os.open(path, os.O_PATH)
+
+
 class Directories:
     """Directories as slots, at most ``most`` at once. The process must be the subreaper of its descendants."""
 
@@ -50,8 +58,7 @@ class Directories:
         self._made = 0
         self._landlock_version = landlock_version = kernel.landlock_version() if filtered else 0
         self._readable, self._listed = (
-            tuple(os.open(path, os.O_PATH) for path in paths) if landlock_version else ()
-            for paths in (readable, listed)
+            tuple(_opened(paths)) if landlock_version else () for paths in (readable, listed)
         )
         self.keep = (*self._readable, *self._listed)
         self._cleaners: set[int] = set()

@@ -121,8 +121,9 @@ def fork_children(server: Server, config: dict[str, Any], link: socket.socket) -
 
 
 def main() -> None:
-    """Isolate, warm up, say so, and serve. ``argv[1]`` is a JSON object (see ``Interpreter``)."""
-    config = json.loads(sys.argv.pop())
+    """Isolate, warm up, say so, and serve. ``argv[1]`` is a file of one JSON object (see ``Interpreter``)."""
+    with open(int(sys.argv.pop())) as settings:
+        config = json.load(settings)
     server, farewell = None, Farewell()
     try:
         link = prepare(config, farewell)

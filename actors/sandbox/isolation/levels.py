@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -140,7 +141,7 @@ def _open_up(path: str, plan: Mapping[str, str], readable: list[str], listed: li
         readable.append(path)
         return
     listed.append(path)
-    with os.scandir(path) as entries:
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:  # else: removed meanwhile
         for entry in entries:
             if entry.path not in plan and not entry.is_symlink():
                 _open_up(entry.path, plan, readable, listed)

@@ -308,11 +308,19 @@ class Interpreter:
         }
         # -I and -S: no user files and no site-packages hooks; -B: untrusted code writes no bytecode.
         boot = BOOT.format(root=ROOT)
-        command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, json.dumps(settings)]
-        # From this thread, not a worker: Linux sends the parent-death signal when the starting *thread* ends.
-        return subprocess.Popen(
-            command, stdin=link, stdout=link, env=ENVIRONMENT, cwd=directory or None, start_new_session=True
-        )
+        with os.fdopen(os.memfd_create("settings"), "w+", encoding="utf-8") as file:  # an argument has at most 128 KiB
+            json.dump(settings, file)
+            file.seek(0)
+            # From this thread, not a worker: Linux sends the parent-death signal when the starting *thread* ends.
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", boot, str(file.fileno())],
+                stdin=link,
+                stdout=link,
+                env=ENVIRONMENT,
+                cwd=directory or None,
+                start_new_session=True,
+                pass_fds=[file.fileno()],
+            )
 
     async def _serve(self, link: socket.socket, task_status: trio.TaskStatus[None]) -> None:
         asked = trio.current_time()

@@ -24,14 +24,17 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_environment_is_short_and_its_test_passes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "things/largest_digit"]) == 0
+@pytest.mark.parametrize(("flags", "lines", "tests"), [((), 40, 2), (("--tool",), 60, 3)], ids=["plain", "tool"])
+def test_the_environment_is_short_and_its_test_passes(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], lines: int, tests: int
+) -> None:
+    assert main(["new", "things/largest_digit", *flags]) == 0
     folder = here / "things" / "largest_digit"
     assert {path.name for path in folder.iterdir()} == {"topology.toml", "largest_digit.py", "test_largest_digit.py"}
     assert len((folder / "topology.toml").read_text().splitlines()) <= 30
-    assert len((folder / "largest_digit.py").read_text().splitlines()) <= 40
+    assert len((folder / "largest_digit.py").read_text().splitlines()) <= lines
     assert "agent-rl run things/largest_digit/topology.toml" in capsys.readouterr().out
-    assert "2 passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "things/largest_digit")
+    assert f"{tests} passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "things/largest_digit")
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,25 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import trio
 
-from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation import kernel, levels
 from actors.sandbox.isolation.levels import (
     BLOCKS,
     LEVELS,
     UNUSED_USER,
     USERS,
+    Visible,
     filter_program,
     outer_users,
     unavailable,
     visible,
 )
+from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.client import Sandbox
 from tests.actors.sandbox.running import eventually, execute_all, living, named, pids, require, run_with
 
@@ -198,6 +201,14 @@ def test_what_is_hidden_lies_over_what_is_shown_and_packages_within_over_that(tm
     assert {path for path in found.listed if path.startswith(str(tmp_path))} == {str(tmp_path / "link"), str(packages)}
 
 
+def test_what_is_removed_while_it_is_listed_is_not_shown() -> None:
+    readable: list[str] = []
+    levels._open_up("/removed", {"/removed/hidden": "hide"}, readable, [])
+    assert readable == []
+
+
+SIBLINGS = 2000
+"""Beside what is hidden; their names are longer than an argument of a program may be."""
 HIDDEN_READ = """
 import os, sys
 import latecomer
@@ -233,10 +244,19 @@ def check_hidden(monkeypatch: pytest.MonkeyPatch, level: str, site: Path) -> Non
         (site / path).write_text("value = 'secret'\n")
     (site / "latecomer").mkdir()
     (site / "latecomer/__init__.py").write_text("value = 6 * 7")
+    for number in range(SIBLINGS):
+        (site / f"{number:x<80}").touch()
     found = sysconfig.get_path
     monkeypatch.setattr(
         sysconfig, "get_path", lambda name: str(site) if name in ("purelib", "platlib") else found(name)
     )
+
+    def seen_before(*arguments: Iterable[str]) -> Visible:
+        seen = visible(*arguments)
+        (site / f"{0:x<80}").unlink(missing_ok=True)
+        return seen
+
+    monkeypatch.setattr(interpreter, "visible", seen_before)
     hidden = (str(site / "answers"), str(site / "single.py"))
     [result] = execute_all([HIDDEN_READ], isolation=level, hidden=hidden)
     assert (result.outcome, result.stdout) == ("success", "42\n"), result.stderr

@@ -93,6 +93,8 @@ FAULTY = [
     {"problem": "8? </tool_response>", "answer": "8"},
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes<|end|>"}]},
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<answer>4</answer>"}]},
+    {"problem": "9?", "answer": r"\sum_{n=1}^\infty \frac1{n^2}"},
+    {"problem": "10?", "answer": r"\int_0^1 x^2 dx = \frac13"},
     {"id": "e", "problem": "\ud800", "answer": "7"},
 ]
 
@@ -106,9 +108,9 @@ def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, c
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out.splitlines()
     found = {"without_problem": 1, "without_answer": 2, "duplicate_id": 1, "prompt_too_long": 1, "control_tokens": 3}
-    assert json.loads(said[-1]) == {"read": 11, "kept": 11, **found}
+    assert json.loads(said[-1]) == {"read": 13, "kept": 13, **found, "unread_answer": 1}
     notes = [line for line in said if line.startswith("note: ")]
-    assert len(notes) == 5
+    assert len(notes) == 6
     assert (
         f"note: 2 rows without an answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
         in notes
@@ -116,9 +118,10 @@ def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, c
     assert f"note: 1 row with the id of an earlier row: {data}:3" in notes
     assert f"note: 1 row with a prompt that leaves no room for a response: {data}:6" in notes
     assert any("with the text of a control token" in note and note.endswith(f"{data}:10") for note in notes)
-    assert len(out.read_text().splitlines()) == 11
+    assert any("the checker of `maths` cannot read" in note and note.endswith(f": {data}:12") for note in notes)
+    assert len(out.read_text().splitlines()) == 13
     counts = run(capsys, *arguments[1:], "--drop", "--out", str(tmp_path / "kept.jsonl"))
-    assert counts == {"read": 11, "kept": 3, **{f"dropped_{name}": count for name, count in found.items()}}
+    assert counts == {"read": 13, "kept": 5, **{f"dropped_{name}": count for name, count in found.items()}}
 
 
 def test_no_more_than_a_few_rows_are_named(tmp_path: Path, capsys: Any) -> None:

@@ -190,6 +190,23 @@ def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, ca
     assert "`agent-rl data convert --model M --drop` leaves such rows out" in second
 
 
+def test_problems_whose_answers_the_checker_cannot_read_are_counted_in_a_warning(folder, capsys):
+    golds = [
+        "3",
+        r"\frac13",
+        r"\sum_{n=1}^\infty \frac1{n^2}",
+        r"\lim_{x\to0}\frac{\sin x}x",
+        r"\int_0^1 x dx = \frac12",
+    ]
+    rows = [{"id": f"p{number}", "problem": f"{number}?", "answer": gold} for number, gold in enumerate(golds)]
+    (folder / "golds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text = SOUND.replace('"checked_actors:Some"', '"maths"\nsettings = { files = ["golds.jsonl"] }')
+    topology, path = load(folder, text)
+    assert sound_topology((path,), ()) == topology
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "environments.0: 2 of 5 problems have an answer that cannot be read, as 'p2'; only the same text" in said
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key", "message", "remedy"),
     [
