@@ -239,6 +239,11 @@ class Episode:
             return "log-probabilities that are not finite"
         if stopped and int(tokens[-1]) not in stop:
             return f"a turn with finish 'stop' that ends in the token {tokens[-1]}, which is no stop token"
+        if not stopped and count < self.budget:
+            return f"a turn with finish 'length' and {count} tokens, where {self.budget} were asked for"
+        epochs, versions = np.diff(policies, axis=0).T
+        if ((epochs < 0) | ((epochs == 0) & (versions < 0))).any():
+            return "a turn whose versions fall"
         return ""
 
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: PolicyVersion) -> None:

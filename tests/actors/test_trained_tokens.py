@@ -184,13 +184,15 @@ def sampled(row: Row, trajectory: Trajectory, notes: Notes, chat: ChatFormat) ->
         at = slice(min(places := list(part)), places[-1] + 1)
         before, tokens = row.tokens[: prompt + at.start], row.tokens[prompt + at.start : prompt + at.stop]
         if written:
-            (turn,) = [
+            returned = [
                 each
                 for each in left
                 if (each.context, each.result.tokens.tolist()) == (before, tokens)
                 and np.array_equal(each.result.logprobs, behaviour[at])
                 and np.array_equal(each.result.policies, body.policies[at])
-            ][-1:]
+            ]
+            assert returned, f"no engine returned turn {len(found) + 1} of {trajectory.rollout} as it is trained"
+            turn = returned[-1]
             assert set(turns[at]) == {len(found)}
             left.remove(turn)
             found.append(turn)

@@ -142,7 +142,10 @@ RUBBISH = {
     "infinity": {"logprobs": [-0.5, float("-inf")]},
     "too few log-probabilities": {"logprobs": [-0.5]},
     "too few policies": {"policies": [[0, 0]]},
-    "a stop that is none": {"stopped": True},
+    "a stop that is none": {"tokens": [5, 6]},
+    "an end before the length without a stop": {"tokens": [5] * 59, "stopped": False},
+    "a version that falls": {"policies": [[1, 4], [1, 3]]},
+    "an epoch that falls": {"policies": [[2, 3], [1, 4]]},
 }
 
 
@@ -153,7 +156,7 @@ def test_rubbish_of_an_engine_is_told_from_what_a_model_may_write(wrong: str) ->
             return [1, 2]
 
     def said(**changes: Any) -> str:
-        turn = {"tokens": [5, 6], "stopped": False, **changes}
+        turn = {"tokens": [5, 9], "stopped": True, **changes}
         count = len(turn["tokens"])
         turn = {"logprobs": [-0.5] * count, "policies": [[0, 0]] * count, **turn}
         return Episode(builders.request(), Chat()).turn_fault(  # type: ignore[arg-type]
@@ -164,5 +167,6 @@ def test_rubbish_of_an_engine_is_told_from_what_a_model_may_write(wrong: str) ->
             stop=frozenset({9}),
         )
 
-    assert said() == said(tokens=[5, 9], stopped=True) == said(tokens=[0], logprobs=[0.0]) == ""
+    assert said() == said(tokens=[5] * 60, stopped=False) == said(tokens=[9], logprobs=[0.0]) == ""
+    assert said(policies=[[1, 4], [2, 0]]) == said(policies=[[1, 3], [1, 4]]) == ""
     assert said(**RUBBISH[wrong])
