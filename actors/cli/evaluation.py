@@ -186,10 +186,10 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
         raise EvaluationError(f"{directory} holds something else than an evaluation: choose another --out")
     if before is None or not (directory / JOURNAL).exists():  # nothing was asked yet
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise EvaluationError(f"{directory} cannot be made ({error.strerror}): choose another --out") from error
-        with whole(asked) as partial:
+        with whole(asked, private=True) as partial:
             partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     elif before != settings:
         changed = [
@@ -199,7 +199,7 @@ def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, 
         ]
         remedy = "undo these changes to continue it, or choose another --out"
         raise EvaluationError("\n  ".join([f"{directory} holds another evaluation:", *changed, remedy]))
-    with whole(topology) as partial:
+    with whole(topology, private=True) as partial:
         partial.write_text(tomli_w.dumps(tables), encoding="utf-8")
     return topology
 

@@ -104,12 +104,15 @@ def kubernetes(
 ) -> None:
     """Write manifests: a Job for each host, a service for their names, volumes; the key is a secret of its own."""
     from actors.cluster.plan import hosts_overlay, reads_run_directory
-    from actors.cluster.rendering import KUBERNETES, kubernetes_faults, rendered
+    from actors.cluster.rendering import KUBERNETES, kubernetes_faults, rendered, secret_faults
+    from agent_rl.config.agreement import secrets
+    from agent_rl.environments.load import shown_settings
     from transport import CurveKeys
 
     topology, source, hosts = _loaded(file, overlays, overrides)
     name = name or topology.run.name.lower()
-    _refuse(kubernetes_faults(hosts, name, source), source)
+    told = secrets(topology, shown_settings)
+    _refuse([*kubernetes_faults(hosts, name, source), *secret_faults(told, source)], source)
     several = len(hosts) > 1
     addresses = {host.name: f"{host.name}.{name}.{namespace}.svc.{domain}" for host in hosts}
     secret = f"kubectl --namespace {namespace} create secret generic {name}-key --from-file=cluster.key"

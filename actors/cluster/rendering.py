@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,10 @@ def kubernetes_faults(hosts: Sequence[HostNeeds], run_name: str, source: Source)
         )
         faults.append(source.fault(("run", "name"), message, "give a shorter one as --name"))
     return faults
+
+
+def secret_faults(secrets: Collection[str], source: Source) -> list[Fault]:
+    """A fault for each key of a secret, which whoever may look at the cluster's manifests would read."""
+    remedy = 'write "env:NAME", and give the containers that variable from a secret of the cluster'
+    paths = [tuple(int(part) if part.isdigit() else part for part in key.split(".")) for key in secrets]
+    return [source.fault(path, "this secret would stand in a ConfigMap", remedy) for path in paths]

@@ -110,7 +110,7 @@ def _about_drain(wanted: DrainWanted, topology: Topology, left: Collection[str])
         return f"host {name} runs the learner and ends the run; stop the run instead (Ctrl-C)"
     for role in topology.actors:
         homes = set(topology.wanted(role).values())
-        if name in homes and (_each_needed(topology, role) or not homes - {name, *left}):
+        if name in homes and (_declares(topology, role, "each_needed") or not homes - {name, *left}):
             return f"no other host runs {role}, without which the run stands still; stop the run instead (Ctrl-C)"
     return ""
 
@@ -133,7 +133,9 @@ def _about_scaling(wanted: ScaleWanted, topology: Topology) -> str:
     most, now = len(topology.homes(role)), len(topology.wanted(role))
     if number < 1:
         return f"{role} needs at least one process, without which the run stands still; ask for 1 or more"
-    if _each_needed(topology, role):
+    if _declares(topology, role, "single") and number > 1:
+        return f"a run has exactly one {role}, which keeps its state"
+    if _declares(topology, role, "each_needed"):
         return f"each process of {role} does a part that no other can do; stop the run, and write it into the file"
     if number > most:
         remedy = f"stop the run, and write actors.{role}.replicas = {number} and start = {now} into the file"
@@ -143,9 +145,9 @@ def _about_scaling(wanted: ScaleWanted, topology: Topology) -> str:
     return ""
 
 
-def _each_needed(topology: Topology, role: str) -> bool:
-    """Whether each replica of a role does a part of the work that no other can do."""
-    return bool(getattr(resolve("actor", topology.actors[role].class_path), "each_needed", False))
+def _declares(topology: Topology, role: str, what: str) -> bool:
+    """Whether the class of a role says that there is a ``single`` one, or that ``each_needed`` one does a part."""
+    return bool(getattr(resolve("actor", topology.actors[role].class_path), what, False))
 
 
 def processes(count: int) -> str:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -184,9 +185,13 @@ class ActorChild:
             file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
             text = file.read().decode(errors="replace")
         words, message = telling(text), telling(self.message)
+        if message:  # which says it in a line
+            words = [line for before, line in pairwise(["", *words]) if not any(map(FRAME.match, (before, line)))]
         return [*words, *(line for line in message if line not in words)][-lines:]  # a broken disk took no words
 
 
+FRAME = re.compile(r'(Exception Group )?Traceback |File ".*", line |ExceptionGroup: |[0-9]+$')
+"""Lines of a traceback; the line after one is its source, or a line of these too."""
 PROGRESS = re.compile(r"\d%\||\[\d+:\d\d(:\d\d)?[<,]")
 """Lines as tqdm draws them: ``Loading: 45%|####  | 3/7 [00:01<00:02, 1.2it/s]``, ``12it [00:03, 4.0it/s]``."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.environments.load import mixed_tasks
+from agent_rl.environments.load import mixed_tasks, shown_settings
 from agent_rl.environments.task_files import resolve
 
 FILES = "maths"
@@ -64,7 +64,8 @@ def chosen_problems(
     for entry in entries:
         if entry["class"] == FILES and prompt is not None:
             entry["settings"] = {**entry["settings"], "prompt": prompt}
-    source = mixed_tasks([EnvironmentEntry.model_validate(entry) for entry in entries], seed=seed, base=Path.cwd())
+    environments = [EnvironmentEntry.model_validate(entry) for entry in entries]
+    source = mixed_tasks(environments, seed=seed, base=Path.cwd())
     known = source.evaluation_count
     named = ", ".join(patterns) or str(first_of(topology) if topology else "")
     if known == 0:
@@ -77,7 +78,8 @@ def chosen_problems(
     digest = hashlib.sha256()
     for number in range(wanted):
         digest.update(json.dumps(asdict(source.evaluation(number)), sort_keys=True).encode())
-    return Problems(wanted, tuple(entries), {"environments": entries, "problems": digest.hexdigest()[:16]})
+    shown = [{**entry, "settings": shown_settings(made)} for entry, made in zip(entries, environments, strict=True)]
+    return Problems(wanted, tuple(entries), {"environments": shown, "problems": digest.hexdigest()[:16]})
 
 
 def prompt_in(topology: Files) -> str | None:

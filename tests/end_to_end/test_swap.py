@@ -89,7 +89,7 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
             swapped = swap(directory, temporary, role, "--class", f"tests.end_to_end.swapped:{name}")
             assert swapped.returncode == 0, swapped.stdout + swapped.stderr
             assert f"{role}.0 is now tests.end_to_end.swapped:{name}; it was away for" in swapped.stdout
-            assert swapped.stdout.strip().endswith("s (beside)")
+            assert "s (beside)\n" in swapped.stdout
             assert started(directory, role)[-1] == f"tests.end_to_end.swapped:{name}"
             traces.look(process)
         more_steps(directory, 2)
@@ -116,7 +116,10 @@ def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Pat
     process = start(path, *ROOM, TMPDIR=str(temporary))
     try:
         wait_for(lambda: steps_trained(directory) >= 1, "a step")
-        for role, number, reason in (("learner", "2", "exactly one learner"), ("tool_executor", "0", "at least one")):
+        for role, number, reason in (
+            ("learner", "2", "exactly one learner, which"),
+            ("tool_executor", "0", "at least one"),
+        ):
             refused = change("scale", directory, temporary, role, number)
             assert refused.returncode == 2, refused.stdout + refused.stderr
             assert reason in refused.stderr

@@ -197,6 +197,17 @@ def test_containers_run_as_an_ordinary_user_unless_root_is_named(file, capsys):
     assert container(text, "trainer")["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_a_secret_is_refused_and_the_name_of_a_variable_is_not(file, capsys):
+    lines = TOPOLOGY.replace("[[environments]]", "[[environments]]\nsettings.api_key = {}", 1)
+    file.write_text(lines.replace("{}", '"hush"'))
+    out, err = render(capsys, code=2)
+    number = lines.splitlines().index("settings.api_key = {}") + 1
+    assert (out, "hush" in err) == ("", False)
+    assert f"two.toml:{number}: environments.0.settings.api_key: this secret would stand in a ConfigMap; write" in err
+    file.write_text(lines.replace("{}", '"env:KEY"'))
+    assert "env:KEY" in render(capsys)[0]
+
+
 def test_names_that_dns_cannot_hold_are_refused_with_their_lines(file, capsys):
     file.write_text(
         TOPOLOGY.replace("rollout]\n", "GPU_1]\n", 1).replace('"rollout"', '"GPU_1"').replace('"two"', '"two.b"')

@@ -75,7 +75,10 @@ def test_a_process_whose_disk_took_no_words_has_its_message_as_last_words(tmp_pa
     child = ActorChild(process, tmp_path / "stderr", 0, io.BytesIO(message.encode()), io.BytesIO())
     child.reap()
     assert child.last_words() == ["Warning: slow", message]
-    (tmp_path / "stderr").write_text(f"{message}\n")
+    traceback = (
+        '  + Exception Group Traceback (most recent call last):\n  |   File "a.py", line 3, in run\n  |     go()\n'
+    )
+    (tmp_path / "stderr").write_text(f"{traceback}{message}\n")
     assert child.last_words() == [message]
 
 
