@@ -344,7 +344,9 @@ class ActorProcess:
                 return True
         self.incarnation += 1
         self._died_at = trio.current_time()
-        reason = blocked or self.failure or child.message or (last_words[-1] if last_words else "")
+        # SIGKILL leaves no word: what stands last on stderr is about something else.
+        said = last_words[-1] if last_words and status != -signal.SIGKILL else ""
+        reason = blocked or self.failure or child.message or said
         self._reports.say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
         return True
 
