@@ -97,8 +97,7 @@ class ChatFormat:
         own = {name: [tool.schema for tool in environment.tools] for name, environment in environments.items()}
         given = own if schemas is None else schemas
         self.schemas: Mapping[str, Sequence[Mapping[str, Any]]] = {
-            name: json.loads(self.spelt(json.dumps(list(tools), ensure_ascii=False), "system"))
-            for name, tools in given.items()
+            name: self._spelt_json(list(tools), "system") for name, tools in given.items()
         }
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
         self.prefill = ""
@@ -304,9 +303,22 @@ class ChatFormat:
         """
         return (self._controls if role in {"assistant", "system"} else self._markup).sub(_as_text, text)
 
+    def _spelt_json(self, value: Any, role: str) -> Any:
+        """A JSON value with all its texts spelt, keys too: an escape in JSON may hide a control token."""
+        if isinstance(value, str):
+            return self.spelt(value, role)
+        if isinstance(value, Mapping):
+            return {self.spelt(str(key), role): self._spelt_json(each, role) for key, each in value.items()}
+        return [self._spelt_json(each, role) for each in value] if isinstance(value, list | tuple) else value
+
     def spells_out(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        """Whether a message (``role``, ``content``) holds the text of a control token."""
-        return any(self.spelt(message["content"], message["role"]) != message["content"] for message in messages)
+        """Whether a message (``role``, ``content``), or a call in it, holds the text of a control token."""
+        for message in messages:
+            calls = [call for call in parse_calls(message["content"]) if isinstance(call, ParsedCall)]
+            texts = [message["content"], *([call.name, call.arguments] for call in calls)]
+            if self._spelt_json(texts, message["role"]) != texts:
+                return True
+        return False
 
     def _encode(self, text: str) -> list[int]:
         if self._fast is None:

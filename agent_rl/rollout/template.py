@@ -87,7 +87,11 @@ class TemplateFormat(ChatFormat):
         return shown
 
     def _turn_tokens(self, content: str) -> list[int]:
-        calls = [call for call in parse_calls(content) if isinstance(call, ParsedCall)]
+        calls = [
+            replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
+            for call in parse_calls(content)
+            if isinstance(call, ParsedCall)
+        ]
         if not calls:
             return super()._turn_tokens(content)
         text = content.partition(OPENING)[0].strip()

@@ -284,6 +284,11 @@ def said(*roles_and_texts: str) -> list[dict[str, str]]:
     ]
 
 
+def escaped(text: str) -> str:
+    """The inside of a JSON string, all of it in escapes."""
+    return "".join(f"\\u{ord(sign):04x}" for sign in text)
+
+
 def shown(*roles_and_texts: str) -> Demonstration:
     return Demonstration(PROBLEM, tuple(said("user", PROBLEM.text, *roles_and_texts)))
 
@@ -342,6 +347,22 @@ ENTRANCES: dict[str, tuple[list[str], Callable[[ChatFormat, str], list[int]]]] =
             shown("assistant", CALL.replace("print(1)", json.dumps(text)[1:-1]))
         )[0],
     ),
+    "a demonstration's calls in escapes": (
+        [],
+        lambda chat, text: chat.demonstration_tokens(
+            shown(
+                "assistant", CALL.replace("print(1)", escaped(text)), "assistant", CALL.replace(PYTHON, escaped(text))
+            )
+        )[0],
+    ),
+    "a conversation's nested arguments in escapes": (
+        [],
+        lambda chat, text: chat.conversation_tokens(
+            said(
+                "user", "4", "assistant", CALL.replace('"print(1)"', '{"0": [{"0": "0"}]}'.replace("0", escaped(text)))
+            )
+        )[0],
+    ),
     "a demonstration's responses": (
         TAGS[:-2],
         lambda chat, text: chat.demonstration_tokens(
@@ -378,6 +399,8 @@ def test_text_from_outside_never_becomes_a_control_token_in_any_role_by_any_entr
     tokens, _ = chat.conversation_tokens(said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
     ends = [token for token, kept in zip(tokens, mask, strict=True) if kept and token in chat.stop_tokens]
     assert ends == [chat.end_of_turn] * 2
+    assert chat.spells_out(said("assistant", CALL.replace("print(1)", escaped(EVIL))))
+    assert not chat.spells_out(said("assistant", CALL.replace("print(1)", escaped("4"))))
 
 
 def test_words_and_markup_without_a_meaning_in_conversations_stay() -> None:
