@@ -152,6 +152,7 @@ class TemplateFormat(ChatFormat):
             raise PromptError('the chat template does not list tools; it cannot be used with `prompt = "template"`')
         if not whole.startswith(ended) or "RESULT" not in whole[len(ended) :]:
             raise PromptError("the chat template does not append the results of tools, in the role `tool`")
+        self._find_controls(whole.removesuffix(self.prefill), self.end_of_turn)
         return self._turn_text(ended, prompt)
 
     def _end_of(self, text: str) -> int:
