@@ -231,12 +231,8 @@ class ChatFormat:
         return self._put(sound_prompt(self.environments[problem.environment], problem), problem)
 
     def _put(self, messages: Sequence[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
-        """The spelt messages of a prompt. What an author writes around the problem's text may name tags."""
-        text, spelt = problem.text, self.spelt(problem.text)
-        put = [
-            {**message, "content": self.spelt(message["content"].replace(text, spelt), "system")}
-            for message in messages
-        ]
+        """The spelt messages of a prompt, with the text about tools."""
+        put = [{**message, "content": self.spelt(message["content"], message["role"])} for message in messages]
         return self._with_tools(put, problem)
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:

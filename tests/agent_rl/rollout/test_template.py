@@ -306,7 +306,11 @@ ENTRANCES: dict[str, tuple[list[str], Callable[[ChatFormat, str], list[int]]]] =
         TAGS,
         lambda chat, text: chat.opening_tokens([("user", f"Solve: {text}.")], replace(PROBLEM, text=text)),
     ),
-    "a loop's own words": ([], lambda chat, text: chat.opening_tokens([("user", text)], PROBLEM)),
+    "a problem without the blanks around it": (
+        TAGS,
+        lambda chat, text: chat.opening_tokens([("user", text)], replace(PROBLEM, text=f" {text}\n")),
+    ),
+    "a loop's own words": (TAGS, lambda chat, text: chat.opening_tokens([("user", text)], PROBLEM)),
     "a loop's system text": (
         [],
         lambda chat, text: chat.opening_tokens([("system", text), ("user", "4")], PROBLEM),
