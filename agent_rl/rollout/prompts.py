@@ -67,6 +67,7 @@ class ChatFormat:
     """
 
     probes: ClassVar[Mapping[str, tuple[str, str]]] = PROBES
+    _frame = ""
 
     def __init__(
         self,
@@ -90,20 +91,18 @@ class ChatFormat:
         self._tokenizer = tokenizer
         # For a few dozen characters, transformers' own layer costs several times as much as the Rust tokenizer.
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._controls, self._markup = _control_tokens(tokenizer)
+        self.prefill = ""
+        """The text with which the template begins the model's turn, after the assistant's header."""
+        self._before_response, self._after_response, self.end_of_turn = self._probe()
         self.environments = environments
         listed = any(environment.lists_tools for environment in environments.values())
         self.compact = bool(environments) and not listed if compact is None else compact
         own = {name: [tool.schema for tool in environment.tools] for name, environment in environments.items()}
         given = own if schemas is None else schemas
         self.schemas: Mapping[str, Sequence[Mapping[str, Any]]] = {
-            name: json.loads(self.spelt(json.dumps(list(tools), ensure_ascii=False), "system"))
-            for name, tools in given.items()
+            name: self._spelt_json(list(tools), "system") for name, tools in given.items()
         }
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
-        self.prefill = ""
-        """The text with which the template begins the model's turn, after the assistant's header."""
-        self._before_response, self._after_response, self.end_of_turn = self._probe()
         eos = tokenizer.eos_token_id
         self.stop_tokens: frozenset[int] = frozenset({self.end_of_turn} | ({eos} if eos is not None else set()))
 
@@ -232,12 +231,8 @@ class ChatFormat:
         return self._put(sound_prompt(self.environments[problem.environment], problem), problem)
 
     def _put(self, messages: Sequence[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
-        """The spelt messages of a prompt. What an author writes around the problem's text may name tags."""
-        text, spelt = problem.text, self.spelt(problem.text)
-        put = [
-            {**message, "content": self.spelt(message["content"].replace(text, spelt), "system")}
-            for message in messages
-        ]
+        """The spelt messages of a prompt, with the text about tools."""
+        put = [{**message, "content": self.spelt(message["content"], message["role"])} for message in messages]
         return self._with_tools(put, problem)
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
@@ -298,15 +293,33 @@ class ChatFormat:
     def spelt(self, text: str, role: str = "user") -> str:
         """``text`` of a message as text that holds no control token: ``&lt;|im_end|>``, ``[ INST]``.
 
-        Control tokens are those that the tokenizer calls special, and other added ones with a meaning in conversations,
-        as Qwen3's ``<tool_call>``. The latter stay in the roles ``assistant`` and ``system``: models write them, and
-        authors name them.
+        Control tokens are those that the tokenizer calls special or the template frames turns with, and other added
+        ones with a meaning in conversations, as Qwen3's ``<tool_call>``. The latter stay in the roles ``assistant`` and
+        ``system``: models write them, and authors name them. A text in which a token appears as the tokenizer
+        normalizes it is normalized.
         """
-        return (self._controls if role in {"assistant", "system"} else self._markup).sub(_as_text, text)
+        controls = self._controls if role in {"assistant", "system"} else self._markup
+        spelt = controls.sub(_as_text, text)
+        normalizer = getattr(self._fast, "normalizer", None)
+        normal = spelt if normalizer is None else normalizer.normalize_str(spelt)
+        return controls.sub(_as_text, normal) if controls.search(normal) else spelt
+
+    def _spelt_json(self, value: Any, role: str) -> Any:
+        """A JSON value with all its texts spelt, keys too: an escape in JSON may hide a control token."""
+        if isinstance(value, str):
+            return self.spelt(value, role)
+        if isinstance(value, Mapping):
+            return {self.spelt(str(key), role): self._spelt_json(each, role) for key, each in value.items()}
+        return [self._spelt_json(each, role) for each in value] if isinstance(value, list | tuple) else value
 
     def spells_out(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        """Whether a message (``role``, ``content``) holds the text of a control token."""
-        return any(self.spelt(message["content"], message["role"]) != message["content"] for message in messages)
+        """Whether a message (``role``, ``content``), or a call in it, holds the text of a control token."""
+        for message in messages:
+            calls = [call for call in parse_calls(message["content"]) if isinstance(call, ParsedCall)]
+            texts = [message["content"], *([call.name, call.arguments] for call in calls)]
+            if self._spelt_json(texts, message["role"]) != texts:
+                return True
+        return False
 
     def _encode(self, text: str) -> list[int]:
         if self._fast is None:
@@ -376,7 +389,33 @@ class ChatFormat:
             raise PromptError(
                 f"the chat template ends an assistant's turn with {between!r}, which no single token begins"
             )
+        self._find_controls(rendered.removesuffix(self.prefill), first[0])
         return between[len(end_of_turn) :], after, first[0]
+
+    def _find_controls(self, frame: str, end: int) -> None:
+        """Patterns of special tokens with ``end`` and those in ``frame``, a template's text, and of all with a meaning
+        in conversations.
+        """
+        self._frame += frame
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = {*self._tokenizer.all_special_tokens, *(token.content for token in added.values() if token.special)}
+        template, tags = str(self._tokenizer.chat_template), set()
+        for number, token in added.items():
+            text = token.content
+            tag = harmless(text) != text and text[1:2] not in "|\uff5c"  # as <think>, which models write
+            if number == end or (text in self._frame and not tag and re.search(r"[^\w\s]", text)):
+                special.add(text)
+            elif harmless(text) != text or (text[:1] in "<[" and text in template):
+                tags.add(text)
+        self._controls, self._markup = self._any_of(special), self._any_of(special | tags)
+
+    def _any_of(self, tokens: set[str]) -> re.Pattern[str]:
+        """Matches any of the texts, as they are or normalized, the longest first; nothing if there are none."""
+        normalizer = getattr(self._fast, "normalizer", None)
+        solid = {token for token in tokens if token.strip()}
+        normal = set() if normalizer is None else set(map(normalizer.normalize_str, solid)) - {""}
+        longest_first = sorted(solid | normal, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _solid(text: str) -> str:
@@ -384,29 +423,10 @@ def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-def _control_tokens(tokenizer: Any) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Match the text of the tokenizer's special tokens, and of these and all others with a meaning in conversations."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
-    template = str(tokenizer.chat_template)
-    tags = {
-        token.content
-        for token in added
-        if harmless(token.content) != token.content or (token.content[:1] in "<[" and token.content in template)
-    }
-    return _any_of(special), _any_of(special | tags)
-
-
-def _any_of(tokens: set[str]) -> re.Pattern[str]:
-    """Matches any of the texts, the longest first; nothing if there are none."""
-    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
 def _as_text(control: re.Match[str]) -> str:
-    """The token's text, changed so that the tokenizer does not read the token."""
-    token = control.group()
-    return f"&lt;{token[1:]}" if token.startswith("<") else f"{token[0]} {token[1:]}"
+    """The token's text, changed so that the tokenizer does not read the token, nor one within it."""
+    first, rest = control.group()[0], control.re.sub(_as_text, control.group()[1:])
+    return f"&lt;{rest}" if first == "<" else f"{first} {rest}" if rest else f"&#{ord(first)};"
 
 
 CHATML = (

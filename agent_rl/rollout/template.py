@@ -87,7 +87,11 @@ class TemplateFormat(ChatFormat):
         return shown
 
     def _turn_tokens(self, content: str) -> list[int]:
-        calls = [call for call in parse_calls(content) if isinstance(call, ParsedCall)]
+        calls = [
+            replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
+            for call in parse_calls(content)
+            if isinstance(call, ParsedCall)
+        ]
         if not calls:
             return super()._turn_tokens(content)
         text = content.partition(OPENING)[0].strip()
@@ -148,6 +152,7 @@ class TemplateFormat(ChatFormat):
             raise PromptError('the chat template does not list tools; it cannot be used with `prompt = "template"`')
         if not whole.startswith(ended) or "RESULT" not in whole[len(ended) :]:
             raise PromptError("the chat template does not append the results of tools, in the role `tool`")
+        self._find_controls(whole.removesuffix(self.prefill), self.end_of_turn)
         return self._turn_text(ended, prompt)
 
     def _end_of(self, text: str) -> int:
