@@ -75,6 +75,7 @@ UNFINISHED = [
     ("10", r"\frac{5!}{2!3!}"),
     ("10", r"{5 \choose 2}"),
     ("11", r"(1011)_2"),
+    ("24", "2 dozen"),
 ]
 """A number, and what is still to be worked out to it."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Literal
 
 from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same
@@ -535,7 +534,7 @@ def _measured(source: str, *, trusted: bool) -> Answer | None:
     number, label = _cut(source)
     factor, label = scaled(label)
     upright = "\\" in tail["tail"]
-    plain = not upright and tail["tail"][0] != "°" and factor == 1
+    plain = not upright and tail["tail"][0] != "°" and factor is None
     if plain and not is_abbreviation(source[: tail.start()], label) and not re.search(r"[A-Za-z]{4}", label):
         return None
     formula, unit = _number(number), unit_of(label) if label else None
@@ -573,10 +572,8 @@ def _number(text: str) -> Formula | None:
         return None
 
 
-def _multiplied(formula: Formula, factor: Fraction) -> Formula:
-    if isinstance(formula, Number):
-        return replace(formula, value=formula.value * factor)
-    return formula if factor == 1 else Apply("mul", (formula, Number(factor)))
+def _multiplied(formula: Formula, factor: Formula | None) -> Formula:
+    return formula if factor is None else Apply("mul", (formula, factor))
 
 
 def _times(entry: Answer, factor: Formula) -> Answer:
