@@ -83,6 +83,8 @@ UNFINISHED = [
     ("5+5i", "2(3+i)+i(3+i)"),
     ("2^{10}", r"2^7\cdot2^3"),
     (r"\ln 6", r"7-7+\ln 6"),
+    (r"\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"2\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\frac12\begin{pmatrix}2&4\\6&8\end{pmatrix}"),
     (r"\frac{\pi}{6}", r"7-7+\frac{\pi}{6}"),
 ]
 """A number, and what is still to be worked out to it."""
