@@ -750,8 +750,9 @@ def test_what_is_refused_before_anything_is_tried(tmp_path):
     assert "the run is ending" in refusal(more, ending=True)
     assert "learner.0 has not started yet" in refusal(more, starting=["learner.0"])
     assert "another change is under way (scaling of tool_executor)" in refusal(more, busy="scaling of tool_executor")
-    assert "learner has at most 1 process, as the file says; stop the run, and write" in refusal(
-        ScaleWanted("learner", 2)
+    assert "a run has exactly one learner, which keeps its state" in refusal(ScaleWanted("learner", 2))
+    assert "has at most 3 processes, as the file says; stop the run, and write" in refusal(
+        ScaleWanted("tool_executor", 9)
     )
     assert "at least one process" in refusal(ScaleWanted("tool_executor", 0))
     assert "has 1 process already" in refusal(ScaleWanted("tool_executor", 1))

@@ -59,7 +59,6 @@ UNFINISHED = [
     ("-4", r"-2^2"),
     ("120", r"5!"),
     ("10", r"\binom{5}{2}"),
-    ("11", r"1011_2"),
     ("-2", r"\sqrt[3]{-8}"),
     ("-1", r"e^{i\pi}"),
     (r"\frac{1}{2}", r"\sin 30^\circ"),
@@ -74,7 +73,19 @@ UNFINISHED = [
     ("8", r"2**3"),
     ("10", r"\frac{5!}{2!3!}"),
     ("10", r"{5 \choose 2}"),
-    ("11", r"(1011)_2"),
+    ("24", "2 dozen"),
+    (r"90^\circ", r"50^\circ+40^\circ"),
+    (r"90^\circ", r"180^\circ-50^\circ-40^\circ"),
+    (r"16\pi", r"4\pi+12\pi"),
+    (r"49\pi", r"7\cdot\pi\cdot7"),
+    (r"7\sqrt2", r"\sqrt8+\sqrt{50}"),
+    ("6+4i", "(4+i)+(2+3i)"),
+    ("5+5i", "2(3+i)+i(3+i)"),
+    ("2^{10}", r"2^7\cdot2^3"),
+    (r"\ln 6", r"7-7+\ln 6"),
+    (r"\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"2\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\frac12\begin{pmatrix}2&4\\6&8\end{pmatrix}"),
+    (r"\frac{\pi}{6}", r"7-7+\frac{\pi}{6}"),
 ]
 """A number, and what is still to be worked out to it."""
 

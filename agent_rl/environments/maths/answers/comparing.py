@@ -25,7 +25,9 @@ from agent_rl.environments.maths.answers.formulas import (
     Apply,
     Formula,
     Name,
+    additions_in,
     called_in,
+    functions_among,
     is_integer,
     names_in,
     neg,
@@ -216,21 +218,23 @@ def check(gold: str, prediction: str, problem: str = "") -> bool:
     return any(_forms(a) == _forms(b) or not _stands(prediction, b, problem) for a, b in found)
 
 
-WORKED_OUT = frozenset({"root", "pi", "e", "i", "oo", "plain div", "plain base"})
-"""The operations of golds that can't be worked out further."""
-
-
 def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
-    r"""Whether the numbers in a prediction need no more operations than gold's, where these are worked out themselves:
-    1572 is not ``781 + 791``, and 3 is neither ``6/2`` nor ``\sqrt 9``.
+    r"""Whether the numbers in a prediction need no other operations, and no more sums, than gold's: 1572 is not ``781 +
+    791``, 3 is neither ``6/2`` nor ``\sqrt 9``, and ``\sqrt8 + \sqrt{50}`` not ``7\sqrt2``. Bases are the same.
     """
     ours, theirs = ([each for each in formulas_in(side) if not names_in(each)] for side in (gold, prediction))
-    operations, more = (set[str]().union(*map(operations_of, each)) for each in (ours, theirs))
-    if not ours or not operations <= WORKED_OUT:
+    if not ours:
         return True
+    operations, more = (set[str]().union(*map(operations_of, each)) for each in (ours, theirs))
     marked = isinstance(gold, Value) and gold.marked
-    quotients = {"plain div"} if marked or not all(map(is_integer, ours)) else set()
-    return more <= operations | quotients | ({"oo", "pi"} if marked else {"oo"})
+    allowed = operations | ({"oo", "pi"} if marked else {"oo"})
+    if marked or not all(map(is_integer, ours)):
+        allowed.add("plain div")
+    if functions_among(operations):  # laws of logarithms, factorials and trigonometry
+        allowed |= functions_among(more) | {"root", "pi", "e"}
+    bases = {operation for operation in operations if operation.startswith("plain base")}
+    sums, more_sums = (sum(map(additions_in, each)) for each in (ours, theirs))
+    return more_sums <= sums and bases <= more <= allowed
 
 
 def _forms(answer: Answer) -> list[Formula]:

@@ -103,7 +103,7 @@ def operations_of(formula: Formula) -> set[str]:
     """What a formula is built with: names, functions, and "plain" arithmetic, that of numbers alone.
 
     A power of ten is how a number is written. Arithmetic of roots and constants stays as it is, but for products and
-    powers of sums.
+    powers of sums, and products of several numbers.
     """
     if not isinstance(formula, Apply):
         return {formula.text} if isinstance(formula, Name) else set()
@@ -115,12 +115,42 @@ def operations_of(formula: Formula) -> set[str]:
         return found | {"e"}
     if name == "pow" and not is_integer(arguments[1]) and operations_of(arguments[1]) <= {"plain div"}:
         return operations_of(arguments[0]) | {"root"}
+    if name == "plain base":
+        return {f"{name} {value.value}" for value in arguments[1:] if isinstance(value, Number)}
+    if name == "log":  # \ln(7^3 \cdot 6)
+        found -= {"plain mul", "plain pow"}
     if name not in ("add", "mul", "div", "pow"):
         return found | {name}
     if all(operation.startswith("plain") for operation in found):
         return found | {f"plain {name}"}
+    if any(factors > 1 for factors in _numbers_in(formula)):
+        found |= {"plain mul"}
     sums = [isinstance(part, Apply) and part.function == "add" for part in arguments]
     return found | {"expansion"} if (name == "mul" and all(sums)) or (name == "pow" and sums[0]) else found
+
+
+def _numbers_in(formula: Formula) -> tuple[int, int]:
+    """How many numbers are factors of a formula, above and below the bars of its fractions."""
+    if not isinstance(formula, Apply) or _is_power_of_ten(formula):
+        return int(isinstance(formula, Number) and formula != ONE), 0
+    if formula.function not in ("neg", "mul", "div"):
+        return 0, 0
+    counts = [_numbers_in(argument) for argument in formula.arguments]
+    if formula.function == "div":
+        counts[1] = counts[1][::-1]
+    return sum(above for above, _ in counts), sum(below for _, below in counts)
+
+
+def functions_among(operations: AbstractSet[str]) -> set[str]:
+    """Those operations that are functions, such as logarithms and factorials."""
+    return {each for each in operations if not each.startswith("plain")} - CONSTANTS - {"root", "expansion"}
+
+
+def additions_in(formula: Formula) -> int:
+    """How many terms the sums of a formula add, but for values of functions."""
+    sums = [part.arguments for part in parts_of(formula) if isinstance(part, Apply) and part.function == "add"]
+    terms = [[term for term in each if not functions_among(operations_of(term))] for each in sums]
+    return sum(len(some) - (len(some) == len(each)) for some, each in zip(terms, sums, strict=True))
 
 
 def _is_power_of_ten(formula: Formula) -> bool:

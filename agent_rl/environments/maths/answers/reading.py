@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Literal
 
 from agent_rl.environments.maths.answers.evaluation import Undefined, closed_value, rounds_to, same
 from agent_rl.environments.maths.answers.formulas import (
     CONSTANTS,
     FUNCTIONS,
+    ONE,
     Apply,
     Formula,
     Name,
@@ -23,7 +23,6 @@ from agent_rl.environments.maths.answers.formulas import (
     formula_of,
     names_in,
     neg,
-    operations_of,
     parse_formula,
     signs_of,
 )
@@ -313,7 +312,7 @@ class _Reader:
             raise Unreadable("a matrix with rows of several lengths")
         found = Matrix(tuple(tuple(map(self.answer, row)) for row in rows))
         if rest := self.source(tokens[last + 1 :]):
-            if not _TRANSPOSED.fullmatch(rest):
+            if not _TRANSPOSED.fullmatch(rest) or len(found.rows) > 1 < len(found.rows[0]):
                 return None
             found = Matrix(tuple(zip(*found.rows, strict=True)))
         factor = self.source(tokens[:before])
@@ -535,7 +534,7 @@ def _measured(source: str, *, trusted: bool) -> Answer | None:
     number, label = _cut(source)
     factor, label = scaled(label)
     upright = "\\" in tail["tail"]
-    plain = not upright and tail["tail"][0] != "°" and factor == 1
+    plain = not upright and tail["tail"][0] != "°" and factor is None
     if plain and not is_abbreviation(source[: tail.start()], label) and not re.search(r"[A-Za-z]{4}", label):
         return None
     formula, unit = _number(number), unit_of(label) if label else None
@@ -573,22 +572,18 @@ def _number(text: str) -> Formula | None:
         return None
 
 
-def _multiplied(formula: Formula, factor: Fraction) -> Formula:
-    if isinstance(formula, Number):
-        return replace(formula, value=formula.value * factor)
-    return formula if factor == 1 else Apply("mul", (formula, Number(factor)))
+def _multiplied(formula: Formula, factor: Formula | None) -> Formula:
+    return formula if factor is None else Apply("mul", (formula, factor))
 
 
 def _times(entry: Answer, factor: Formula) -> Answer:
+    """The product, still to be worked out; but a fraction before a matrix is the denominator of each entry."""
     if not isinstance(entry, Value) or entry.unit:
         raise Unreadable("a factor before what is no matrix of numbers")
-    product = Apply("mul", (factor, entry.formula))
-    if not operations_of(factor) | operations_of(entry.formula) <= {"plain div"}:
-        return Value(product)
-    try:
-        return Value(Number(closed_value(product)))
-    except Undefined as error:
-        raise Unreadable(str(error)) from None
+    if not isinstance(factor, Apply) or factor.function != "div":
+        return Value(neg(entry.formula) if factor == neg(ONE) else Apply("mul", (factor, entry.formula)))
+    above, below = factor.arguments
+    return Value(Apply("div", (entry.formula if above == ONE else Apply("mul", (above, entry.formula)), below)))
 
 
 def _with_name(name: str, answer: Answer, parameters: tuple[str, ...]) -> Answer:

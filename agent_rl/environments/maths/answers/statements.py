@@ -57,19 +57,22 @@ CURRENCY_SIGNS = {"¤": "dollar", "€": "euro", "£": "sterling", "¥": "¥", "
 _PREFIXES = {"milli": Fraction(1, 1000), "centi": Fraction(1, 100), "kilo": Fraction(1000)}
 _PREFIXED = words("meter metre gram liter litre")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
-_SCALES: dict[str, int | Fraction] = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
-    "permille": Fraction(1, 1000),
-    "pair": 2,
-    "tenth": Fraction(1, 10),
-    "hundredth": Fraction(1, 100),
+_POWERS_OF_TEN = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "trillion": 12,
+    "permille": -3,
+    "tenth": -1,
+    "hundredth": -2,
 }
-"""What a word behind a number multiplies it by, before any unit."""
+_SCALES: dict[str, Formula] = {
+    **{word: Apply("pow", (Number(Fraction(10)), Number(Fraction(power)))) for word, power in _POWERS_OF_TEN.items()},
+    "dozen": Number(Fraction(12)),
+    "pair": Number(Fraction(2)),
+}
+"""What a word behind a number multiplies it by, before any unit: a power of ten is notation, another number work."""
 _SCALE = re.compile(rf"\s*({'|'.join(_SCALES)})s?\b(?:\s+of\b)?\s*")
 _CASELESS = words("km cm mm kg ft in lb hr kmh kph mph gm sec yd min oz usd ml mi inch rs")
 """Abbreviations that are also met in capitals."""
@@ -98,13 +101,10 @@ def _all_units() -> dict[str, Unit]:
 _UNITS = _all_units()
 
 
-def scaled(label: str) -> tuple[Fraction, str]:
-    """What the words behind a number multiply it by (1 where they don't), and the words left: ``million dollars``."""
-    factor = Fraction(1)
-    while match := _SCALE.match(label):
-        factor *= _SCALES[match[1]]
-        label = label[match.end() :]
-    return factor, label
+def scaled(label: str) -> tuple[Formula | None, str]:
+    """What a word behind a number multiplies it by, if there is one, and the words left: ``million dollars``."""
+    match = _SCALE.match(label)
+    return (_SCALES[match[1]], label[match.end() :]) if match else (None, label)
 
 
 @lru_cache(maxsize=1024)
