@@ -96,20 +96,19 @@ def test_a_number_is_worked_out() -> None:
     assert [pair for pair in number_first if not answers_equal(*pair)] == []
 
 
-PROBLEM = (
-    r"Factor $x^2-1$. Reduce $\frac{30}{45}$, then $0.5 + \dfrac{1}{\sqrt{2}}$. Solve $y - 3x = 1$ for $f(x) = 2(x+3)$."
-)
+PROBLEM = r"Factor $x^2-1$. Reduce $\frac{30}{45}$, then $0.5 + \dfrac{1}{\sqrt{2}}$. Factor $2x+6$. Solve $y - 3x = 1$ for $f(x) = 2(x+3)$."
 
 
 @pytest.mark.parametrize(
     ("gold", "copied", "own"),
     [
-        ("(x-1)(x+1)", ["x^2-1", "y = x^{2} - 1", r"\left(x^2-1\right)"], ["(x+1)(x-1)", "-1 + x^2"]),
-        (r"\frac23", [r"\frac{30}{45}", "30/45", r"x = \dfrac{30}{45}"], ["2/3", r"\frac{4}{6}", "0.666667"]),
-        (r"\frac{\sqrt2}{2}", [r"\frac{1}{\sqrt 2}"], [r"\sqrt{2}/2", r"\sqrt{\frac12}"]),
+        ("(x-1)(x+1)", ["x^2-1", "y = x^{2} - 1", r"\left(x^2-1\right)", "-1 + x^2", "xx-1"], ["(x+1)(x-1)"]),
+        (r"\frac23", [r"\frac{30}{45}", "30/45", r"x = \dfrac{30}{45}", r"\frac{60}{90}"], ["2/3", "0.666667"]),
+        (r"\frac{\sqrt2}{2}", [r"\frac{1}{\sqrt 2}"], [r"\sqrt{2}/2", r"\frac12 \sqrt{2}"]),
         (r"\frac12", ["0.5", "x = 0.5"], ["1/2", r"50\%"]),
         ("y=3x+1", ["y-3x=1"], ["y = 1+3x"]),
         ("f(x)=2x+6", ["f(x)=2(x+3)", "2(x+3)"], ["g(t)=6+2t"]),
+        ("2(x+3)", ["2x+6", r"\{-(-(6+2x))\}", "2x+6+0", r"\frac{6+2x}{1}"], ["(3+x)2"]),
         (r"45\text{ ways}", [], ["45", "45.0"]),
         (r"-\frac{30}{45}", [], ["-30/45", r"\frac{-30}{45}"]),
     ],

@@ -35,6 +35,7 @@ from agent_rl.environments.maths.answers.formulas import (
     parts_of,
     rebuilt,
     renamed,
+    shape_of,
     with_products,
 )
 from agent_rl.environments.maths.answers.notation import spelt, squeezed
@@ -194,6 +195,7 @@ _OPTION = re.compile(
     re.DOTALL,
 )
 """A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``A Peter``, ``option B``."""
+_MATHS = re.compile(r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
 
 
@@ -215,7 +217,10 @@ def check(gold: str, prediction: str, problem: str = "") -> bool:
     if not problem or not found:
         return bool(found)
     # 4. What stands in the problem is no answer, unless it is gold itself, in whatever notation.
-    return any(_forms(a) == _forms(b) or not _stands(prediction, b, problem) for a, b in found)
+    return any(
+        _forms(a) == _forms(b) or not (_stands(prediction, b, problem) or _is_rewritten(a, b, problem))
+        for a, b in found
+    )
 
 
 def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
@@ -251,6 +256,34 @@ def _stands(text: str, answer: Answer, problem: str) -> bool:
     said = spelt(text)
     said = said.rpartition(" = ")[2] if isinstance(answer, Named | Value) else said
     return f" {said} " in f" {spelt(problem)} "
+
+
+def _is_rewritten(gold: Answer, prediction: Answer, problem: str) -> bool:
+    r"""Whether a prediction has another shape than gold, or more of it, where the problem states gold otherwise too.
+
+    "Simplify ``\sqrt{242}``" is answered by a product, "factor ``x^2 - 1``" by no sum, and "expand" by no longer one.
+    """
+    ours, theirs = _shapes(gold), _shapes(prediction)
+    if len(ours) == len(theirs) and all(
+        shape == other and sums >= more_sums and names >= more_names
+        for (shape, sums, names), (other, more_sums, more_names) in zip(ours, theirs, strict=True)
+    ):
+        return False
+    said = [next(filter(None, match.groups())) for match in _MATHS.finditer(problem)]
+    stated = chain.from_iterable(readings(part) for text in said for part in {text, *text.split("=")})
+    return any(ours != _shapes(each) and _equal(gold, each) for each in stated)
+
+
+def _shapes(answer: Answer) -> list[tuple[str, int, int]]:
+    """Of each formula: what it is at its outside, and how many sums and variables are in it."""
+    return [
+        (
+            shape_of(formula),
+            sum(isinstance(part, Apply) and part.function == "add" for part in parts_of(formula)),
+            sum(isinstance(part, Name) and part.text in names_in(part) for part in parts_of(formula)),
+        )
+        for formula in formulas_in(answer)
+    ]
 
 
 def chosen_option(text: str) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import gcd
 from typing import TypeAlias
 
 from agent_rl.environments.maths.answers.notation import DECORATIONS, FONTS, GREEK, Token, Unreadable, tokens_of, words
@@ -139,6 +140,23 @@ def _numbers_in(formula: Formula) -> tuple[int, int]:
     if formula.function == "div":
         counts[1] = counts[1][::-1]
     return sum(above for above, _ in counts), sum(below for _, below in counts)
+
+
+def shape_of(formula: Formula) -> str:
+    """What a formula is at its outside, signs and neutral numbers left out: "number", also as a fraction in lowest
+    terms, "fraction", "product", also as a quotient, "power", also as a root, or the name of its function.
+    """
+    if not isinstance(formula, Apply):
+        return "number" if isinstance(formula, Number) else "name"
+    name, arguments = formula.function, formula.arguments
+    if name == "div" and all(map(is_integer, arguments)):
+        numbers = [part.value.numerator for each in arguments for part in parts_of(each) if isinstance(part, Number)]
+        return "number" if gcd(*numbers) == 1 and numbers[1] != 1 else "fraction"
+    neutral = {"add": Number(Fraction(0)), "mul": ONE, "div": ONE, "pow": ONE}.get(name)
+    rest = [part for place, part in enumerate(arguments) if part != neutral or (place == 0 and name in ("div", "pow"))]
+    if len(rest) == 1:
+        return shape_of(rest[0])
+    return {"mul": "product", "div": "product", "pow": "power", "root": "power", "exp": "power"}.get(name, name)
 
 
 def functions_among(operations: AbstractSet[str]) -> set[str]:
