@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -86,7 +87,9 @@ class ModelFiles:
         file = self.directory / "generation_config.json"
         ends = read_json(file).get("eos_token_id") if file.is_file() else None
         numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        size = self.config.get("vocab_size")
+        known = range(size if _is_size(size) else sys.maxsize)
+        if not all(type(number) is int and number in known for number in numbers):
             raise Unreadable(f"{file}: eos_token_id is {ends!r:.60}, not the number of a token or a list of numbers")
         return frozenset(numbers)
 

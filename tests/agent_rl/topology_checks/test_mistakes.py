@@ -113,6 +113,12 @@ class Credulous(Endless):
             return Judgement(0.0, False)
 
 
+class Digital(Endless):
+    def judge_at_once(self, problem, transcript):
+        text = "".join(transcript.texts)
+        return Judgement(0.0, text.isdigit() and int(text[:99]) == 4)
+
+
 class Shy(Arithmetic):
     def problems(self):
         return Showing(super().problems(), self.shown())
@@ -391,6 +397,11 @@ MISTAKES: dict[str, tuple[str, str, list[str]]] = {
         'class = "own_environments:Credulous"',
         ["environment 'Credulous': Credulous.judge_at_once returned a Judgement whose reward is nan", "texts=('nan',)"],
     ),
+    "a judgement by digits of any kind": (
+        GENERATOR,
+        'class = "own_environments:Digital"',
+        ["environment 'Digital': ", "ValueError: invalid literal for int() with base 10: '\u00b2'"],
+    ),
     "an environment without problems": (
         GENERATOR,
         'class = "own_environments:Empty"',
@@ -608,6 +619,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "an end that is no token": (
         edit("generation_config.json", eos_token_id="<|end|>"),
         ["generation_config.json: eos_token_id is '<|end|>', not the number of a token", "save the model again"],
+    ),
+    "an end beyond the vocabulary": (
+        edit("generation_config.json", eos_token_id=[2, 10**12]),
+        ["generation_config.json: eos_token_id is [2, 1000000000000], not the number of a token"],
     ),
     "a tokenizer that is not JSON": (
         cut("tokenizer.json"),
