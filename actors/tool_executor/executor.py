@@ -37,6 +37,7 @@ from agent_rl.environments.base import (
     Tool,
 )
 from agent_rl.environments.load import Environments
+from agent_rl.environments.task_files import named_in
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import (
     JudgementReply,
@@ -180,11 +181,13 @@ class ToolExecutor(Actor):
         self._rate = Rate(self.context.now)
 
     def _hidden(self) -> tuple[str, ...]:
-        """The user's folders, and the packages of the environments where these are installed beside others."""
+        """The user's folders, the run's, the files that settings name, and the environments' packages."""
         entries = self.context.topology.environments
         folders = {self.context.base.absolute() / entry.base for entry in entries}
         with contextlib.suppress(FileNotFoundError):  # it was removed
-            folders.add(Path.cwd())
+            folders |= {Path.cwd(), Path(self.context.topology.run.directory).absolute()}
+        for entry in entries:
+            folders |= {path.absolute() for path in named_in(entry.settings, self.context.base / entry.base)}
         named = (name for entry in entries for name in (entry.class_path, entry.rollout or "", *entry.tools))
         return (*map(str, folders), *places(named, without=self.context.settings.warm_modules))
 

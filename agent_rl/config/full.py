@@ -26,7 +26,7 @@ def full_text(topology: Topology, shown_settings: Callable[[EnvironmentEntry], A
     tables = topology.model_dump(by_alias=True)
     for entry in tables["actors"].values():
         settings = resolve("actor", entry["class"]).Settings
-        entry["settings"] = redacted(settings.model_validate(entry["settings"]).model_dump(by_alias=True))
+        entry["settings"] = redacted(settings.model_validate(entry["settings"]).model_dump(by_alias=True), settings)
     for entry, environment in zip(tables["environments"], topology.environments, strict=True):
         entry["settings"] = shown_settings(environment)
     return toml_text(tables)

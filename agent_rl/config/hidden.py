@@ -11,11 +11,17 @@ from typing import Any
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 
 WORDS = frozenset(
-    {"auth", "authorization", "credential", "key", "passphrase", "password", "passwd", "pwd", "secret", "token"}
+    {"auth", "authorization", "bearer", "cookie", "credential", "jwt", "key", "passphrase", "password", "passwd", "pin"}
+    | {"pwd", "secret", "token"}
 )
-"""A setting is a secret if its name has one of these words, also in the plural: ``api_key``, ``accessToken``. A
-``key_column`` is none.
+"""A setting is a secret if its name has one of these words, also in the plural or joined to another: ``api_key``,
+``accessToken``, ``apikeys``. A ``key_column`` is none.
 """
+_JOINED = re.compile(r"(api|access|auth|private|secret|client)(key|token|secret)s?")
+_NUMBERS = re.compile(r"pass(word|wd|phrase)|pwd|pin|secret")
+"""Names of secrets that are numbers too; ``max_tokens`` is none."""
+_TELLING = re.compile(r"\w+://[^/@\s]*:[^/@\s]+@\S*|(authorization|cookie|x-api-key)\s*:.+", re.IGNORECASE)
+"""Texts that are secrets under any name: a URL with its password, a header."""
 HIDDEN = "(a secret)"
 """What reports, journals and messages hold in place of a secret. A changed secret is no other setting."""
 _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
@@ -24,7 +30,9 @@ _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 def is_secret(name: str) -> bool:
     """Whether a setting of this name is a secret."""
     words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
-    return "column" not in words and any(word in WORDS or word.removesuffix("s") in WORDS for word in words)
+    return "column" not in words and any(
+        word in WORDS or word.removesuffix("s") in WORDS or _JOINED.fullmatch(word) for word in words
+    )
 
 
 def is_reference(value: Any) -> bool:
@@ -44,13 +52,14 @@ def redacted(settings: Any, annotation: Any = None) -> Any:
 def _redacted(value: Any, types: list[Any]) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: _covered(item) if is_secret(str(key)) else _redacted(item, [*types, *_types_of(types, key)])
+            key: _covered(item, str(key)) if is_secret(str(key)) else _redacted(item, [*types, *_types_of(types, key)])
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_redacted(item, types) for item in value]
     secret = any(isinstance(each, type) and issubclass(each, SecretStr | SecretBytes | Secret) for each in types)
-    return HIDDEN if secret and value is not None and not is_reference(value) else value
+    told = secret and value is not None and not is_reference(value)
+    return HIDDEN if told or (isinstance(value, str) and _TELLING.fullmatch(value)) else value
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -77,12 +86,13 @@ def _types_of(types: list[Any], key: str) -> Iterator[Any]:
             yield from _parts(hints.get(key))
 
 
-def _covered(value: Any) -> Any:
+def _covered(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
-        return {key: _covered(item) for key, item in value.items()}
+        return {key: _covered(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_covered(item) for item in value]
-    return HIDDEN if isinstance(value, str) and value and not is_reference(value) else value
+        return [_covered(item, name) for item in value]
+    number = isinstance(value, int | float) and not isinstance(value, bool) and _NUMBERS.search(name.lower())
+    return HIDDEN if number or (isinstance(value, str) and value and not is_reference(value)) else value
 
 
 def with_environment(settings: Any) -> Any:

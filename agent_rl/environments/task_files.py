@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import zlib
@@ -87,6 +88,16 @@ def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> 
         if not name.endswith(FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}", key)
         yield name, base / name
+
+
+def named_in(settings: Any, base: Path) -> Iterator[Path]:
+    """The task files that are there of those that settings name, at any depth."""
+    if isinstance(settings, str) and settings.endswith(FORMATS):
+        with contextlib.suppress(TaskError):
+            yield from (path for _, path in resolve(settings, base))
+    elif isinstance(settings, Mapping | list | tuple):
+        for value in settings.values() if isinstance(settings, Mapping) else settings:
+            yield from named_in(value, base)
 
 
 def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -105,18 +105,25 @@ def importable(modules: Sequence[str]) -> Importable:
 
 
 def places(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...]:
-    """The files with their bytecode, or folders of packages, of loaded modules ``module:name``, ``without`` those of
-    some modules.
+    """The files with their bytecode, or folders of packages, of loaded modules ``module:name`` and of all that lies
+    beside them in their packages, ``without`` those of some modules.
     """
+    names = list(names)
     tops = {name.partition(":")[0].partition(".")[0] for name in names if ":" in name}
     tops -= {name.partition(".")[0] for name in without}
-    found = [place for top in sorted(tops) if top in sys.modules and (place := _place(sys.modules[top])) is not None]
+    modules = {*tops, *(name.partition(":")[0] for name in names if name.partition(".")[0].partition(":")[0] in tops)}
+    loaded = [sys.modules[name] for name in sorted(modules) if name in sys.modules]
+    found = list(dict.fromkeys(place for module in loaded for place in _places(module)))
     bytecode = [file for place in found for file in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc")]
     return tuple(map(str, (*found, *bytecode)))
 
 
 def _place(module: ModuleType) -> Path | None:
-    """The file of a module or the folder of a package; None if it has neither."""
-    folders = list(getattr(module, "__path__", ()))
-    file = folders[0] if folders else getattr(module, "__file__", None)
-    return None if file is None else Path(file).absolute()
+    """The file of a module or the first folder of a package; None if it has neither."""
+    return next(iter(_places(module)), None)
+
+
+def _places(module: ModuleType) -> list[Path]:
+    """The file of a module or the folders of a package, of which a namespace has several."""
+    folders, file = list(getattr(module, "__path__", ())), getattr(module, "__file__", None)
+    return [Path(place).absolute() for place in folders or [file] if place is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import platform
 import subprocess
@@ -29,6 +30,8 @@ from actors.sandbox.isolation.levels import (
 )
 from actors.sandbox.owner import interpreter
 from actors.sandbox.owner.client import Sandbox
+from actors.sandbox.owner.functions import places
+from agent_rl.environments.task_files import named_in
 from tests.actors.sandbox.running import eventually, execute_all, living, named, pids, require, run_with
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -295,3 +298,23 @@ def test_every_level_but_the_weakest_has_a_filter() -> None:
     assert lengths[1] > 1000
     assert lengths[2] == 0
     assert 'isolation = "host"' in str(unavailable("limits", "x"))
+
+
+def test_hidden_are_all_folders_of_a_namespace_and_the_task_files_that_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, package in (("one", "tools"), ("two", "env")):
+        (tmp_path / folder / "acme_of_two" / package).mkdir(parents=True)
+        (tmp_path / folder / "acme_of_two" / package / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    importlib.import_module("acme_of_two.env")
+    found = places(["acme_of_two.env:E"])
+    assert {str(tmp_path / folder / "acme_of_two") for folder in ("one", "two")} <= set(found)
+    for name in ("held_out.jsonl", "train.parquet", "notes.txt"):
+        (tmp_path / name).touch()
+    settings = {
+        "files": ["*.parquet", "none.jsonl"],
+        "more": {"path": str(tmp_path / "held_out.jsonl")},
+        "x": "notes.txt",
+    }
+    assert {path.name for path in named_in(settings, tmp_path)} == {"held_out.jsonl", "train.parquet"}

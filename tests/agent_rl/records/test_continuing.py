@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, Secret, SecretStr
 from actors.runtime.run import _command
 from agent_rl.config.agreement import secrets, settings_to_agree
 from agent_rl.config.full import full_text
+from agent_rl.config.hidden import redacted
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.environments.arithmetic import Arithmetic
@@ -126,6 +127,18 @@ def test_secrets_of_settings_are_kept_from_others(tmp_path: Path) -> None:
     remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("hush", "renewed")), directory)
     with pytest.raises(RunRefused, match=r"then, .*elsewhere.* now"):
         remember(topology(tmp_path, ENVIRONMENT % SECRETS.replace("here", "elsewhere")), directory)
+
+
+def test_names_and_texts_that_tell_a_secret() -> None:
+    told = {
+        **dict.fromkeys(("apikey", "openai_apikeys", "authtoken", "privateKey", "bearer", "session-cookie"), "hush"),
+        "password": 77123477,
+        "headers": ["Authorization: Bearer hush"],
+        "url": "postgres://user:hush@host/data",
+    }
+    kept = {"max_tokens": 512, "key_column": "a", "turkey": "b", "url": "https://host/x:y@z", "prompt": "A cookie: eat"}
+    assert redacted(told) == {key: ["(a secret)"] if key == "headers" else "(a secret)" for key in told}
+    assert redacted(kept) == kept
 
 
 NESTED = "{accounts = {a = [{who = 'me', word = '%s'}]}, codes = [4711]}"
