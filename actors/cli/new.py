@@ -113,6 +113,7 @@ def test_the_topology_is_sound() -> None:
 
 WITH_TOOL = {
     "steps = 150\n": "steps = 400\n",
+    "steps = 40\nlearning_rate = 1e-3\nwarmup_steps = 0": "steps = 80\nlearning_rate = 3e-4",
     "max_response_tokens = 24\nmax_turns = 1": "max_response_tokens = 96\nmax_turns = 2",
     "Demonstrations show the form of an answer; rewards teach the right one.": "A tool tells.\n\n"
     "Demonstrations call it with some of the digits; rewards teach to give it all. docs/write_a_tool.md says more.\n",
