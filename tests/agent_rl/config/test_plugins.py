@@ -180,7 +180,7 @@ def backwards(batch, settings):
 
 def short(logprobs): pass
 
-def ends(batch, settings): raise SystemExit(3)
+def ends(batch, settings): __import__("os")._exit(3)
 
 
 from agent_rl.scheduling.policies.base import Placement
