@@ -121,7 +121,12 @@ class CallsTools(RolloutGenerator):
         code = "import time; time.sleep(0.2); print(2 + 2)"
         call = f'{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "{code}"}}}}'
         turns = (f"<tool_call>{call}</tool_call>", f"<answer>\\boxed{{{ANSWER}}}</answer>")
-        return AnyWeights(directory, initial_policy=PolicyVersion(0, 0), script=lambda number, _: turns[number - 1])
+
+        def script(_: int, request: TurnRequest) -> str:
+            return turns["<tool_response>" in engine.decode(list(request.tokens))]
+
+        engine = AnyWeights(directory, initial_policy=PolicyVersion(0, 0), script=script)
+        return engine
 
 
 class FaultyLearner(Learner):

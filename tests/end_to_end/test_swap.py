@@ -28,6 +28,9 @@ from tests.end_to_end.processes import (
 )
 from tests.end_to_end.topologies import write_half_right
 
+SEVERAL = [
+    f"actors.{role}.{key}" for role in ("rollout_generator", "tool_executor") for key in ("replicas=3", "start=1")
+]
 SWAPS = {
     "kv_scheduler": "OtherScheduler",
     "roc_filter": "OtherFilter",
@@ -113,7 +116,7 @@ def test_every_actor_of_a_run_is_swapped_and_the_run_balances(tmp_path: Path, te
 def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Path, temporary: Path) -> None:
     """Every rollout calls the executor, and at most 8 run at one generator, so that each process has work."""
     path, directory = write_half_right(tmp_path, steps=500, generator=CALLS_TOOLS)
-    process = start(path, *ROOM, TMPDIR=str(temporary))
+    process = start(path, *ROOM, *SEVERAL, TMPDIR=str(temporary))
     try:
         wait_for(lambda: steps_trained(directory) >= 1, "a step")
         for role, number, reason in (
@@ -140,6 +143,6 @@ def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Pat
         process.kill()
     assert "starting it again" not in said.all  # nobody died
     done = steps_trained(directory)
-    said = finish(start(path, *ROOM, f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
+    said = finish(start(path, *ROOM, *SEVERAL, f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))
     assert "tool_executor was scaled in the last start" in " ".join(said.all.split())
     balanced(directory, steps=done + 2)

@@ -360,7 +360,7 @@ from pathlib import Path
 
 class Receiver:
     class faults:
-        unauthenticated = None
+        unauthenticated = malformed = None
 
     def on_inbox(identity, frames):
         sys.stdin.readline()
