@@ -88,7 +88,7 @@ class ModelFiles:
         ends = read_json(file).get("eos_token_id") if file.is_file() else None
         numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
         size = self.config.get("vocab_size")
-        known = range(size if _is_size(size) else sys.maxsize)
+        known = range(size if isinstance(size, int) and _is_size(size) else sys.maxsize)
         if not all(type(number) is int and number in known for number in numbers):
             raise Unreadable(f"{file}: eos_token_id is {ends!r:.60}, not the number of a token or a list of numbers")
         return frozenset(numbers)
