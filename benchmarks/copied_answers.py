@@ -25,10 +25,6 @@ _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _TOKEN = re.compile(r"[0-9.]*[0-9]|\\[a-z]+|\S")
 
 
-FORMS = ("{}", r"\{{{}\}}", "{}+0", "0+{}", r"\frac{{{}}}{{1}}", "-(-({}))", r"1\cdot({})")
-"""A copy as it is, and with what changes nothing about it."""
-
-
 def copies(row: Mapping[str, Any]) -> Iterator[str]:
     """What a policy could put into the box without solving the problem."""
     problem = row["problem"]
@@ -49,8 +45,7 @@ def accepted_copies(row: Mapping[str, Any], check: Callable[[str, str, str], boo
     if re.fullmatch("[A-Z]", gold):  # a choice, with or without its text
         return []
     own = _cores(gold) | {""}
-    others = [copy for copy in dict.fromkeys(copies(row)) if own.isdisjoint(_cores(copy))]
-    return [text for copy in others for form in FORMS if check(gold, text := form.format(copy), problem)]
+    return [copy for copy in dict.fromkeys(copies(row)) if own.isdisjoint(_cores(copy)) and check(gold, copy, problem)]
 
 
 def _cores(text: str) -> set[str]:

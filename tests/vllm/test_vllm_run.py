@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm builds an environment with it")
 
-from benchmarks import bench_rollout
 from tests.actors.test_trained_tokens import check_all_that_was_sampled_is_trained
 from tests.end_to_end.processes import (
     check_finished,
@@ -86,17 +84,3 @@ def test_memory_that_there_is_not_is_said_at_start(tmp_path: Path) -> None:
     assert "Traceback" not in said.all
     assert steps_trained(directory) == 0
     assert processes_of(path) == []
-
-
-def test_the_benchmark_beside_bare_vllm_ends_with_its_figures(capfd: pytest.CaptureFixture[str]) -> None:
-    assert bench_rollout.main(bench_rollout.Options(engine="vllm", quick=True)) == 0
-    figures = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
-    assert set(figures) == {
-        "generator_over_bare_vllm",
-        "generator_tokens_per_s_vllm",
-        "bare_vllm_tokens_per_s",
-        "generator_over_bare_vllm_cpu",
-        "generator_cpu_us_per_token_vllm",
-        "bare_vllm_cpu_us_per_token",
-    }
-    assert all(value > 0 for value in figures.values())

@@ -73,7 +73,7 @@ def evaluate(formula: Formula, point: Mapping[str, Fraction]) -> Result:
 def order(value: Result) -> float:
     """A key to sort real values by; they need not be compared exactly. Raises Undefined."""
     if isinstance(value, Fraction):
-        return float(value) if abs(value) < 10**300 else math.copysign(math.inf, value)
+        return float(value) if abs(value) < 10**300 else math.inf if value > 0 else -math.inf
     value = inexact(value)
     if hasattr(value, "imag") and value.imag:
         raise Undefined("not real")
