@@ -20,9 +20,13 @@ _BRACES = re.compile(r"\{([^{}]+)\}")
 _SIDES = re.compile(r"=|\\in(?![a-z])|:")
 _UNIT = re.compile(r"(?<=[0-9])[\\\s,;!]*(?:\\(?:text|mathrm)\s*\{[^{}]*\}|[a-z]{2,}|\\?%|\^\{?\\circ\}?)\s*$")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*([0-9])\s*([0-9])")
-_SPELLINGS = re.compile(r"\\(?:text|mathrm|mathbf|left|right|boxed|[dtc]?frac)(?![a-z])|\\[,;!:{} ]|[\s{}$()/]+")
+_SPELLINGS = re.compile(r"\\(?:text|mathrm|mathbf|left|right|boxed|q?quad|[dtc]?frac)(?![a-z])|\\[,;!:{} ]|[\s{}$()/]+")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _TOKEN = re.compile(r"[0-9.]*[0-9]|\\[a-z]+|\S")
+
+
+FORMS = ("{}", r"\{{{}\}}", "{}+0", "0+{}", r"\frac{{{}}}{{1}}", "-(-({}))", r"1\cdot({})")
+"""A copy as it is, and with what changes nothing about it."""
 
 
 def copies(row: Mapping[str, Any]) -> Iterator[str]:
@@ -45,7 +49,8 @@ def accepted_copies(row: Mapping[str, Any], check: Callable[[str, str, str], boo
     if re.fullmatch("[A-Z]", gold):  # a choice, with or without its text
         return []
     own = _cores(gold) | {""}
-    return [copy for copy in dict.fromkeys(copies(row)) if own.isdisjoint(_cores(copy)) and check(gold, copy, problem)]
+    others = [copy for copy in dict.fromkeys(copies(row)) if own.isdisjoint(_cores(copy))]
+    return [text for copy in others for form in FORMS if check(gold, text := form.format(copy), problem)]
 
 
 def _cores(text: str) -> set[str]:

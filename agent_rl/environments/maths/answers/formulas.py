@@ -142,20 +142,31 @@ def _numbers_in(formula: Formula) -> tuple[int, int]:
     return sum(above for above, _ in counts), sum(below for _, below in counts)
 
 
+def bare(formula: Formula) -> Formula:
+    """The formula without signs and without the numbers that change nothing: ``x + 0``, ``1 x``, ``x / 1``."""
+
+    def change(part: Formula) -> Formula:
+        if not isinstance(part, Apply):
+            return part
+        name, arguments = part.function, part.arguments
+        neutral = {"add": Number(Fraction(0)), "mul": ONE, "div": ONE, "pow": ONE}.get(name)
+        fixed = name in ("div", "pow")  # 1 / x is not x
+        rest = [each for place, each in enumerate(arguments) if each != neutral or (fixed and place == 0)]
+        return rest[0] if len(rest) == 1 and (name == "neg" or neutral is not None) else part
+
+    return rebuilt(formula, change)
+
+
 def shape_of(formula: Formula) -> str:
-    """What a formula is at its outside, signs and neutral numbers left out: "number", also as a fraction in lowest
-    terms, "fraction", "product", also as a quotient, "power", also as a root, or the name of its function.
+    """What a bare formula is at its outside: "number", also as a fraction in lowest terms, "fraction", "product", also
+    as a quotient, "power", also as a root, or the name of its function.
     """
     if not isinstance(formula, Apply):
         return "number" if isinstance(formula, Number) else "name"
     name, arguments = formula.function, formula.arguments
     if name == "div" and all(map(is_integer, arguments)):
-        numbers = [part.value.numerator for each in arguments for part in parts_of(each) if isinstance(part, Number)]
+        numbers = [part.value.numerator for part in arguments if isinstance(part, Number)]
         return "number" if gcd(*numbers) == 1 and numbers[1] != 1 else "fraction"
-    neutral = {"add": Number(Fraction(0)), "mul": ONE, "div": ONE, "pow": ONE}.get(name)
-    rest = [part for place, part in enumerate(arguments) if part != neutral or (place == 0 and name in ("div", "pow"))]
-    if len(rest) == 1:
-        return shape_of(rest[0])
     return {"mul": "product", "div": "product", "pow": "power", "root": "power", "exp": "power"}.get(name, name)
 
 
