@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 _MATHS = re.compile(
@@ -25,8 +26,8 @@ _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _TOKEN = re.compile(r"[0-9.]*[0-9]|\\[a-z]+|\S")
 
 
-FORMS = ("{}", r"\{{{}\}}", "{}+0", "0+{}", r"\frac{{{}}}{{1}}", "-(-({}))", r"1\cdot({})")
-"""A copy as it is, and with what changes nothing about it."""
+FORMS = (r"\{{{}\}}", "{}+0", "0+{}", r"\frac{{{}}}{{1}}", "-(-({}))", r"1\cdot({})")
+"""Disguises: what changes nothing about a formula. Each copy is tried as it is, and in one of them in turn."""
 
 
 def copies(row: Mapping[str, Any]) -> Iterator[str]:
@@ -50,7 +51,8 @@ def accepted_copies(row: Mapping[str, Any], check: Callable[[str, str, str], boo
         return []
     own = _cores(gold) | {""}
     others = [copy for copy in dict.fromkeys(copies(row)) if own.isdisjoint(_cores(copy))]
-    return [text for copy in others for form in FORMS if check(gold, text := form.format(copy), problem)]
+    disguised = [form.format(copy) for copy, form in zip(others, cycle(FORMS), strict=False)]
+    return [text for text in (*others, *disguised) if check(gold, text, problem)]
 
 
 def _cores(text: str) -> set[str]:
