@@ -63,7 +63,9 @@ _OPTION = re.compile(
 )
 """A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``A Peter``, ``option B``."""
 _MATHS = re.compile(
-    r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|(?<![\w.])([0-9]+(?:\.[0-9]+|/[0-9]+))(?![\w.])", re.DOTALL
+    r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end"
+    r"|(?<![\w.])([0-9]+(?:\.[0-9]+|/[0-9]+))(?![\w.])",
+    re.DOTALL,
 )
 """The formulas of a problem, and the decimals and fractions of its text."""
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
@@ -80,7 +82,7 @@ def check(gold: str, prediction: str, problem: str = "") -> bool:
     letters = _bare_choice(ours), _bare_choice(theirs)
     if any(letters):
         choices = letters[0] or chosen_option(gold), letters[1] or chosen_option(prediction)
-        if all(choices):
+        if letters[0] or all(choices):
             return choices[0] == choices[1]
     # 3. Any other answer is what it means.
     found = [(a, b) for a in ours for b in theirs if _equal(a, b) and _is_worked_out(a, b)]

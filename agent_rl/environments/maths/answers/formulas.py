@@ -152,7 +152,8 @@ def bare(formula: Formula) -> Formula:
         neutral = {"add": Number(Fraction(0)), "mul": ONE, "div": ONE, "pow": ONE}.get(name)
         fixed = name in ("div", "pow")  # 1 / x is not x
         rest = [each for place, each in enumerate(arguments) if each != neutral or (fixed and place == 0)]
-        return rest[0] if len(rest) == 1 and (name == "neg" or neutral is not None) else part
+        ratio = name == "div" and is_integer(arguments[0])  # 3:1 says more than 3
+        return rest[0] if len(rest) == 1 and (name == "neg" or (neutral is not None and not ratio)) else part
 
     return rebuilt(formula, change)
 
