@@ -65,7 +65,9 @@ def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, 
     def command(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
         try:
             figures = make(*arguments, **options)
-        except (DataError, TaskError, DiskError, EvaluationError, HubError) as error:
+        except DiskError as error:
+            raise Mistake(error.reason) from error
+        except (DataError, TaskError, EvaluationError, HubError) as error:
             raise Mistake(str(error)) from error
         except OSError as error:
             raise Mistake(f"{error.filename}: {error.strerror}") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from agent_rl.environments.base import TaskError, joined
+from agent_rl.files.disk import disk_errno
 from agent_rl.files.reading_json import JsonError, parse_json
 from agent_rl.messages import Problem
 
@@ -87,6 +88,8 @@ def resolve(pattern: str, base: Path, key: tuple[str, int] | tuple[()] = ()) -> 
     for name in names:
         if not name.endswith(FORMATS):
             raise TaskError(f"{name}: task files end in one of {', '.join(FORMATS)}", key)
+        if not (base / name).is_file():
+            raise TaskError(f"{name} is no regular file; name the files in it, or write it to one", key)
         yield name, base / name
 
 
@@ -120,7 +123,9 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
                     raise TaskError(f"{where}: a JSON {type(row).__name__}; each line must be one JSON object")
                 yield where, row
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise TaskError(f"{name}: cannot be read ({error}); is it UTF-8 text, or gzip if it ends in .gz?") from error
+        of_disk = disk_errno(error) is not None
+        remedy = "see to its disk and its permissions" if of_disk else "is it UTF-8 text, or gzip if it ends in .gz?"
+        raise TaskError(f"{name}: cannot be read ({error}); {remedy}") from error
 
 
 def _open_text(path: Path) -> IO[str]:

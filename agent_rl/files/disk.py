@@ -27,15 +27,13 @@ _RUST = re.compile(r"\(os error (\d+)\)")
 class DiskError(Exception):
     """A file cannot be written; the message names the file, the reason and the remedy.
 
-    An immediate retry would not help.
+    An immediate retry would not help. ``reason`` is the message for what is no run, which does not go on.
     """
 
     def __init__(self, path: Path, number: int) -> None:
         remedy = "make room on its disk" if number in FULL else "see to its disk and its permissions"
-        super().__init__(
-            f"{path} cannot be written: {os.strerror(number)}; {remedy}, then run again: the run goes on from its "
-            "newest checkpoint and its journal"
-        )
+        self.reason = f"{path} cannot be written: {os.strerror(number)}; {remedy}, then run again"
+        super().__init__(f"{self.reason}: the run goes on from its newest checkpoint and its journal")
 
 
 def disk_errno(error: BaseException) -> int | None:

@@ -224,7 +224,7 @@ def missing_shards(directory: Path) -> list[str]:
 def tensors(file: Path) -> dict[str, Any]:
     """The header of a safetensors file that is whole, by tensor. Raises Unreadable for any other."""
     try:
-        with file.open("rb") as opened:
+        with reading_json.open_file(file) as opened:
             length = int.from_bytes(opened.read(8), "little")
             header = reading_json.parse_json(opened.read(length)) if 0 < length <= HEADER_BYTES else None
     except (OSError, reading_json.JsonError) as error:

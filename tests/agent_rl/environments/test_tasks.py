@@ -6,6 +6,7 @@ import functools
 import gzip
 import itertools
 import json
+import os
 import random
 import sys
 from fractions import Fraction
@@ -257,6 +258,7 @@ def test_files_that_cannot_serve_are_named(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "flipped.jsonl.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    os.mkfifo(tmp_path / "endless.jsonl")
     for name, message in {
         "nowhere.jsonl": "no file matches .*nowhere.jsonl",
         "*.none": "no file matches",
@@ -266,6 +268,7 @@ def test_files_that_cannot_serve_are_named(tmp_path):
         "cut.jsonl.gz": "is it UTF-8 text, or gzip",
         "flipped.jsonl.gz": "is it UTF-8 text, or gzip",
         "binary.jsonl": "is it UTF-8 text, or gzip",
+        "endless.jsonl": "is no regular file",
     }.items():
         with pytest.raises(TaskError, match=message) as caught:
             load(tmp_path, files=("held.jsonl", name))

@@ -68,6 +68,12 @@ _MATHS = re.compile(
     re.DOTALL,
 )
 """The formulas of a problem, and the decimals and fractions of its text."""
+_ORDER = re.compile(
+    r"\b(?:\w+est|least|most) to (?:the )?(?:\w+est|least|most)\b|\border (?:of|from)\b"
+    r"|\b(?:(?:in|de)creasing|(?:a|de)scending|alphabetical|chronological) order\b",
+    re.IGNORECASE,
+)
+"""Words by which a problem asks for an order."""
 _OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
 
 
@@ -88,7 +94,10 @@ def check(gold: str, prediction: str, problem: str = "") -> bool:
     found = [(a, b) for a in ours for b in theirs if _equal(a, b) and _is_worked_out(a, b)]
     if not problem or not found:
         return bool(found)
-    # 4. What stands in the problem is no answer, unless it is gold itself, in whatever notation.
+    # 4. A list is in the order that the problem asks for.
+    if _ORDER.search(problem):
+        found = [(a, b) for a, b in found if _keeps_order(a, b)]
+    # 5. What stands in the problem is no answer, unless it is gold itself, in whatever notation.
     return any(
         _forms(a) == _forms(b) or not (_stands(prediction, b, problem) or _is_rewritten(a, b, problem))
         for a, b in found
@@ -359,6 +368,18 @@ def _lists_equal(gold: Listing, prediction: Listing) -> bool:
             return False
         theirs.remove(match)
     return not theirs
+
+
+def _keeps_order(gold: Answer, prediction: Answer) -> bool:
+    """Whether a list has the order of gold's. If gold's numbers are in no order, the problem orders something else."""
+    if not isinstance(gold, Listing) or not isinstance(prediction, Listing) or gold.braces or prediction.braces:
+        return True
+    try:
+        sizes = [order(closed_value(item.in_base)) for item in map(_unnamed, gold.items) if isinstance(item, Value)]
+    except Undefined:  # letters, which are in the order that gold gives them
+        sizes = []
+    ordered = sizes in (sorted(sizes), sorted(sizes, reverse=True))
+    return not ordered or _pairwise(gold.items, prediction.items)
 
 
 def _is_solution(answer: Answer) -> bool:
