@@ -29,16 +29,11 @@ class DataError(Exception):
 def rows_of(patterns: Sequence[str], base: Path) -> Iterator[Placed]:
     """The rows of the files that paths and globs name, in order.
 
-    Raises TaskError for what is no such file or no row, and at the end if there was none.
+    Raises TaskError for what is no such file or no row.
     """
-    empty = True
     for pattern in patterns:
         for name, path in resolve(pattern, base):
-            for row in read_rows(name, path):
-                empty = False
-                yield row
-    if empty:
-        raise TaskError(f"{', '.join(patterns)}: no rows; name files that hold some")
+            yield from read_rows(name, path)
 
 
 @contextmanager

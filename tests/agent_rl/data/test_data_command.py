@@ -212,7 +212,6 @@ def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys:
         ("integers", str(tmp_path / "nothing.jsonl")): "no file matches",
         ("integers", data, "--out", data): "exists",
         ("convert", data, "--out", str(tmp_path / "out.csv")): "ends in one of",
-        ("convert", write_rows(tmp_path / "empty.jsonl", [])): "no rows",
         ("integers", write_rows(tmp_path / "bad.jsonl", [{"problem": "?"}])): "bad.jsonl:1",
         ("integers", without_ids, "--ids", str(tmp_path / "ids.txt")): "needs an id",
         ("decontaminate", data, "--against", str(tmp_path / "nothing.jsonl")): "no file matches",

@@ -121,7 +121,11 @@ def test_what_is_copied_from_the_problem_is_no_answer(gold: str, copied: list[st
 
 @pytest.mark.parametrize("asked", ["from least to greatest", "in order of their size", "in decreasing order"])
 def test_a_list_is_in_the_order_that_the_problem_asks_for(asked: str) -> None:
-    for gold, other in [("1, 2, 3", "2, 1, 3"), (r"\text{E, D, A}", r"\text{A, D, E}"), ("(0,1), (2,0)", "(2,0), (0,1)")]:
+    for gold, other in [
+        ("1, 2, 3", "2, 1, 3"),
+        (r"\text{E, D, A}", r"\text{A, D, E}"),
+        ("(0,1), (2,0)", "(2,0), (0,1)"),
+    ]:
         assert answers_equal(gold, gold, f"List them {asked}.")
         assert not answers_equal(gold, other, f"List them {asked}.")
         assert answers_equal(gold, other, "List them in order that all are named.")
