@@ -125,6 +125,12 @@ CANDIDATES: Mapping[str, Setting] = {
     "sdpa, continuous batching, 32": Setting(config=continuous(32)),
     "sdpa, continuous batching, 32, one thread": Setting(threads=1, config=continuous(32)),
     "sdpa, continuous batching, 256": Setting(config=continuous(256)),
+    "sdpa, micro-batches of 32": Setting(micro_batch=32),
+    "sdpa, micro-batches of 16": Setting(micro_batch=16),
+    "eager, micro-batches of 32": Setting(attention="eager", micro_batch=32),
+    "two steps at once, micro-batches of 32": Setting(micro_batch=32, config={"steps_per_generation": 2 * 8}),
+    "continuous batching, 256, micro-batches of 32": Setting(micro_batch=32, config=continuous(256)),
+    "continuous batching, 256, micro-batches of 64": Setting(micro_batch=64, config=continuous(256)),
 }
 
 
