@@ -62,7 +62,7 @@ test-all: install programs $(OLDEST)/installed $(VLLM)/installed
 # Programs of other projects that slow tests need: a browser, ssh, Slurm. Tests without theirs are skipped, and say so.
 PROGRAMS := chromium openssh-server slurmctld slurmd slurm-client munge
 programs:
-	@for each in chromium sshd slurmctld slurmd sbatch munged; do PATH="$$PATH:/usr/sbin" command -v $$each >/dev/null || exit 1; done \
+	@(for each in chromium sshd slurmctld slurmd sbatch munged; do PATH="$$PATH:/usr/sbin" command -v $$each >/dev/null || exit 1; done) \
 		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y $(PROGRAMS) >/dev/null; } \
 		|| echo "NOT INSTALLED, and tests with them are skipped: some of $(PROGRAMS)"
 
