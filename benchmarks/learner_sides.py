@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.policy_model import DTYPES
+from agent_rl.learning.rates import TYPES, Type
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.testing import algorithm, opened, repacked, rl_stage, trajectory
@@ -42,7 +42,7 @@ class Setting:
     scale: float
     threads: int
     device: str
-    dtype: str
+    dtype: Type
     microbatch_tokens: int
     vocabulary: int
 
@@ -145,7 +145,7 @@ class Padded:
         torch.set_num_threads(setting.threads)
         self._setting, self._batch, self._by_length, self._last_logits = setting, batch, by_length, last_logits
         model: Any = AutoModelForCausalLM.from_pretrained(
-            setting.model, trust_remote_code=False, dtype=DTYPES[setting.dtype], attn_implementation=attention
+            setting.model, trust_remote_code=False, dtype=TYPES[setting.dtype], attn_implementation=attention
         )
         self._model = model.to(setting.device).train()
         self._optimizer = torch.optim.AdamW(

@@ -43,9 +43,10 @@ def doctor(
     names = devices or ("cpu", *(f"cuda:{number}" for number in range(gpus)))
     failed = False
     for name in names if trials else ():
-        fault = trial(name)
-        failed = failed or bool(fault)
-        rows.append((f"trial on {name}", fault or "engine, weight update and learner step work"))
+        works, said = trial(name)
+        failed = failed or not works
+        rows.append((f"trial on {name}", "engine, weight update and learner step work" if works else said))
+        rows += [(f"speed of {name}", said)] if works else []
     print("To report a fault, paste this text into an issue:\n\n```")
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -90,8 +91,8 @@ def facts() -> list[Row]:
     return rows
 
 
-def trial(device: str) -> str:
-    """Run `actors.engines.small_trial` in a process of its own. Returns what went wrong; empty when nothing did."""
+def trial(device: str) -> tuple[bool, str]:
+    """Run `actors.engines.small_trial` in a process. Returns whether all works, and the speed or the fault."""
     command = [sys.executable, "-m", "actors.engines.small_trial", device]
     environment = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     try:
@@ -99,10 +100,9 @@ def trial(device: str) -> str:
             command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False, env=environment
         )
     except subprocess.TimeoutExpired:
-        return f"not over after {TRIAL_SECONDS:g} s"
-    if done.returncode == 0:
-        return ""
-    return _last_line(done.stdout + done.stderr) or f"ended with exit code {done.returncode}"
+        return False, f"not over after {TRIAL_SECONDS:g} s"
+    said = _last_line(done.stdout) or _last_line(done.stderr)
+    return done.returncode == 0, said or f"ended with exit code {done.returncode}"
 
 
 def _last_line(text: str) -> str:

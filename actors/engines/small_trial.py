@@ -1,10 +1,11 @@
 """A small engine, an update of its weights and a step of the learner on one device: ``agent-rl doctor`` runs it.
 
-Prints nothing when all is well. Otherwise the last line says what went wrong.
+The last line says what the device reaches, or, with exit code 1, what went wrong.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -56,11 +57,21 @@ async def _serve(device: str, model: Path, weights: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+def _rates(device: str) -> str:
+    import torch
+
+    from agent_rl.learning.rates import rates_text
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return rates_text(torch.device(device))
+
+
 def main() -> int:
     """Try the device that the command line names."""
     with tempfile.TemporaryDirectory(prefix="agent-rl-doctor-") as folder:
         try:
             try_device(sys.argv[1], Path(folder))
+            sys.stdout.write(_rates(sys.argv[1]))
         except Exception as raised:  # noqa: BLE001 - whatever fails on a machine is what its user wants to know
             fault: BaseException = raised
             while isinstance(fault, BaseExceptionGroup):

@@ -54,6 +54,7 @@ def build(
         algorithm=topology.algorithm,
         threads=settings.threads,
         seed=topology.run.seed,
+        compute=topology.model.compute,
         options=ModelOptions(
             activation_checkpointing=parallel.checkpoint_activations,
             compile=parallel.compile,

@@ -541,6 +541,10 @@ class Learner(Actor):
         """The position and the last step's figures."""
         return self._state, ActorFigures(learner=self._figures)
 
+    def detail(self) -> str:
+        """The first update while it is computed, which may take minutes."""
+        return self._model.trainer.under_way
+
     def busy_seconds(self) -> float:
         """Seconds in torch: training, and reading and copying weights."""
         return self._model.busy_seconds()

@@ -243,6 +243,7 @@ class TrainedModel:
             )
         directory, base = context.directory, context.base
         self.trainer = build(kind, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
+        context.log.info("matrix products", **self.trainer.model.compute.row())
         if isinstance(self.store, KeptWeights):
             self.store.join(ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)

@@ -209,6 +209,8 @@ class RolloutGenerator(Actor):
             if self.context.first or isinstance(error, ModelError):
                 raise EngineRefusedError(f"the engine cannot be started: {error}") from error
             raise
+        if (compute := getattr(self._engine, "compute", None)) is not None:
+            self.log.info("matrix products", **compute.row())
         await self.context.in_thread(self._look_for_long_prompts)
 
     async def start(self) -> None:

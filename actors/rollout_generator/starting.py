@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +90,12 @@ def make_engine(
             f'share = "time": {settings.engine} cannot sleep, as it has no methods sleep and wake; add them '
             "(actors/engines/base.py), or give the engine a device of its own"
         )
+    compute, dtype = topology.model.compute, topology.model.dtype
+    chosen = {"compute": compute} if "compute" in signature(engine_class).parameters else {}
+    if not chosen and compute not in {"auto", dtype}:
+        raise EngineRefusedError(
+            f'[model] compute = "{compute}": {settings.engine} computes in dtype, which is "{dtype}"; write "auto"'
+        )
     to_sleep = (
         engine_class.sleep_settings(settings.device) if sleeps and hasattr(engine_class, "sleep_settings") else {}
     )
@@ -99,9 +106,9 @@ def make_engine(
             kv_tokens=settings.kv_tokens,
             threads=settings.threads,
             device=settings.device,
-            dtype=topology.model.dtype,
+            dtype=dtype,
             initial_policy=PolicyVersion(0, 0),
-            **{**to_sleep, **settings.engine_settings},
+            **{**to_sleep, **chosen, **settings.engine_settings},
         )
     except (TypeError, ValueError) as error:
         raise EngineRefusedError(

@@ -75,6 +75,9 @@ class Model(Part):
     """A small model with fresh weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights served. With bfloat16 the learner updates float32 copies."""
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of matrix products. ``auto``: each engine and the learner measures which its device is fast at; models below
+    20M weights, several ranks and vLLM take ``dtype``."""
     lora: Lora | None = None
     """None: all weights are trained."""
     parallel: Parallel = Parallel()

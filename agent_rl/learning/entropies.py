@@ -12,6 +12,7 @@ import torch
 from agent_rl.learning.batching import microbatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.rates import Type
 from agent_rl.messages import Float32Vector, Tokens, Trajectory
 
 
@@ -27,7 +28,7 @@ def entropies(
     trajectories: Sequence[Trajectory],
     *,
     temperature: float,
-    dtype: str,
+    dtype: Type,
     device: str,
     microbatch_tokens: int,
 ) -> list[Passed]:
@@ -37,7 +38,7 @@ def entropies(
     tokens. ``trajectories`` are not empty. Raises TrainingStoppedError for a model that cannot be loaded, that does not
     fit the trajectories, or whose results are not finite.
     """
-    loaded = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions())
+    loaded = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
     bodies = [each.unpack() for each in trajectories]
     rows = [np.concatenate([each.prompt_tokens, each.tokens]).astype(np.int64) for each in bodies]
     _refuse_unfitting(model, loaded, rows)

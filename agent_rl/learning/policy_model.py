@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
 from agent_rl.learning.packing import ATTENTION, Packed, pack
 from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.rates import TYPES, Compute, Type, compute_of
 from agent_rl.learning.tensor_files import load_whole
 from agent_rl.learning.tensor_parallel import output_layer
+from agent_rl.models.devices import REMEDY
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Lora
-from agent_rl.models.devices import REMEDY
 
 
 def usable_device(name: str) -> torch.device:
@@ -37,7 +38,6 @@ def usable_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LAYERS = frozenset({"full_attention", "sliding_attention"})
 ADAPTER = "default"
 """peft's name for the only adapter there is."""
@@ -68,28 +68,32 @@ class PolicyModel:
         self,
         path: Path,
         *,
-        dtype: str,
+        dtype: Type,
         device: str,
         options: ModelOptions,
+        compute: Literal["auto"] | Type = "auto",
         lora: Lora | None = None,
         seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.dtype = DTYPES[dtype]
+        self.dtype = TYPES[dtype]
         """The type of what is served and saved."""
         sharded = self.ranks.size > 1
         try:
             self.device = usable_device(device)
+            self.compute = Compute(dtype, "several ranks") if sharded else compute_of(compute, dtype, path, self.device)
+            held = self.dtype if sharded else TYPES[held_in(dtype, self.compute.type)]
             if sharded:
                 self.module: Any = sharding.unloaded(path, ATTENTION)
             else:
-                self.module = load_whole(path, dtype=self.dtype, attention=ATTENTION).to(self.device)
+                self.module = load_whole(path, dtype=held, attention=ATTENTION).to(self.device)
         except Exception as error:  # transformers raises exceptions of many types
             raise TrainingStoppedError(
                 f"{path} cannot be loaded for training: {' '.join(str(error).split())[:500]}"
             ) from error
         self.module.config.use_cache = False
+        self.module.config.dtype = self.dtype
         config = self.module.config.get_text_config()
         self._refuse_other_kinds(path, config)
         self.max_length = int(config.max_position_embeddings)
@@ -98,7 +102,7 @@ class PolicyModel:
         if lora is not None:
             _add_adapters(self.module, lora, on_meta=sharded)
         divided = self.ranks.layer_mesh is not None
-        if self.device.type == "cpu" and dtype == "float32" and not options.compile and not divided:
+        if self.device.type == "cpu" and self.compute.type == "float32" and not options.compile and not divided:
             use_one_dnn(self.module)
         if options.activation_checkpointing:
             # renamed in transformers 5.20; checkpoints only what is in training mode
@@ -111,7 +115,9 @@ class PolicyModel:
         self._decode = self.module.base_model
         if options.compile:
             self._decode = torch.compile(self._decode, dynamic=True)
-        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module)
+        self._cast = None if sharded or held == self.compute.dtype else self.compute.dtype
+        """The type that products are computed in, where weights are held in another."""
+        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module, cast=self._cast)
         if sharded:
             self._shard(path, options)
         if lora is not None:
@@ -122,7 +128,6 @@ class PolicyModel:
         dtype, method = self.dtype, "packed_logprobs"
         sharding.shard(self.module, self.ranks, method=method, dtype=dtype, offload=options.offload)
         sharding.load(self.module, path, torch.device("cpu") if options.offload else self.device)
-        self.module.config.dtype = dtype
         self._score = self.module.packed_logprobs
         with torch.no_grad():
             self.keep_pace()  # torch settles where its parts lie at the first forward pass
@@ -183,12 +188,13 @@ class PolicyModel:
         They come one at a time: with several ranks each is gathered when it is asked for, and all ranks ask together.
         """
         adapters = _adapted_layers(self.module) if self.adapted else {}
+        layout = self.served_layout()
         for name, kept in self._kept():
             plain = name.replace(".base_layer.", ".")
             tensor = sharding.gathered(kept)
             if plain in adapters:
                 tensor = tensor + _delta(adapters[plain]).to(tensor.dtype)
-            yield plain, tensor.to(self.dtype) if self.ranks.size > 1 else tensor
+            yield plain, tensor.to(layout[plain][1])
 
     def served_parts(self, copies: Mapping[str, Tensor]) -> dict[str, tuple[tuple[slice, ...], Callable[[], Tensor]]]:
         """The parts of what `served` gives that this rank has: where each lies, and what makes it in its type there.
@@ -211,9 +217,11 @@ class PolicyModel:
 
     def served_layout(self) -> dict[str, tuple[Sequence[int], torch.dtype]]:
         """The shapes and types of what `served` gives, by name."""
-        several = self.ranks.size > 1
         return {
-            name.replace(".base_layer.", "."): (tensor.shape, self.dtype if several else tensor.dtype)
+            name.replace(".base_layer.", "."): (
+                tensor.shape,
+                self.dtype if tensor.is_floating_point() else tensor.dtype,
+            )
             for name, tensor in self._kept()
         }
 
@@ -251,7 +259,7 @@ class PolicyModel:
         before = {name: own[name].data for name in weights}
         try:
             for name, tensor in weights.items():
-                own[name].data = tensor.to(self.device)
+                own[name].data = tensor.to(self.device, own[name].dtype)
             yield
         finally:
             for name, tensor in before.items():
@@ -271,6 +279,11 @@ class PolicyModel:
         self.module.save_pretrained(directory, state_dict=dict(weights))
 
 
+def held_in(dtype: Type, compute: Type) -> Type:
+    """The type that one rank holds weights in: bfloat16 where they are served and computed in it."""
+    return "bfloat16" if dtype == compute == "bfloat16" else "float32"
+
+
 def _packed_logprobs(
     module: Any,
     packed: Packed,
@@ -280,13 +293,21 @@ def _packed_logprobs(
     *,
     tokens_at_once: int,
     with_entropy: bool,
+    cast: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of the tokens at ``places`` [m] of a packed row, both [m] float32."""
-    states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
+    """Log-probabilities and entropies of the tokens at ``places`` [m] of a packed row, both [m] float32.
+
+    ``cast``: the type of products, where it is not that of the weights.
+    """
+    with torch.autocast(packed.tokens.device.type, dtype=cast, enabled=cast is not None):
+        states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
     head = module.get_output_embeddings()
     weight, bias, vocabulary = output_layer(head)
+    hidden = states.last_hidden_state[0, places - 1]
+    if cast is not None:
+        hidden, weight, bias = hidden.to(cast), weight.to(cast), None if bias is None else bias.to(cast)
     return chunked_logprobs(
-        states.last_hidden_state[0, places - 1],
+        hidden,
         weight,
         bias,
         packed.tokens[0, places],

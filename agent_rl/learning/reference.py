@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from agent_rl.learning.exporting import Shares, own_parts, write_one
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.rates import Type
 from agent_rl.learning.tensor_files import TensorFiles
 from agent_rl.models.model_files import vocabulary_fault
 
@@ -61,9 +62,10 @@ class OtherModel:
         self,
         path: Path,
         *,
-        dtype: str,
+        dtype: Type,
         device: str,
         options: ModelOptions,
+        compute: Literal["auto"] | Type = "auto",
         tokenizer: Any,
         ranks: Ranks | None = None,
     ) -> None:
@@ -74,7 +76,7 @@ class OtherModel:
             raise TrainingStoppedError(f"{KEY}: {path} has no tokenizer that can be loaded: {error}") from error
         if fault := vocabulary_fault(vocabulary, tokenizer.get_vocab()):
             raise TrainingStoppedError(f"{KEY}: {path} {fault}")
-        self._model = PolicyModel(path, dtype=dtype, device=device, options=options, ranks=ranks)
+        self._model = PolicyModel(path, dtype=dtype, device=device, options=options, compute=compute, ranks=ranks)
         self._model.module.eval().requires_grad_(False)
 
     @contextmanager

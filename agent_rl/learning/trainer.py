@@ -34,6 +34,7 @@ from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.rates import Type
 from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.sequences import (
     TrainingSequence,
@@ -59,11 +60,12 @@ class Trainer:
         self,
         model_path: Path,
         *,
-        dtype: str,
+        dtype: Type,
         device: str,
         algorithm: Algorithm,
         threads: int,
         seed: int,
+        compute: Literal["auto"] | Type = "auto",
         options: ModelOptions | None = None,
         lora: Lora | None = None,
         tokenizer: Any = None,
@@ -85,9 +87,19 @@ class Trainer:
         self.ranks = ranks = ranks or Ranks()
         options = options or ModelOptions()
         self.model = PolicyModel(
-            model_path, dtype=dtype, device=device, options=options, lora=lora, seed=seed, ranks=ranks
+            model_path,
+            dtype=dtype,
+            device=device,
+            options=options,
+            compute=compute,
+            lora=lora,
+            seed=seed,
+            ranks=ranks,
         )
         self.device = self.model.device
+        self.under_way = ""
+        """The first update while it is computed, and how long it will take, in words; empty before and later."""
+        self._first = True
         self.max_length = self.model.max_length
         self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)
@@ -101,7 +113,13 @@ class Trainer:
         elif algorithm.kl is not None and reference is not None:
             plain = ModelOptions(logits_mib=options.logits_mib, offload=options.offload)
             self.reference = OtherModel(
-                reference, dtype=dtype, device=device, options=plain, tokenizer=self.tokenizer, ranks=ranks
+                reference,
+                dtype=dtype,
+                device=device,
+                options=plain,
+                compute=self.model.compute.type,
+                tokenizer=self.tokenizer,
+                ranks=ranks,
             )
         self.optimizer = Optimizer(
             self.model.named_parameters(),
@@ -126,6 +144,7 @@ class Trainer:
         rate = stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
         self.optimizer.zero_grad()
+        self._begin(sum(len(tokens) for tokens, _ in batch))
         sequences = [torch.tensor(tokens) for tokens, _ in batch]
         places = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
         total = max(1, sum(int(each.sum()) for each in places))
@@ -149,6 +168,7 @@ class Trainer:
         self._refuse(fault)
         (loss_sum,) = self.ranks.total([loss_sum])
         norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
+        self.under_way = ""
         return SupervisedFigures(loss=loss_sum, gradient_norm=norm, tokens=total)
 
     # Reinforcement ----------------------------------------------------------------------------------------------------
@@ -166,6 +186,7 @@ class Trainer:
         refuse_unsound_inputs(sequences, self.model.module.config.vocab_size)
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
+        self._begin(sum(len(sequence.tokens) for sequence in sequences))
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
         updates = [[sequences[index] for index in indices] for indices in batches]
@@ -183,6 +204,7 @@ class Trainer:
             if put_back is not None:
                 put_back()
             raise
+        self.under_way = ""
         summed = dict(zip(SUMS, self.ranks.total([totals[name] for name in SUMS]), strict=True))
         loss = summed.pop("loss") / len(batches)
         if self.algorithm.kl is None:
@@ -272,6 +294,14 @@ class Trainer:
         self._refuse(fault)
         totals["loss"] += loss_sum
         return self.optimizer.step(rate, self.algorithm.gradient_clip)
+
+    def _begin(self, tokens: int) -> None:
+        """An update begins: of the first, the estimate by the measured rate is said."""
+        weights = sum(parameter.numel() for parameter in self.model.module.parameters())
+        seconds = self.model.compute.update_seconds(weights, tokens) if self._first else None
+        self._first = False
+        if seconds is not None:
+            self.under_way = f"first update of {weights / 1e6:,.0f}M weights: some {math.ceil(seconds):,} s"
 
     def _refuse(self, fault: str) -> None:
         """Raise NotFiniteError on all ranks when one has a fault. Until here all compute: sharded layers need all."""

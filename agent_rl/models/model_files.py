@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agent_rl.files import reading_json
 from agent_rl.models.templates import template_fault
@@ -77,7 +77,7 @@ class ModelFiles:
         return length if _is_size(length) else None
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> Literal["float32", "bfloat16"]:
         """The data type that weights are served in: bfloat16 where they are stored so, else float32."""
         stored = self.config.get("dtype", self.config.get("torch_dtype"))
         return "bfloat16" if stored == "bfloat16" else "float32"

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LEAST_WEIGHTS = 20_000_000
+"""Of smaller models the time goes into calls rather than into products: they are computed in the type they are kept in.
+"""
 DENSE = ("qwen3", "qwen2", "llama", "mistral")
 """The kinds whose layers are as counted here."""
 

@@ -12,12 +12,14 @@ from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import KIND
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import SftStage, Topology
-from agent_rl.models.devices import device_fault
+from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, described_model, is_hub_name
 from agent_rl.models.model_files import MEND, SAVE_AGAIN, ModelFiles, Unreadable, read_template, vocabulary_fault
+from agent_rl.models.shapes import LEAST_WEIGHTS
 from agent_rl.models.templates import template_fault
 from agent_rl.rollout.prompts import OURS, template_file
 from agent_rl.topology_checks.facts import Facts
+from agent_rl.topology_checks.memory import GENERATOR, LEARNER, shape_of
 
 PLACE = ("model", "path")
 
@@ -105,6 +107,28 @@ def device_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
             continue
         if fault := device_fault(device, facts.machine):
             yield Finding(("actors", role, "settings", "device"), fault)
+
+
+def slow_products(topology: Topology, machine: Machine) -> Iterator[Finding]:
+    """Actors on this machine's processor that are told to compute in the type that it is slow at.
+
+    Of models that `agent_rl.learning.rates` measures; engine and learner choose by themselves where they may.
+    """
+    shape, native, model = shape_of(topology), machine.bfloat16, topology.model
+    if shape is None or shape.weights < LEAST_WEIGHTS or native is None or len(topology.hosts_in_use) > 1:
+        return
+    for role, entry in topology.actors.items():
+        if role not in {LEARNER, GENERATOR} or str(entry.settings.get("device", "cpu")) != "cpu":
+            continue
+        chooses = entry.ranks == 1 and entry.settings.get("engine", "torch") == "torch"
+        key = "compute" if chooses else "dtype"
+        chosen = model.compute if chooses else model.dtype
+        better = "bfloat16" if native else "float32"
+        if chosen in {"auto", better}:
+            continue
+        why = "has instructions for products in bfloat16" if native else "has no instructions for bfloat16"
+        message = f"{role} computes in {chosen}, several times slower than in {better}: this processor {why}"
+        yield Finding(("model", key), message, 'write "auto"' if chooses else f'write dtype = "{better}"')
 
 
 def named_template(topology: Topology, base: Path) -> str | None:

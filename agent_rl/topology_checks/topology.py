@@ -23,6 +23,7 @@ from agent_rl.config.source import Fault, Files, Finding, Source, first_of
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import SftStage, Topology
+from agent_rl.models.devices import Machine
 from agent_rl.topology_checks import contracts, environments, files, hosts, model, placement
 from agent_rl.topology_checks.facts import Facts
 
@@ -96,8 +97,9 @@ def check_topology(
 def warnings(topology: Topology, files: Files, overrides: Sequence[str] = ()) -> list[Fault]:
     """What is probably a mistake in a sound topology. `check` and `run` print it and go on."""
     source = Source(files, overrides)
+    slow = [source.fault(*each) for each in model.slow_products(topology, Machine.here())]
     message, remedy = f"is above {HIGH_RATE:g}, which can destroy what the given model knows", "the default is 5e-6"
-    return [
+    return slow + [
         source.fault(("stages", index, "learning_rate"), f"{stage.learning_rate:g} {message}", remedy)
         for index, stage in enumerate(topology.stages)
         if isinstance(stage, SftStage) and stage.learning_rate > HIGH_RATE and topology.model.initialise is None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agent_rl.figures import Passes
+    from agent_rl.learning.rates import Compute, Type
     from agent_rl.messages import PolicyVersion
 
 
@@ -70,8 +71,8 @@ class TorchEngine:
     ``kv_on_update``: after new weights, "recompute" prefills sequences in flight again, "keep" continues with their old
     keys and values. What has no room in the KV cache, or is set aside, moves to host memory while
     ``host_kv_tokens`` tokens fit there; to bring it back is a copy and no computation. ``threads``: torch's threads
-    in the decoding thread. "float32" agrees with a plain forward pass to about 1e-5 in log-probability, "bfloat16"
-    to about 1e-1.
+    in the decoding thread. ``dtype`` is that of weights that come, ``compute`` that of products: "float32" agrees with
+    a plain forward pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
 
     A rollout's tokens depend on its seed and not on the rest of the batch, up to rounding: torch's sums may differ in
     the last bit between batch sizes.
@@ -85,7 +86,8 @@ class TorchEngine:
         kv_tokens: int | None,
         threads: int = 1,
         device: str = "cpu",
-        dtype: Literal["float32", "bfloat16"],
+        dtype: Type,
+        compute: Literal["auto"] | Type = "auto",
         kv_on_update: Literal["keep", "recompute"] = "recompute",
         host_kv_tokens: int = 0,
         initial_policy: PolicyVersion,
@@ -99,7 +101,10 @@ class TorchEngine:
         self._kv_tokens = kv_tokens
         self._threads = threads
         self._device = device
-        self._dtype: Literal["float32", "bfloat16"] = dtype
+        self._dtype: Type = dtype
+        self._compute: Literal["auto"] | Type = compute
+        self.compute: Compute | None = None
+        """The type of products, once the model is loaded."""
         self._kv_on_update: Literal["keep", "recompute"] = kv_on_update
         self._host_kv_tokens = host_kv_tokens
         self._policy = initial_policy
@@ -282,7 +287,7 @@ class TorchEngine:
                 torch.set_num_threads(self._threads)
                 device = self._usable_device()
                 decoder = Decoder(
-                    CausalModel(self._model_path, dtype=self._dtype, device=device),
+                    CausalModel(self._model_path, dtype=self._dtype, device=device, compute=self._compute),
                     max_rollouts=self._max_rollouts,
                     kv_tokens=self._kv_tokens,
                     kv_on_update=self._kv_on_update,
@@ -290,7 +295,7 @@ class TorchEngine:
                     host_kv_tokens=self._host_kv_tokens,
                 )
                 model = decoder.model
-                self._specs = model.specs
+                self._specs, self.compute = model.specs, model.compute
                 self._limits = EngineLimits(decoder.longest, model.max_length, decoder.kv_tokens, model.vocabulary)
                 self._longest = decoder.longest
                 self._publish(decoder, 0.0, {})

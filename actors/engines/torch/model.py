@@ -13,18 +13,17 @@ from actors.engines.torch.fused import FusedDecoder, can_fuse
 from actors.engines.torch.kv_cache import ATTENTION, ForwardStep, KVCache
 from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
+from agent_rl.learning.rates import compute_of
 from agent_rl.learning.tensor_files import load_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor
 
     from actors.engines.weight_files import TensorSpecs
-from collections.abc import Iterable
-
-from torch import Tensor
+    from agent_rl.learning.rates import Type
 
 
 class HostMemory:
@@ -82,9 +81,14 @@ class CausalModel:
     A `FusedDecoder` computes Llama-like models. Other models are computed by their own modules.
     """
 
-    def __init__(self, path: Path, *, dtype: Literal["float32", "bfloat16"], device: torch.device) -> None:
+    def __init__(
+        self, path: Path, *, dtype: Type, device: torch.device, compute: Literal["auto"] | Type = "auto"
+    ) -> None:
+        """``dtype``: of the weights that come; the model holds and computes them in ``compute``."""
+        self.compute = compute_of(compute, dtype, path, device)
+        self.dtype = self.compute.dtype
         try:
-            model = load_whole(path, dtype=getattr(torch, dtype), attention=ATTENTION)
+            model = load_whole(path, dtype=self.dtype, attention=ATTENTION)
             self._model = model.to(device).eval().requires_grad_(requires_grad=False)
         except (torch.OutOfMemoryError, MemoryError) as error:  # a process that has just died may still hold memory
             remedy = "serve a smaller model, or free memory on the device"
@@ -94,12 +98,11 @@ class CausalModel:
             remedy = "name a model that this transformers can load, or save it again"
             raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
         available: bool = torch.backends.mkldnn.is_available()
-        one_dnn = device.type == "cpu" and dtype == "float32" and available
+        one_dnn = device.type == "cpu" and self.dtype == torch.float32 and available
         if one_dnn:
             bound_caches()
         config = model.config.get_text_config()
         self.device = device
-        self.dtype: torch.dtype = getattr(torch, dtype)
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
@@ -121,7 +124,7 @@ class CausalModel:
         self.specs: TensorSpecs = {
             name: TensorSpec(
                 tuple(tensor.shape),
-                DTYPES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype)),
+                DTYPES[dtype] if tensor.is_floating_point() else str(tensor.dtype),
                 frozenset(names_at[tensor.data_ptr()]),
             )
             for name, tensor in self._tensors.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def test_a_trial_that_fails_is_told_in_one_line(
     gpu = Gpu(0, "AMD gfx942", "0000:05:00.0", frozenset(range(48)))
     monkeypatch.setattr(doctor, "gpus_here", lambda: [gpu])
     monkeypatch.setattr(Machine, "here", lambda: Machine("hip", ["kfd"], None))
-    monkeypatch.setattr(doctor, "trial", lambda name: "" if name == "cpu" else "RuntimeError: HIP error: out of memory")
+    said = {"cpu": (True, "products in GFLOP/s"), "cuda:0": (False, "RuntimeError: HIP error: out of memory")}
+    monkeypatch.setattr(doctor, "trial", said.__getitem__)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "trial on cpu" in out
@@ -59,7 +61,10 @@ def test_a_trial_that_fails_is_told_in_one_line(
 
 @pytest.mark.slow
 def test_the_processor_runs_an_engine_an_update_and_a_step_and_an_unknown_device_does_not() -> None:
-    assert doctor.trial("cpu") == ""
-    fault = doctor.trial("abacus")
+    works, speed = doctor.trial("cpu")
+    assert works
+    assert re.fullmatch(r"products in GFLOP/s: float32 \d+, bfloat16 \d+; memory \d+ GB/s, \d+ threads", speed)
+    works, fault = doctor.trial("abacus")
+    assert not works
     assert "abacus" in fault
     assert "Traceback" not in fault

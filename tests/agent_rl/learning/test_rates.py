@@ -1,0 +1,196 @@
+"""The type of matrix products: how it is chosen, that it changes results by rounding alone, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.engines.torch.model import CausalModel, read_weights
+from agent_rl.config.topology import InitialiseModel, SftStage
+from agent_rl.learning import rates
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, product_rate
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.learning.trainer import Trainer, write_weights
+from agent_rl.models.devices import Machine, multiplies_bfloat16
+from agent_rl.records.checkpoint_files import Position
+from agent_rl.topology_checks import model as model_checks
+from agent_rl.topology_checks.model import slow_products
+from tests import builders
+from tests.agent_rl.config.test_stage_settings import HEAD, load
+
+CPU = torch.device("cpu")
+KINDS: list[tuple[Type, Type]] = [
+    ("float32", "float32"),
+    ("float32", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "bfloat16"),
+]
+SEQUENCES = [torch.arange(7, 30), torch.arange(40, 52)]
+WANTED = [torch.arange(23) > 4, torch.arange(12) > 2]
+BATCH = [(list(range(7, 40)), [0] * 8 + [1] * 25), (list(range(30, 50)), [0] * 3 + [1] * 17)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    spec = InitialiseModel(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_size=96)
+    initialise_model(spec, directory, 0)
+    return directory
+
+
+def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **options: Any) -> Trainer:
+    algorithm = builders.algorithm()
+    return Trainer(model, dtype=dtype, compute=compute, device="cpu", algorithm=algorithm, threads=1, seed=0, **options)
+
+
+def test_the_other_type_is_taken_only_where_it_is_clearly_faster() -> None:
+    assert faster("float32", {"float32": 100.0, "bfloat16": 140.0}) == "float32"
+    assert faster("float32", {"float32": 100.0, "bfloat16": 500.0}) == "bfloat16"
+    assert faster("bfloat16", {"float32": 89.0, "bfloat16": 10.0}) == "float32"
+    assert faster("bfloat16", {"float32": 100.0, "bfloat16": 90.0}) == "bfloat16"
+
+
+def test_large_models_are_measured_small_ones_and_named_types_are_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[torch.dtype] = []
+
+    def measure(_: torch.device, dtype: torch.dtype) -> float:
+        measured.append(dtype)
+        return 1e11 if dtype == torch.bfloat16 else 1e10
+
+    monkeypatch.setattr(rates, "product_rate", measure)
+    assert compute_of("auto", "float32", model, CPU).type == "float32"
+    assert compute_of("bfloat16", "float32", model, CPU) == Compute("bfloat16", "[model] compute")
+    assert measured == []
+    monkeypatch.setattr(rates, "LEAST_WEIGHTS", 1000)
+    chosen = compute_of("auto", "float32", model, CPU)
+    assert chosen.row() == {"computed_in": "bfloat16", "why": "measured", "float32_gflops": 10, "bfloat16_gflops": 100}
+    assert chosen.update_seconds(135_000_000, 4000) == pytest.approx(6 * 135e6 * 4000 / (rates.UPDATE_SHARE * 1e11))
+
+
+def test_a_measurement_that_fails_leaves_the_type_of_the_weights(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> float:
+        raise RuntimeError("no kernel\nat some place")
+
+    monkeypatch.setattr(rates, "product_rate", fail)
+    monkeypatch.setattr(rates, "LEAST_WEIGHTS", 0)
+    expected = Compute("bfloat16", "the measurement failed: no kernel")
+    assert compute_of("auto", "bfloat16", model, CPU) == expected
+    assert expected.update_seconds(1, 1) is None
+
+
+def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "BYTES", 1 << 22)
+    assert product_rate(CPU, torch.float32) > 1e8
+    assert rates.rates_text(CPU).startswith("products in GFLOP/s: float32 ")
+
+
+@pytest.mark.parametrize(("dtype", "compute"), KINDS)
+def test_log_probabilities_agree_in_every_type(model: Path, dtype: Type, compute: Type) -> None:
+    exact = PolicyModel(model, dtype="float32", device="cpu", options=ModelOptions())
+    made = PolicyModel(model, dtype=dtype, compute=compute, device="cpu", options=ModelOptions())
+    expected, entropies = exact.logprobs(SEQUENCES, WANTED, temperature=1.0)
+    logprobs, entropy = made.logprobs(SEQUENCES, WANTED, temperature=1.0)
+    bound = 1e-4 if dtype == compute == "float32" else 5e-2
+    assert torch.allclose(logprobs, expected, atol=bound)
+    assert torch.allclose(entropy, entropies, atol=bound)
+    assert made.module.config.dtype == TYPES[dtype]
+    assert {tensor.dtype for _, tensor in made.served()} == {TYPES[dtype]}
+    if compute == "bfloat16":
+        assert not torch.equal(logprobs, expected)  # products were rounded
+
+
+@pytest.mark.parametrize(("dtype", "compute"), KINDS)
+def test_masters_are_float32_and_take_updates_that_bfloat16_would_lose(
+    model: Path, tmp_path: Path, dtype: Type, compute: Type
+) -> None:
+    trained = trainer(model, dtype, compute)
+    stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-5)
+    before = {name: weight.clone() for name, weight in trained.optimizer._masters.items()}
+    losses = [trained.sft_step(BATCH, stage, step).loss for step in range(30)]
+    assert losses[-1] < losses[0]
+    assert all(weight.dtype == torch.float32 for weight in trained.optimizer._masters.values())
+    assert all(not torch.equal(before[name], weight) for name, weight in trained.optimizer._masters.items())
+    trained.save(tmp_path / "checkpoint", Position(0, 0, 30))
+    again = trainer(model, dtype, compute)
+    again.restore(tmp_path / "checkpoint")
+    assert again.sft_step(BATCH, stage, 30) == trained.sft_step(BATCH, stage, 30)
+
+
+def test_learning_in_both_types_goes_the_same_way(model: Path) -> None:
+    stage = SftStage(kind="sft", steps=50, batch=2, warmup_steps=0, learning_rate=1e-3)
+    plain, mixed = trainer(model), trainer(model, compute="bfloat16")
+    curves = [[each.sft_step(BATCH, stage, step).loss for step in range(30)] for each in (plain, mixed)]
+    assert curves[0][-1] < 0.8 * curves[0][0]
+    assert curves[1] == pytest.approx(curves[0], rel=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "compute"), KINDS)
+def test_an_engine_takes_what_is_published_whatever_it_computes_in(
+    model: Path, tmp_path: Path, dtype: Type, compute: Type
+) -> None:
+    path = tmp_path / "policy.safetensors"
+    write_weights(trainer(model, dtype, "float32").copy_weights(1), path)
+    engine = CausalModel(model, dtype=dtype, device=CPU, compute=compute)
+    engine.replace_weights(read_weights(path, engine.specs))
+    assert {tensor.dtype for tensor in engine._tensors.values()} == {TYPES[compute]}
+    assert engine.new_cache(1)._data.dtype == TYPES[compute]
+
+
+def test_the_first_update_is_foretold_and_later_ones_are_not(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = trainer(model)
+    said = []
+    monkeypatch.setattr(trained.model, "compute", Compute("float32", "measured", {"float32": 1e6}))
+    step = trained.optimizer.step
+
+    def watched(rate: float, clip: float) -> float:
+        said.append(trained.under_way)
+        return step(rate, clip)
+
+    monkeypatch.setattr(trained.optimizer, "step", watched)
+    stage = SftStage(kind="sft", steps=2, batch=2, warmup_steps=0)
+    for number in range(2):
+        trained.sft_step(BATCH, stage, number)
+    weights = sum(p.numel() for p in trained.model.module.parameters())
+    seconds = 6 * weights * 53 / (rates.UPDATE_SHARE * 1e6)
+    assert said[0].startswith("first update of 0M weights: some ")
+    assert int(said[0].split()[-2].replace(",", "")) == pytest.approx(seconds, abs=1)
+    assert (said[1], trained.under_way) == ("", "")
+
+
+def test_a_processor_says_whether_it_multiplies_bfloat16() -> None:
+    assert multiplies_bfloat16("model name : x\nflags\t\t: fpu avx512f avx512_bf16 sse\n") is True
+    assert multiplies_bfloat16("flags\t\t: fpu avx2 sse\n") is False
+    assert multiplies_bfloat16("Features\t: fp asimd bf16\n") is True
+    assert multiplies_bfloat16("") is None
+
+
+@pytest.mark.parametrize(
+    ("native", "settings", "key"),
+    [
+        (False, ['model.dtype="bfloat16"'], None),
+        (False, ['model.dtype="bfloat16"', 'model.compute="bfloat16"'], "compute"),
+        (False, ['model.dtype="bfloat16"', 'actors.rollout_generator.settings.engine="vllm"'], "dtype"),
+        (True, ['model.compute="float32"'], "compute"),
+        (True, [], None),
+        (None, ['model.compute="float32"'], None),
+    ],
+)
+def test_a_type_that_the_processor_is_slow_at_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool | None, settings: list[str], key: str | None
+) -> None:
+    topology = load(
+        tmp_path, HEAD + "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n", *settings
+    )
+
+    class Large:
+        weights = 10**9
+
+    monkeypatch.setattr(model_checks, "shape_of", lambda _: Large)
+    found = list(slow_products(topology, Machine("", [], None, native)))
+    assert {finding[0] for finding in found} == ({("model", key)} if key else set())
