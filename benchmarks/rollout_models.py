@@ -40,6 +40,27 @@ def quickstart_model() -> InitialiseModel:
     return spec.model_copy(update={"max_length": MAX_LENGTH, "tie_embeddings": False})
 
 
+def fresh_135m(directory: Path, *, layers: int = 30) -> None:
+    """Save a Llama with fresh weights in the shapes of SmolLM2-135M, and the quickstart's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    initialise_model(quickstart_model(), directory, seed=0)
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=576,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        vocab_size=49_152,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(directory)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Prompts, and how many tokens each response has."""

@@ -79,10 +79,10 @@ def faster(kept: Type, rates: Mapping[Type, float]) -> Type:
     return other if rates[other] > FASTER * rates[kept] else kept
 
 
-def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+def product_rate(device: torch.device, dtype: torch.dtype, rows: int = ROWS) -> float:
     """FLOP/s of a linear layer's product on torch's threads."""
-    inputs, weight = (torch.randn(rows, INPUTS, device=device).to(dtype) for rows in (ROWS, OUTPUTS))
-    return 2 * ROWS * INPUTS * OUTPUTS / _seconds(lambda: product(inputs, weight), device)
+    inputs, weight = (torch.randn(each, INPUTS, device=device).to(dtype) for each in (rows, OUTPUTS))
+    return 2 * rows * INPUTS * OUTPUTS / _seconds(lambda: product(inputs, weight), device)
 
 
 def rates_text(device: torch.device) -> str:

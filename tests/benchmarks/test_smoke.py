@@ -76,6 +76,11 @@ SMALLEST = {
         ),
         ("seeds", "roc.error_share", "no_roc.error_share", "roc.success", "no_roc.response_tokens"),
     ),
+    "limits": Smallest(
+        ("--quick", "--rounds", "1"),
+        ("update_share_of_matmul", "prefill_share", "decode_16_share", "update_tokens_per_s_beside_over_alone"),
+        lambda figures: all(0 < figures[name] < 1 for name in ("update_share_of_matmul", "prefill_share")),
+    ),
     "throughput": Smallest(
         (
             *("quickstart", "--seconds", "3"),
