@@ -61,6 +61,7 @@ COMMANDS = {
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
+        Command("model", "models:app", "Import a model from a GGUF file."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
     ),
     "Machines": (

@@ -1,0 +1,226 @@
+"""A Hugging Face model directory from a GGUF file, the format of llama.cpp.
+
+::
+
+    FILE.gguf --metadata--> config.json, generation_config.json, tokenizer with its chat template
+              --tensors, dequantised--> model.safetensors                  all renamed at once: whole
+
+transformers reads the tensors, the vocabulary and most of the metadata. For the special tokens of config.json, the
+scaling of rotary positions and some rules by which text is split it takes its defaults; here these come from the file.
+A file of which a part would be left out is refused: the model would compute or tokenize something else, unnoticed.
+
+Names of keys: docs/gguf.md of ggml. Rules by which text is split: src/llama-vocab.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agent_rl.files.disk import whole
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Those that the tests compare with the models that they were made from. Mistral's and SmolLM's are llama."""
+DIGITS_ALONE = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
+"""Rules by which each digit is a piece of its own, and the rest is split as GPT-2 does."""
+AS_GPT2 = {"gpt-2", "jais", "mpt", "olmo", "phi-2"}
+"""Rules that are GPT-2's. transformers takes every rule that it does not know for one of these."""
+WHOLE_PIECES = {"falcon3", "llama-bpe", "llama-v3", "llama3", "pixtral", "tekken"}
+"""Rules by which a piece that is a token is taken whole, also where no merges lead to it."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor that holds the scaling of rotary positions of Llama 3.1 and later."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What these models have in common; their ``factor`` differs."""
+TRANSFORMERS = (5, 23)
+"""The oldest release that reads tokenizers as the tests expect."""
+NEEDS = "GGUF files need gguf, accelerate and transformers 5.23 or newer: pip install 'agent-rl[gguf]'"
+DAMAGED = "copy or download it again"
+OTHERWISE = "take the model's Hugging Face directory instead"
+
+
+class GgufError(Exception):
+    """A file cannot be imported; the message names it, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was written."""
+
+    architecture: str
+    """The transformers class of the model."""
+    weights: int
+    """Numbers in its tensors; tied ones count once."""
+    ends: tuple[str, ...]
+    """The tokens that end a turn."""
+
+
+def import_gguf(file: Path, out: Path, dtype: Literal["float32", "bfloat16"] = "float32") -> Imported:
+    """Write a directory that `from_pretrained` loads, completely or not at all.
+
+    ``out`` must not exist, or be an empty directory. In float32 the weights are exactly what the file's blocks stand
+    for. Takes memory for the weights twice. Raises GgufError and DiskError.
+    """
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise GgufError(f"{out} exists and is no empty directory; name another one, or remove it")
+    source = _Source.opened(file)
+    with tempfile.TemporaryDirectory() as folder:  # beside the file, transformers would read other files too
+        (Path(folder) / source.name).symlink_to(file.resolve())
+        tokenizer, model = source.tokenizer(folder), source.model(folder, dtype)
+    with whole(out) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    return Imported(type(model).__name__, model.num_parameters(), tuple(tokenizer.convert_ids_to_tokens(source.ends)))
+
+
+class _Source:
+    """A GGUF file that is whole, and what transformers makes of it."""
+
+    name = "model.gguf"
+
+    def __init__(self, file: Path, reader: Any) -> None:
+        """``reader``: the file's `gguf.GGUFReader`. Raises GgufError for models and tokenizers that are not known."""
+        self._file, self._reader = file, reader
+        self._architecture = self._told("general.architecture")
+        if self._architecture not in ARCHITECTURES:
+            known = f"those that can be imported are {', '.join(ARCHITECTURES)}"
+            raise GgufError(f"{file} has the architecture {self._architecture!r}, and {known}; {OTHERWISE}")
+        self._tokens: Sequence[str] = self._told("tokenizer.ggml.tokens", ())
+        ids = {name: self._told(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+        self._ids = {**ids, "eot": self._told("tokenizer.ggml.eot_token_id", ids["eos"])}
+        self.ends = sorted({self._ids["eos"], self._ids["eot"]} - {None})
+        """The numbers of the tokens that end a turn; the end of a text may be another one than the end of a turn."""
+        if not self._tokens or ids["eos"] is None:
+            lacking = "end token (tokenizer.ggml.eos_token_id)" if self._tokens else "tokenizer (tokenizer.ggml.tokens)"
+            raise GgufError(f"{file} has no {lacking}; {OTHERWISE}")
+        if outside := [name for name, number in self._ids.items() if (number or 0) not in range(len(self._tokens))]:
+            raise GgufError(f"{file}: {outside[0]}_token_id is none of its {len(self._tokens)} tokens; {DAMAGED}")
+
+    @classmethod
+    def opened(cls, file: Path) -> _Source:
+        """Raises GgufError for a missing package, for a file that is not there, not GGUF or not whole, and as above."""
+        release = tuple(map(int, version("transformers").split(".")[:2]))
+        if release < TRANSFORMERS or not find_spec("accelerate") or not find_spec("gguf"):
+            raise GgufError(NEEDS)
+        from gguf import GGUFReader
+
+        if not file.is_file():
+            raise GgufError(f"{file} is not there, or is no file; name a GGUF file")
+        with file.open("rb") as opened:
+            if opened.read(4) != b"GGUF":
+                raise GgufError(f"{file} is no GGUF file: it does not begin with the letters GGUF; name a GGUF file")
+        try:
+            return cls(file, GGUFReader(file))
+        except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:  # by the place of the damage
+            raise GgufError(f"{file} is cut off or damaged ({error}); {DAMAGED}") from error
+
+    def _told(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata."""
+        field = self._reader.get_field(key)
+        return default if field is None else field.contents()
+
+    def _own(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata about the architecture."""
+        return self._told(f"{self._architecture}.{key}", default)
+
+    def _unread(self, what: str, error: Exception | None = None) -> GgufError:
+        why = f" ({' '.join(str(error).split()):.200})" if error else ""
+        return GgufError(f"{self._file}: transformers {version('transformers')} cannot read {what}{why}; {OTHERWISE}")
+
+    def tokenizer(self, folder: str) -> Any:
+        """The tokenizer with its special tokens and its chat template. Raises GgufError."""
+        from tokenizers import pre_tokenizers
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        kind, rule = self._told("tokenizer.ggml.model"), self._told("tokenizer.ggml.pre")
+        if kind == "gpt2" and rule not in DIGITS_ALONE | AS_GPT2 | set(GGUF_PRE_TOKENIZER_SPLITS):
+            raise self._unread(f"a tokenizer that splits text by the rule {rule!r} (tokenizer.ggml.pre)")
+        if kind == "llama" and not self._told("tokenizer.ggml.add_space_prefix", default=True):
+            raise self._unread("a tokenizer that puts no space before a text (tokenizer.ggml.add_space_prefix)")
+        try:
+            read = AutoTokenizer.from_pretrained(folder, gguf_file=self.name, trust_remote_code=False).backend_tokenizer
+        except Exception as error:  # of many types
+            raise self._unread(f"its tokenizer, of the kind {kind!r}", error) from error
+        if kind == "gpt2":
+            read.model.ignore_merges = rule in WHOLE_PIECES
+            if rule in DIGITS_ALONE:
+                pieces = [
+                    pre_tokenizers.Digits(individual_digits=True),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False),
+                ]
+                read.pre_tokenizer = pre_tokenizers.Sequence(pieces)
+        named = {name: None if number is None else self._tokens[number] for name, number in self._ids.items()}
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=read,
+            bos_token=named["bos"],
+            eos_token=named["eos"],
+            unk_token=named["unknown"],
+            pad_token=named["padding"],
+            model_max_length=self._own("context_length"),
+            clean_up_tokenization_spaces=False,
+        )
+        tokenizer.chat_template = self._told("tokenizer.chat_template")
+        return tokenizer
+
+    def model(self, folder: str, dtype: str) -> Any:
+        """The model, ready to be saved. Raises GgufError."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        try:
+            config = AutoConfig.from_pretrained(folder, gguf_file=self.name, trust_remote_code=False)
+            config.bos_token_id, config.pad_token_id = self._ids["bos"], self._ids["padding"]
+            config.eos_token_id = self._ids["eos"]
+            config.head_dim = self._own("attention.key_length", config.hidden_size // config.num_attention_heads)
+            config.rope_parameters = self._positions(config)
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                gguf_file=self.name,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except GgufError:
+            raise
+        except Exception as error:  # of many types
+            raise self._unread("its weights", error) from error
+        if lacking := sorted({*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}):
+            some = f"has no {lacking[0]} of the shape that its metadata says ({len(lacking)} tensors are wrong)"
+            raise GgufError(f"{self._file} {some}; {OTHERWISE}")
+        stored = sum(int(each.n_elements) for each in self._reader.tensors if each.name != ROPE_FACTORS)
+        if stored != model.num_parameters():
+            raise self._unread(f"{stored - model.num_parameters()} of its {stored} weights")
+        model.generation_config.eos_token_id = self.ends if len(self.ends) > 1 else self.ends[0]
+        del model.config.quantization_config  # with these two, transformers refuses to save
+        model.hf_quantizer = None
+        return model
+
+    def _positions(self, config: Any) -> dict[str, Any]:
+        """The base and the scaling of rotary positions, as config.json names them. Raises GgufError."""
+        rope = {"rope_type": "default", "rope_theta": self._own("rope.freq_base", 10_000.0)}
+        kind = self._own("rope.scaling.type", "none")
+        factors = [torch.tensor(each.data) for each in self._reader.tensors if each.name == ROPE_FACTORS]
+        if kind in {"linear", "yarn"} and not factors:
+            rope |= {"rope_type": kind, "factor": self._own("rope.scaling.factor")}
+            if kind == "yarn":
+                rope["original_max_position_embeddings"] = self._own("rope.scaling.original_context_length")
+        elif factors:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            config.rope_parameters = rope = rope | {"rope_type": "llama3", "factor": float(factors[0].max()), **LLAMA3}
+            plain = rope["rope_theta"] ** -torch.linspace(0, 1, len(factors[0]) + 1)[:-1]
+            scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+            if not torch.allclose(plain / factors[0], scaled):
+                raise self._unread(f"its scaling of rotary positions ({ROPE_FACTORS}), which is not Llama 3's")
+        elif kind != "none":
+            raise self._unread(f"its scaling of rotary positions, of the kind {kind!r}")
+        return rope

@@ -1,0 +1,309 @@
+"""A model survives the way through a GGUF file: weights, tokens, template, ends; and a bad file leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+
+import pytest
+
+from actors.cli.main import main
+from agent_rl.learning.gguf import NEEDS, GgufError, import_gguf
+from agent_rl.models.model_files import ModelFiles
+from agent_rl.rollout.prompts import CHATML, ChatFormat
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+tokenizers = pytest.importorskip("tokenizers")
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>"]
+MERGES = ["h e", "l l", "he ll", "Ġ Ġ", "1 2", "Ġ he"]
+TOKENS = [*SPECIALS, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *(m.replace(" ", "") for m in MERGES)]
+TOKENS += ["hello", "[PAD]"]
+TEXT = "hello  12 hell\n 3.5é, it's <|im_end|>"
+IDS = torch.arange(24).reshape(2, 12) * 9
+SHAPE = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+}
+ROPE = {"rope_type": "default", "rope_theta": 100_000.0}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def model_of(kind="llama", *, tied=True, rope=ROPE):
+    config = transformers.AutoConfig.for_model(kind, **SHAPE, tie_word_embeddings=tied, rope_parameters=dict(rope))
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def write_gguf(file, model, *, quantised=False, without=(), tensors=None, **metadata):
+    """As llama.cpp's converter writes it. ``metadata``: further values, with ``__`` for dots; None leaves one out."""
+    config, kind = model.config, model.config.model_type
+    own = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "vocab_size": config.vocab_size,
+    }
+    values = {
+        **{f"{kind}.{name}": value for name, value in own.items()},
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3] * len(SPECIALS) + [1] * (len(TOKENS) - len(SPECIALS) - 1) + [5],
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": CHATML,
+    }
+    values |= {name.replace("__", "."): value for name, value in metadata.items()}
+    writer = gguf.GGUFWriter(file, values.pop("general.architecture", kind))
+    for name, value in values.items():
+        if value is not None and name not in without:
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add.get(type(value), writer.add_array)(name, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
+    for name, tensor in model.named_parameters():
+        part, _, suffix = name.rpartition(".")
+        data = tensor.detach()
+        if kind == "llama" and part.endswith(("q_proj", "k_proj")):  # pairs of a rotation lie side by side
+            data = data.reshape(-1, 2, 4, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        store = gguf.GGMLQuantizationType.Q8_0 if quantised and data.dim() > 1 else gguf.GGMLQuantizationType.F32
+        stored = gguf.quantize(data.numpy(), store)
+        if f"{names.get_name(part)}.{suffix}" not in without:
+            writer.add_tensor(f"{names.get_name(part)}.{suffix}", stored, raw_dtype=store)
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def loaded(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory), transformers.AutoTokenizer.from_pretrained(
+        directory
+    )
+
+
+def same_logits(model, other):
+    with torch.no_grad():
+        return torch.allclose(model(IDS).logits, other(IDS).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True)])
+def test_the_model_computes_what_it_computed(tmp_path, kind, tied):
+    model = model_of(kind, tied=tied)
+    made = import_gguf(write_gguf(tmp_path / "a.gguf", model), tmp_path / "out")
+    again, _ = loaded(tmp_path / "out")
+    assert again.dtype == torch.float32
+    assert same_logits(model, again)
+    assert again.config.tie_word_embeddings == tied
+    assert {name: getattr(again.config, name) for name in SHAPE} == pytest.approx(SHAPE)
+    assert made.weights == sum(each.numel() for each in model.parameters())
+    assert made.architecture == type(model).__name__
+    assert list(ModelFiles.read(tmp_path / "out").faults()) == []
+
+
+def test_tokens_template_and_ends_are_the_files(tmp_path):
+    made = import_gguf(write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out")
+    model, tokenizer = loaded(tmp_path / "out")
+    bpe = tokenizers.models.BPE({t: n for n, t in enumerate(TOKENS)}, [tuple(m.split()) for m in MERGES])
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    expected = tokenizers.Tokenizer(bpe)
+    expected.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, level])
+    expected.add_special_tokens(SPECIALS)
+    tokens = tokenizer.encode(TEXT)
+    assert tokens == expected.encode(TEXT).ids  # "12" is a token, and yet two digits
+    assert tokenizer.decode(tokens) == TEXT
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == TEXT.removesuffix("<|im_end|>")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (SPECIALS[1], SPECIALS[2], SPECIALS[0])
+    assert tokenizer.chat_template == CHATML
+    assert tokenizer.model_max_length == 512
+    assert len(tokenizer) == len(TOKENS)
+    for config in (model.config, model.generation_config):
+        assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 0)
+    assert made.ends == ("<|im_end|>",)
+    assert ChatFormat(tokenizer).stop_tokens == {2}
+
+
+def test_a_sentencepiece_vocabulary_keeps_its_spaces_bytes_and_beginning(tmp_path):
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "hi", "▁hi"]
+    tokens += ["[PAD]"] * (len(TOKENS) - len(tokens))
+    values = {"model": "llama", "tokens": tokens, "scores": [-float(each) for each in range(len(tokens))]}
+    values |= {
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259),
+        "merges": None,
+        "padding_token_id": None,
+    }
+    names = {f"tokenizer__ggml__{name}": value for name, value in values.items()}
+    import_gguf(write_gguf(tmp_path / "a.gguf", model_of(), **names), tmp_path / "out")
+    model, tokenizer = loaded(tmp_path / "out")
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hi hi\n")) == ["<s>", "▁hi", "▁hi", "<0x0A>"]
+    assert tokenizer.decode(tokenizer.encode("hi hé\n"), skip_special_tokens=True) == "hi hé\n"
+    assert (tokenizer.eos_token, tokenizer.pad_token, model.config.pad_token_id) == ("</s>", None, None)
+
+
+def test_a_turn_also_ends_at_the_end_of_turn_token_of_the_file(tmp_path):
+    made = import_gguf(
+        write_gguf(
+            tmp_path / "a.gguf", model_of(), tokenizer__ggml__eot_token_id=3, tokenizer__ggml__bos_token_id=None
+        ),
+        tmp_path / "out",
+    )
+    model, tokenizer = loaded(tmp_path / "out")
+    assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (2, [2, 3])
+    assert (tokenizer.bos_token, model.config.bos_token_id, model.generation_config.bos_token_id) == (None,) * 3
+    assert made.ends == ("<|im_end|>", "<|eot|>")
+    assert ModelFiles.read(tmp_path / "out").end_tokens() == {2, 3}
+
+
+def test_a_piece_that_is_a_token_is_taken_whole_where_the_file_says_so(tmp_path):
+    for rule, whole in (("llama-bpe", True), ("qwen2", False)):
+        import_gguf(write_gguf(tmp_path / "a.gguf", model_of(), tokenizer__ggml__pre=rule), tmp_path / rule)
+        _, tokenizer = loaded(tmp_path / rule)
+        assert (tokenizer.tokenize("hello") == ["hello"]) == whole  # no merge leads to it
+
+
+def test_the_scaling_of_positions_is_the_files(tmp_path):
+    model = model_of(rope={**ROPE, "rope_type": "llama3", **LLAMA3})
+    scaled = model.model.rotary_emb.inv_freq
+    plain = model_of().model.rotary_emb.inv_freq
+    file = write_gguf(tmp_path / "a.gguf", model, tensors={"rope_freqs.weight": plain / scaled})
+    import_gguf(file, tmp_path / "llama3")
+    again, _ = loaded(tmp_path / "llama3")
+    assert same_logits(model, again)
+    assert not same_logits(model_of(), again)
+    assert again.config.rope_parameters == {**ROPE, "rope_type": "llama3", **LLAMA3}
+    given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    model = model_of(rope={**ROPE, **given})
+    names = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    file = write_gguf(tmp_path / "b.gguf", model, **{f"llama__rope__scaling__{name}": names[name] for name in names})
+    import_gguf(file, tmp_path / "yarn")
+    again, _ = loaded(tmp_path / "yarn")
+    assert same_logits(model, again)
+    assert again.config.rope_parameters == {**ROPE, **given}
+
+
+def test_blocks_become_what_they_stand_for(tmp_path):
+    model = model_of()
+    file = write_gguf(tmp_path / "a.gguf", model, quantised=True)
+    import_gguf(file, tmp_path / "exact")
+    import_gguf(file, tmp_path / "short", "bfloat16")
+    (exact, _), (short, _) = loaded(tmp_path / "exact"), loaded(tmp_path / "short")
+    block = next(each for each in gguf.GGUFReader(file).tensors if each.name == "blk.1.ffn_up.weight")
+    values = torch.from_numpy(gguf.dequantize(block.data, block.tensor_type))
+    assert torch.equal(exact.model.layers[1].mlp.up_proj.weight, values)
+    assert torch.equal(short.model.layers[1].mlp.up_proj.weight, values.bfloat16())
+    assert not torch.equal(model.model.layers[1].mlp.up_proj.weight, values)
+    assert ModelFiles.read(tmp_path / "short").dtype == "bfloat16"
+
+
+PAST = {"tokenizer__ggml__eos_token_id": 999}
+SCORES = {"tokenizer__ggml__scores": [0.0] * len(TOKENS), "tokenizer__ggml__model": "llama"}
+BAD = {
+    "no GGUF": (lambda file: file.write_bytes(b"PK\x03\x04 a wheel"), "no GGUF file"),
+    "nothing there": (lambda file: None, "is not there"),
+    "a folder": (lambda file: file.mkdir(), "is not there, or is no file"),
+    "no tokenizer": (lambda file: write_gguf(file, model_of(), tokenizer__ggml__tokens=None), "has no tokenizer"),
+    "no end token": (lambda file: write_gguf(file, model_of(), tokenizer__ggml__eos_token_id=None), "has no end token"),
+    "end token past the end": (lambda file: write_gguf(file, model_of(), **PAST), "eos_token_id is none of its"),
+    "a token that is no number": (
+        lambda f: write_gguf(f, model_of(), tokenizer__ggml__eos_token_id="x"),
+        "eos_token_id is none",
+    ),
+    "architecture": (lambda f: write_gguf(f, model_of(), general__architecture="mamba"), "'mamba', and those that can"),
+    "split rule": (lambda f: write_gguf(f, model_of(), tokenizer__ggml__pre="viking"), "by the rule 'viking'"),
+    "kind of tokenizer": (lambda f: write_gguf(f, model_of(), tokenizer__ggml__model="bert"), "of the kind 'bert'"),
+    "no space": (lambda f: write_gguf(f, model_of(), **SCORES, tokenizer__ggml__add_space_prefix=False), "no space"),
+    "scaling": (lambda f: write_gguf(f, model_of(), llama__rope__scaling__type="longrope"), "kind 'longrope'"),
+    "factors": (
+        lambda f: write_gguf(f, model_of(), tensors={"rope_freqs.weight": torch.tensor([1.0, 3, 2, 8])}),
+        "which is not Llama 3's",
+    ),
+    "a tensor missing": (lambda f: write_gguf(f, model_of(), without={"blk.1.ffn_up.weight"}), "(1 tensors are wrong)"),
+    "a tensor too many": (lambda f: write_gguf(f, model_of(), tensors={"blk.0.attn_q.bias": torch.ones(32)}), "32 of"),
+    "another shape": (lambda f: write_gguf(f, model_of(), llama__feed_forward_length=96), "(6 tensors are wrong)"),
+}
+
+
+@pytest.mark.parametrize(("write", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_is_one_message_and_leaves_nothing(tmp_path, capfd, write, message):
+    file = tmp_path / "a.gguf"
+    write(file)
+    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
+    shown = capfd.readouterr().err.strip().splitlines()[-1]
+    assert shown.startswith(f"agent-rl: {file}")
+    assert message in shown
+    assert "; " in shown
+    assert set(tmp_path.iterdir()) <= {file}
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path):
+    data = write_gguf(tmp_path / "whole.gguf", model_of()).read_bytes()
+    file = tmp_path / "a.gguf"
+    for length in (*range(4, len(data), len(data) // 25), len(data) - 40):
+        file.write_bytes(data[:length])
+        with pytest.raises(GgufError, match=f"^{file} is cut off or damaged .*; copy or download it again$"):
+            import_gguf(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_at_the_new_place_stays(tmp_path, capsys):
+    file, out = write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out"
+    out.mkdir()
+    (out / "mine").touch()
+    assert main(["model", "import", str(file), "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"agent-rl: {out} exists and is no empty directory; name another")
+    assert [each.name for each in out.iterdir()] == ["mine"]
+    (out / "mine").unlink()
+    assert main(["model", "import", str(file), "--out", str(out)]) == 0
+    assert f'path = "{out}"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_missing_package_is_named_with_its_remedy(tmp_path, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["model", "import", str(tmp_path / "a.gguf"), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"agent-rl: {NEEDS}\n"
+
+
+def test_an_earlier_transformers_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("agent_rl.learning.gguf.version", lambda package: "5.9.1")
+    with pytest.raises(GgufError, match=re.escape(NEEDS)):
+        import_gguf(write_gguf(tmp_path / "a.gguf", model_of()), tmp_path / "out")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, capfd, monkeypatch):
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = write_gguf(tmp_path / "a.gguf", model_of())
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", full)
+    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "make room on its disk" in capfd.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == [file]
