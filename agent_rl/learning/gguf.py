@@ -172,7 +172,7 @@ class _Source:
 
     def model(self, folder: str, dtype: str) -> Any:
         """The model, ready to be saved. Raises GgufError."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
         try:
             config = AutoConfig.from_pretrained(folder, gguf_file=self.name, trust_remote_code=False)
@@ -183,6 +183,7 @@ class _Source:
             model, told = AutoModelForCausalLM.from_pretrained(
                 folder,
                 gguf_file=self.name,
+                quantization_config=GgufConfig(dequantize=True),
                 config=config,
                 dtype=dtype,
                 trust_remote_code=False,
@@ -200,8 +201,6 @@ class _Source:
         if stored != model.num_parameters():
             raise self._unread(f"{stored - model.num_parameters()} of its {stored} weights")
         model.generation_config.eos_token_id = self.ends if len(self.ends) > 1 else self.ends[0]
-        del model.config.quantization_config  # with these two, transformers refuses to save
-        model.hf_quantizer = None
         return model
 
     def _positions(self, config: Any) -> dict[str, Any]:
