@@ -1,5 +1,8 @@
 """Continuous batching, synchronous: decides which sequence is computed in which step.
 
+A prefix that several sequences have, such as the prompt of a group, is computed once while one of them is in the cache:
+the others copy its keys and values when they join, whenever that is.
+
 An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
 until it is released, cancelled, set aside, or evicted for lack of room (to host memory, if there is any for it). The
 order of the rows is::
@@ -22,7 +25,7 @@ from actors.engines.base import EngineError, TurnResult
 from actors.engines.torch.kv_cache import ForwardStep, HostCache, Kept
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
-from actors.engines.torch.sequences import Sequences, SequenceTurn
+from actors.engines.torch.sequences import LEAST_SHARED, Sequences, SequenceTurn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +75,8 @@ class Decoder:
         self.context_tokens = 0
         """Tokens of the computed sequences, summed over steps."""
         self._kv_on_update = kv_on_update
+        self._shares = kv_on_update == "recompute"
+        """Whether sequences copy prefixes of others: all that is cached was computed with the present weights."""
         self._cache = model.new_cache(max_rollouts)
         self._host = HostCache(host_kv_tokens)
         self._sequences = Sequences(max_rollouts)
@@ -185,7 +190,8 @@ class Decoder:
         self._admit()
         joining = self._choose_joining()
         self._make_room()
-        computed, shared = share_prompts(self._sequences, [slot for slot in joining if slot in self._turns])
+        joining = [slot for slot in joining if slot in self._turns]
+        computed, shared = share_prompts(self._sequences, joining, cached=self._shares)
         slots = self._place(computed, shared)
         if not len(slots):
             return []
@@ -197,7 +203,7 @@ class Decoder:
         logits = self.model.forward(packed.tokens, packed.positions, packed.ends, step)[: len(slots)]
         for row, leader in shared_rows:
             self._cache.copy(leader, row, int(sequences.total[slots[row]]))
-            self.cached_tokens += int(sequences.total[slots[row]])
+            self.cached_tokens += int(sequences.total[slots[row]] - sequences.cached[slots[row]])
         draws = uniforms(sequences.seed[slots], sequences.total[slots])
         filters = sequences.top_p[slots], sequences.top_k[slots]
         tokens, logprobs = sample(logits, sequences.temperature[slots], draws, *filters)
@@ -237,8 +243,34 @@ class Decoder:
         if self._pending_steps < PREFILL_WAIT_STEPS and len(self._pending) < PREFILL_SHARE * self._decoding:
             return []
         self._pending_steps = 0
-        new_tokens = (self._sequences.total - self._sequences.cached)[self._pending].cumsum()
-        return self._pending[: max(1, int(np.searchsorted(new_tokens, PREFILL_TOKENS, side="right")))]
+        sequences, left = self._sequences, PREFILL_TOKENS
+        chosen: list[int] = []
+        for slot in self._pending:
+            self._reuse(slot)
+            ahead = np.array(chosen, np.int64)
+            leader, common = sequences.common(slot, ahead, sequences.total[ahead]) if self._shares else (-1, 0)
+            new = int(sequences.total[slot] - sequences.cached[slot])
+            if leader >= 0 and common == sequences.total[slot] - 1 == sequences.total[leader] - 1:
+                new = 0  # `share_prompts` computes equal sequences once
+            elif common >= sequences.cached[slot] + LEAST_SHARED:
+                self._pending_steps = PREFILL_WAIT_STEPS  # the next step copies what this one computes
+                continue
+            if chosen and new > left:
+                break
+            chosen.append(slot)
+            left -= new
+        return chosen
+
+    def _reuse(self, slot: int) -> None:
+        """Copy the longest prefix that another sequence has in the cache, where that is more than the slot has."""
+        sequences = self._sequences
+        others = np.flatnonzero(sequences.cached)
+        source, common = sequences.common(slot, others, sequences.cached[others]) if self._shares else (-1, 0)
+        own = int(sequences.cached[slot])
+        if common >= own + LEAST_SHARED:
+            self._cache.copy(int(self._row_of_slot[source]), int(self._row_of_slot[slot]), common)
+            sequences.cached[slot] = common
+            self.cached_tokens += common - own
 
     def _make_room(self) -> None:
         """Evict parked sequences, then preempt the newest turns, until all tokens fit. The oldest turn always fits."""

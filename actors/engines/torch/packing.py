@@ -50,17 +50,18 @@ def rounded(count: int) -> int:
     return -(-count // unit) * unit
 
 
-def share_prompts(sequences: Sequences, joining: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+def share_prompts(sequences: Sequences, joining: list[int], *, cached: bool) -> tuple[list[int], list[tuple[int, int]]]:
     """Split joining slots into slots to compute, and (slot, computed slot) pairs for slots with the same tokens.
 
-    The rollouts of a group share their prompt. A sequence with cached tokens is always computed.
+    The rollouts of a group share their prompt. A sequence with cached tokens is computed, unless ``cached``: what is
+    cached is what would be computed.
     """
     computed: list[int] = []
     shared: list[tuple[int, int]] = []
     first: dict[bytes, int] = {}
     for slot in joining:
         known = sequences.tokens[slot, : sequences.total[slot]]
-        leader = slot if sequences.cached[slot] else first.setdefault(known.tobytes(), slot)
+        leader = slot if sequences.cached[slot] and not cached else first.setdefault(known.tobytes(), slot)
         if leader == slot:
             computed.append(slot)
         else:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agent_rl.messages import PolicyVersion
 
 _SEED_MASK = 2**64 - 1
+LEAST_SHARED = 16
+"""A shorter prefix is computed again rather than copied."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +77,22 @@ class Sequences:
         differ = np.flatnonzero(tokens[:comparable] != turn.tokens[:comparable])
         self.cached[slot] = differ[0] if len(differ) else comparable
         return int(self.cached[slot])
+
+    def common(self, slot: int, others: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[int, int]:
+        """The longest prefix of a slot's tokens among other slots, of which so many tokens count: (slot, length).
+
+        ``others`` and ``known`` [n] int64. At least one token of the slot is left to compute. (-1, 0) without any.
+        """
+        most = int(self.total[slot]) - 1
+        near = (known >= LEAST_SHARED) & (self.tokens[others, :LEAST_SHARED] == self.tokens[slot, :LEAST_SHARED]).all(1)
+        others, known = others[near], np.minimum(known[near], most)
+        if most < LEAST_SHARED or not len(others):
+            return -1, 0
+        longest = int(known.max())
+        differ = self.tokens[others, :longest] != self.tokens[slot, :longest]
+        lengths = np.minimum(known, np.where(differ.any(1), differ.argmax(1), longest))
+        best = int(lengths.argmax())
+        return int(others[best]), int(lengths[best])
 
     def _set(self, slot: int, turn: SequenceTurn) -> None:
         request, known = turn.request, len(turn.tokens)

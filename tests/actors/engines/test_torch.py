@@ -34,7 +34,9 @@ from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from actors.engines.base import Engine, TurnRequest, TurnResult
 import os
 import subprocess
 import sys
@@ -174,6 +176,57 @@ async def test_a_groups_prompt_is_computed_once(tmp_path: Path) -> None:
         for result in results:
             expected = subject.reference.logprobs(prompt, result.tokens.tolist(), 1.0)
             assert abs(result.logprobs - expected).max() < 1e-4
+
+
+async def prefilled_by(engine: Engine, requests: Sequence[TurnRequest]) -> tuple[list[TurnResult], int]:
+    before = engine.figures.prefilled_tokens
+    results = await generate_all(engine, requests)
+    return results, engine.figures.prefilled_tokens - before
+
+
+async def test_a_prefix_is_computed_once_whenever_its_sequences_come(tmp_path: Path) -> None:
+    subject = new_subject(tmp_path, kv_on_update="recompute")
+    prompt = random_prompt(0, 40)
+    async with subject.running(max_rollouts=16) as engine:
+        results, prefilled = await prefilled_by(engine, [turn("first", prompt, 12)])
+        assert prefilled == 40
+        later, prefilled = await prefilled_by(engine, [turn(f"later{i}", prompt, 12) for i in range(3)])
+        assert prefilled == 1, "equal prompts: the last token once"
+        tails = [[*prompt, *random_prompt(9 + i, 10)] for i in range(4)]
+        _, prefilled = await prefilled_by(engine, [turn(f"tail{i}", tokens, 1) for i, tokens in enumerate(tails)])
+        assert prefilled == 4 * 10
+        other = random_prompt(5, 30)
+        fresh = [[*other, *random_prompt(20 + i, 10)] for i in range(4)]
+        both, prefilled = await prefilled_by(engine, [turn(f"o{i}", tokens, 8) for i, tokens in enumerate(fresh)])
+        assert prefilled == 30 + 4 * 10, "of those that come at once, one computes what they share"
+        assert engine.figures.cached_tokens == 3 * 40 - 1 + 4 * 40 + 3 * 30
+        for result in (*results, *later):
+            assert result.tokens.tolist() == subject.reference.greedy(prompt, 12)
+        for tokens, result in zip(fresh, both, strict=True):
+            expected = subject.reference.logprobs(tokens, result.tokens.tolist(), 0.0)
+            assert abs(result.logprobs - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("update", ["recompute", "keep"])
+async def test_after_new_weights_a_prompt_is_computed_once_and_old_keys_are_not_copied(
+    tmp_path: Path, update: Update
+) -> None:
+    subject = new_subject(tmp_path, kv_on_update=update)
+    other = save_other_weights(subject, tmp_path / "other", seed=9)
+    prompt = random_prompt(0, 40)
+    async with subject.running(max_rollouts=8) as engine, trio.open_nursery() as nursery:
+        for number in range(6):
+            request = turn(f"r{number}", prompt, 150, temperature=1.0, seed=number)
+            nursery.start_soon(engine.generate, request)
+        await eventually(lambda: engine.figures.generated_tokens > 60, "all write")
+        before = engine.figures.prefilled_tokens
+        await engine.load_weights(tmp_path / "other" / "model.safetensors", PolicyVersion(1, 2))
+        written = engine.figures.generated_tokens
+        late = await engine.generate(turn("late", prompt, 5))
+        assert late.tokens.tolist() == other.greedy(prompt, 5)
+        since = engine.figures.prefilled_tokens - before
+        assert since == 40 if update == "keep" else since <= 40 + 1 + written, (since, written)
+        nursery.cancel_scope.cancel()
 
 
 def test_preempted_sequences_come_back_unchanged(tmp_path: Path) -> None:
