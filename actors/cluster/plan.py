@@ -60,8 +60,9 @@ def _setting(entry: ActorEntry, name: str) -> Any:
 
 
 def _processors(entry: ActorEntry) -> int:
-    """The processors that an actor keeps busy: torch's threads of all ranks on a host, or one."""
-    return 1 if _setting(entry, "device") is None else int(_setting(entry, "threads") or 1) * entry.ranks_per_host
+    """The processors that an actor keeps busy: torch's threads of all ranks on a host, or one where they are "auto"."""
+    threads = _setting(entry, "threads")
+    return 1 if _setting(entry, "device") is None else (threads if type(threads) is int else 1) * entry.ranks_per_host
 
 
 def reads_run_directory(topology: Topology) -> list[str]:

@@ -7,6 +7,7 @@ actor: rank 0's on rank 0's host, a keeper on others (`actors.learner.keeper`).
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from pydantic import BaseModel
 from actors.learner.signs import LastWords, SignGiver
 from actors.weights.files import model_directory, named_directory
 from agent_rl.config.algorithm import STAGE_START
+from agent_rl.config.placement import threads_of
 from agent_rl.config.topology import Topology
+from agent_rl.models.model_files import weight_count
 from agent_rl.rollout.prompts import load_tokenizer
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ def build(
     topology: Topology,
     settings: LearnerSettings,
     *,
+    role: str,
     device: str,
     directory: Path,
     base: Path,
@@ -47,12 +51,16 @@ def build(
 
     model, kl, parallel = model_directory(topology, directory), topology.algorithm.kl, topology.model.parallel
     check_loss(topology.algorithm)
+    threads = settings.threads
+    if threads == "auto":
+        cores = len(os.sched_getaffinity(0))
+        threads = threads_of(topology, f"{role}.0", weights=weight_count(model) or 0, cores=cores)
     return kind(
         model,
         dtype=topology.model.dtype,
         device=device,
         algorithm=topology.algorithm,
-        threads=settings.threads,
+        threads=threads,
         seed=topology.run.seed,
         compute=topology.model.compute,
         options=ModelOptions(
@@ -136,7 +144,9 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
         seconds=settings.rank_timeout_seconds,
         meeting_seconds=settings.rank_meeting_seconds,
     )
-    trainer = build(Trainer, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
+    trainer = build(
+        Trainer, topology, settings, role=beginning.role, device=device, directory=directory, base=base, ranks=ranks
+    )
     follow(trainer, Writing(failed), KeptShares(ranks, str(trainer.device), failed))
     ranks.leave()
 

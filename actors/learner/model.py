@@ -242,7 +242,9 @@ class TrainedModel:
                 meeting_seconds=settings.rank_meeting_seconds,
             )
         directory, base = context.directory, context.base
-        self.trainer = build(kind, topology, settings, device=device, directory=directory, base=base, ranks=ranks)
+        self.trainer = build(
+            kind, topology, settings, role=context.role, device=device, directory=directory, base=base, ranks=ranks
+        )
         context.log.info("matrix products", **self.trainer.model.compute.row())
         if isinstance(self.store, KeptWeights):
             self.store.join(ranks, str(self.trainer.device))

@@ -269,7 +269,8 @@ class RolloutGenerator(Actor):
             self.log.warning("groups will be dropped", why=why)
 
     def _make_engine(self, directory: Path, settings: RolloutGeneratorSettings) -> Engine:
-        return make_engine(directory, settings, self.context.topology, sleeps=shares_device(self.context))
+        context = self.context
+        return make_engine(directory, settings, context.topology, context.name, sleeps=shares_device(context))
 
     async def handle(self, message: Any) -> Any:
         """Run a request to its end; keep a policy; cancel rollouts of dropped groups; pass weights on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import signature
@@ -13,12 +14,14 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from actors.base import Settings
 from actors.engines.base import Engine, EngineRefusedError
 from actors.weights import transfer
+from agent_rl.config.placement import threads_of
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import Topology
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import Environments
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import PolicyVersion
+from agent_rl.models.model_files import weight_count
 from agent_rl.rollout.prompts import ChatFormat
 
 
@@ -35,8 +38,8 @@ class RolloutGeneratorSettings(Settings):
     """Most rollouts at once: rows of the torch engine's KV cache."""
     kv_tokens: PositiveInt | None = None
     """Capacity of the KV cache in tokens. None: ``max_rollouts`` sequences of the model's maximum length."""
-    threads: PositiveInt = 1
-    """Threads of torch."""
+    threads: PositiveInt | Literal["auto"] = "auto"
+    """Threads of torch. ``auto``: this process's share of the host's cores; 1 for models below 20M weights."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     tool_timeout_seconds: PositiveFloat = 300.0
@@ -71,9 +74,9 @@ NAMED_PROBLEMS = 5
 
 
 def make_engine(
-    directory: Path, settings: RolloutGeneratorSettings, topology: Topology, *, sleeps: bool = False
+    directory: Path, settings: RolloutGeneratorSettings, topology: Topology, actor: str, *, sleeps: bool = False
 ) -> Engine:
-    """The engine that the settings name, with the model in ``directory``. Raises EngineRefusedError.
+    """The engine that an actor's settings name, with the model in ``directory``. Raises EngineRefusedError.
 
     ``sleeps``: the engine shares its device in time, so that it must be able to sleep.
     """
@@ -96,6 +99,10 @@ def make_engine(
         raise EngineRefusedError(
             f'[model] compute = "{compute}": {settings.engine} computes in dtype, which is "{dtype}"; write "auto"'
         )
+    threads = settings.threads
+    if threads == "auto":
+        cores = len(os.sched_getaffinity(0))
+        threads = threads_of(topology, actor, weights=weight_count(directory) or 0, cores=cores)
     to_sleep = (
         engine_class.sleep_settings(settings.device) if sleeps and hasattr(engine_class, "sleep_settings") else {}
     )
@@ -104,7 +111,7 @@ def make_engine(
             directory,
             max_rollouts=settings.max_rollouts,
             kv_tokens=settings.kv_tokens,
-            threads=settings.threads,
+            threads=threads,
             device=settings.device,
             dtype=dtype,
             initial_policy=PolicyVersion(0, 0),

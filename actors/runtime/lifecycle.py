@@ -122,7 +122,7 @@ def actor_environment(entry: ActorEntry, run_directory: Path) -> dict[str, str]:
     environment.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     threads = getattr(cls.Settings.model_validate(entry.settings), "threads", None)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        if threads is not None:
+        if isinstance(threads, int):
             environment[variable] = str(threads)
         else:
             environment.setdefault(variable, "1")

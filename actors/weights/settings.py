@@ -24,8 +24,8 @@ TRIAL_SECONDS = 120.0
 class LearnerSettings(Settings):
     """Device and memory of training, and where policies are published."""
 
-    threads: PositiveInt = 1
-    """Threads of torch."""
+    threads: PositiveInt | Literal["auto"] = "auto"
+    """Threads of torch. ``auto``: this process's share of the host's cores; 1 for models below 20M weights."""
     device: str = "cpu"
     """As torch names it: ``cpu``, ``cuda``, ``cuda:1``."""
     logits_mib: PositiveInt = 128

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
+from agent_rl.models.shapes import LEAST_WEIGHTS
 
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """The settings of vLLM that multiply the GPUs of an engine."""
@@ -128,6 +130,25 @@ def _devices_in_turns(topology: Topology) -> dict[str, set[tuple[str, str, int]]
                 used = {(host, KIND, gpu) for gpu in gpus.get(actor, ())}
                 found[actor] = {(host, "cpu", 0)} if on_processor else used
     return found
+
+
+def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> int:
+    """Threads of torch of an actor with ``threads = "auto"`` and a model of so many weights, on a host of ``cores``.
+
+    The cores are divided among the processes of the host that compute on its processor; those that take turns count as
+    one. Small models get one thread, since more would wait for each other.
+    """
+    if weights < LEAST_WEIGHTS:
+        return 1
+    role, _, number = actor.rpartition(".")
+    host = topology.homes(role).get(int(number), topology.main_host)
+    computing, in_turns = 0, 0
+    for _, other in actor_nodes(topology, host):
+        entry = topology.actors[other]
+        if "device" in resolve("actor", entry.class_path).Settings.model_fields and _device(entry)[0] == "cpu":
+            computing += 0 if entry.share == IN_TURNS else entry.ranks_per_host
+            in_turns |= entry.share == IN_TURNS
+    return max(1, cores // max(1, computing + in_turns))
 
 
 def conflicts(placed: list[Placed]) -> list[Conflict]:

@@ -82,7 +82,7 @@ def never_killed(path: Path, directory: Path, saved: Path) -> None:
         dtype=topology.model.dtype,
         device=settings.device,
         algorithm=topology.algorithm,
-        threads=settings.threads,
+        threads=1,
         seed=topology.run.seed,
     )
     for version, groups in groups_given(directory).items():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.engines.torch.model import CausalModel, read_weights
+from agent_rl.config.placement import threads_of
 from agent_rl.config.topology import InitialiseModel, SftStage
 from agent_rl.learning import rates
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
@@ -23,6 +24,7 @@ from tests import builders
 from tests.agent_rl.config.test_stage_settings import HEAD, load
 
 CPU = torch.device("cpu")
+RL = "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n"
 KINDS: list[tuple[Type, Type]] = [
     ("float32", "float32"),
     ("float32", "bfloat16"),
@@ -184,9 +186,7 @@ def test_a_processor_says_whether_it_multiplies_bfloat16() -> None:
 def test_a_type_that_the_processor_is_slow_at_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool | None, settings: list[str], key: str | None
 ) -> None:
-    topology = load(
-        tmp_path, HEAD + "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n", *settings
-    )
+    topology = load(tmp_path, HEAD + RL, *settings)
 
     class Large:
         weights = 10**9
@@ -194,3 +194,23 @@ def test_a_type_that_the_processor_is_slow_at_is_warned_of(
     monkeypatch.setattr(model_checks, "shape_of", lambda _: Large)
     found = list(slow_products(topology, Machine("", [], None, native)))
     assert {finding[0] for finding in found} == ({("model", key)} if key else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "threads"),
+    [
+        ([], 2, {"learner.0": 1, "rollout_generator.0": 1}),
+        ([], 16, {"learner.0": 8, "rollout_generator.0": 8}),
+        (["actors.rollout_generator.replicas=3"], 16, {"learner.0": 4, "rollout_generator.2": 4}),
+        (['actors.rollout_generator.settings.device="cuda"'], 16, {"learner.0": 16}),
+        (["actors.learner.ranks=4"], 10, {"learner.0": 2, "rollout_generator.0": 2}),
+        (["actors.learner.share='time'", "actors.rollout_generator.share='time'"], 6, {"learner.0": 6}),
+    ],
+)
+def test_processes_of_a_host_share_its_cores(
+    tmp_path: Path, settings: list[str], cores: int, threads: dict[str, int]
+) -> None:
+    topology = load(tmp_path, HEAD + RL, *settings)
+    for actor, count in threads.items():
+        assert threads_of(topology, actor, weights=10**9, cores=cores) == count
+        assert threads_of(topology, actor, weights=10**6, cores=cores) == 1
