@@ -6,9 +6,10 @@ import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from agent_rl.environments.base import TaskError
+from agent_rl.learning.prefixes import Prefixes
 
 T = TypeVar("T")
 
@@ -101,22 +102,47 @@ def fitting(sequences: Iterable[Masked], longest: float) -> Iterator[Masked]:
             )
 
 
-def microbatches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Split indices of ``lengths`` into batches of at most ``max_tokens`` tokens, to be packed without padding.
+class Part(NamedTuple):
+    """Sequences that are computed in one row, and the tokens of that row."""
 
-    A sequence longer than the budget makes a batch of its own. Deterministic: longest first, ties by index, each into
-    the first batch with room; indices within a batch ascend.
+    indices: list[int]
+    tokens: int
+
+
+def parts(lengths: Sequence[int], prefixes: Prefixes | None, *, most: int) -> list[Part]:
+    """Put sequences with a shared prefix together, into rows of at most ``most`` tokens where one alone is no longer.
+
+    Without ``prefixes`` each sequence is a part.
+    """
+    if prefixes is None:
+        return [Part([index], length) for index, length in enumerate(lengths)]
+    made: list[Part] = []
+    for index, common in zip(*prefixes, strict=True):
+        fresh = lengths[index] - common
+        if common and made[-1].tokens + fresh <= most:
+            made[-1].indices.append(index)
+            made[-1] = made[-1]._replace(tokens=made[-1].tokens + fresh)
+        else:
+            made.append(Part([index], lengths[index]))
+    return sorted(Part(sorted(part.indices), part.tokens) for part in made)
+
+
+def packed(given: Sequence[Part], *, max_tokens: int) -> list[list[int]]:
+    """Put parts into micro-batches of at most ``max_tokens`` tokens, to be packed without padding; returns indices.
+
+    A part longer than the budget makes a batch of its own. Deterministic: longest first, ties by order, each into the
+    first batch with room; indices within a batch ascend.
     """
     batches: list[list[int]] = []
-    rooms = _Rooms(len(lengths))
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        place = rooms.first(lengths[index])
+    rooms = _Rooms(len(given))
+    for part in sorted(given, key=lambda part: -part.tokens):
+        place = rooms.first(part.tokens)
         if place is None or place >= len(batches):
             place = len(batches)
             batches.append([])
             rooms.set(place, max_tokens)
-        batches[place].append(index)
-        rooms.set(place, rooms.of(place) - lengths[index])
+        batches[place] += part.indices
+        rooms.set(place, rooms.of(place) - part.tokens)
     return [sorted(batch) for batch in batches]
 
 
@@ -163,17 +189,23 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(indices) for indices in dealt]
 
 
-def rank_microbatches(lengths: Sequence[int], *, ranks: int, max_tokens: int) -> list[list[list[int]]]:
+def microbatches(
+    lengths: Sequence[int], *, max_tokens: int, ranks: int = 1, prefixes: Prefixes | None = None
+) -> list[list[list[int]]]:
     """The micro-batches of each rank: every rank has as many as the others, some of them perhaps empty.
 
-    Sharded ranks compute each layer at the same time, so a rank without sequences computes with the others.
+    Sharded ranks compute each layer at the same time, so a rank without sequences computes with the others. Sequences
+    that share ``prefixes`` stand in one micro-batch, as far as the budget and equal work of the ranks permit.
     """
-    packed = []
-    for share in shares(lengths, ranks):
-        batches = microbatches([lengths[index] for index in share], max_tokens=max_tokens)
-        packed.append([[share[place] for place in batch] for batch in batches])
-    most = max(map(len, packed), default=0)
-    return [batches + [[] for _ in range(most - len(batches))] for batches in packed]
+    halvings = max_tokens.bit_length() if prefixes is not None and ranks > 1 else 1
+    dealt = []
+    for halving in range(halvings):
+        made = parts(lengths, prefixes, most=max_tokens >> halving)
+        dealt.append([[made[place] for place in share] for share in shares([part.tokens for part in made], ranks)])
+    best = min(dealt, key=lambda ranked: max(sum(part.tokens for part in share) for share in ranked))
+    batches = [packed(share, max_tokens=max_tokens) for share in best]
+    most = max(map(len, batches), default=0)
+    return [each + [[] for _ in range(most - len(each))] for each in batches]
 
 
 def split_evenly(indices: Sequence[int], parts: int) -> list[list[int]]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from agent_rl.learning.batching import microbatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import Type
@@ -41,14 +40,13 @@ def entropies(
     loaded = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
     bodies = [each.unpack() for each in trajectories]
     rows = [np.concatenate([each.prompt_tokens, each.tokens]).astype(np.int64) for each in bodies]
+    sequences = [torch.from_numpy(row) for row in rows]
     _refuse_unfitting(model, loaded, rows)
     found: dict[int, Passed] = {}
-    for batch in microbatches([len(row) for row in rows], max_tokens=microbatch_tokens):
+    for batch in loaded.microbatches(sequences, max_tokens=microbatch_tokens):
         places = [_written(bodies[index]) for index in batch]
         with torch.no_grad():
-            logprobs, entropy = loaded.logprobs(
-                [torch.from_numpy(rows[index]) for index in batch], places, temperature=temperature
-            )
+            logprobs, entropy = loaded.logprobs([sequences[index] for index in batch], places, temperature=temperature)
         if not (torch.isfinite(logprobs).all() and torch.isfinite(entropy).all()):
             raise TrainingStoppedError(
                 f"{model} gives log-probabilities that are not finite: its weights are damaged; name another model"

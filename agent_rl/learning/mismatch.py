@@ -65,7 +65,7 @@ def measure(
     ranks, chosen_rollouts = model.ranks, rollouts[::every]
     _share_proximal(chosen_rollouts, ranks)
     for version, sampled in _by_version(chosen_rollouts).items():
-        for batch in ranks.microbatches([len(rollout.tokens) for rollout, _ in sampled], max_tokens=microbatch_tokens):
+        for batch in model.microbatches([rollout.tokens for rollout, _ in sampled], max_tokens=microbatch_tokens):
             parts = [sampled[index] for index in batch]
             if version != older.version and (weights := older.of(version)) is not None and not parts:
                 with torch.no_grad(), model.with_weights(weights):

@@ -5,6 +5,9 @@ attention function, registered with transformers under `ATTENTION`, computes cau
 
 - on CUDA in half precision with one variable-length kernel: flash_attn's if installed, else torch's (untested here);
 - elsewhere with one call of scaled dot-product attention for each sequence.
+
+On CPU a row may hold what several sequences share once (`agent_rl.learning.prefixes`); position ids are then places in
+the sequences, and `agent_rl.learning.tree_attention` computes the attention.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from functools import cache
 from inspect import signature
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
+from agent_rl.learning.prefixes import Prefixes, Shared, tree
+from agent_rl.learning.tree_attention import tree_attention
 
 ATTENTION = "agent_rl_packed"
 """The attention function's name in transformers' registry. It has no mask function, since a `Packed` is the mask."""
@@ -28,27 +35,47 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A row of n tokens: ``tokens`` and ``positions`` [1, n] int64, ``bounds`` [sequences + 1] int32, from 0 to n."""
+    """A row of n tokens: ``tokens`` and ``positions`` [1, n] int64, ``bounds`` [parts + 1] int32, from 0 to n."""
 
     tokens: Tensor
     positions: Tensor
     lengths: tuple[int, ...]
+    """Tokens of each part: a sequence, or a segment of a tree."""
     bounds: Tensor
+    longest: int
+    """Tokens of the longest sequence."""
+    places: Tensor | None = None
+    """[tokens of all sequences] int64: where each stands in the row. None: one after the other."""
+    shared: tuple[Shared, ...] = ()
+    """The segments that several sequences share."""
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(self.lengths)
 
+def pack(sequences: Sequence[Tensor], device: torch.device, *, block: int = 0) -> Packed:
+    """Put sequences of tokens, each [length] int64 on the host, in a packed row.
 
-def pack(sequences: Sequence[Tensor], device: torch.device) -> Packed:
-    """Concatenate sequences of tokens, each [length] int64, to a packed row."""
+    With ``block``, prefixes that several sequences share stand in the row once, in multiples of so many tokens.
+    """
     lengths = tuple(len(sequence) for sequence in sequences)
+    positions = [torch.arange(length) for length in lengths]
+    prefixes = Prefixes.of([sequence.numpy() for sequence in sequences], block) if block else Prefixes([], [])
+    if not any(prefixes.common):
+        return _row(sequences, positions, device, lengths, longest=max(lengths))
+    made = tree(lengths, prefixes)
+    fresh = list(zip(*prefixes, strict=True))
+    tokens, positions = ([each[index][common:] for index, common in fresh] for each in (sequences, positions))
+    places = torch.from_numpy(np.concatenate(made.places)).to(device)
+    return _row(tokens, positions, device, made.lengths, longest=max(lengths), places=places, shared=made.shared)
+
+
+def _row(
+    tokens: Sequence[Tensor], positions: Sequence[Tensor], device: torch.device, lengths: tuple[int, ...], **more: Any
+) -> Packed:
     return Packed(
-        tokens=torch.cat(list(sequences)).unsqueeze(0).to(device),
-        positions=torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device),
+        tokens=torch.cat(list(tokens)).unsqueeze(0).to(device),
+        positions=torch.cat(list(positions)).unsqueeze(0).to(device),
         lengths=lengths,
         bounds=torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(device),
+        **more,
     )
 
 
@@ -87,6 +114,8 @@ def packed_attention(
         return kernel(rows[0], rows[1], rows[2], packed, scaling).unsqueeze(0), None
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if packed.shared:
+        return tree_attention(query, key, value, packed.lengths, packed.shared, scaling), None
     # The gradient of split is one concatenation; each slice would have a gradient of the whole row's size.
     parts = zip(*(tensor.split(packed.lengths, dim=2) for tensor in (query, key, value)), strict=True)
     attended = [

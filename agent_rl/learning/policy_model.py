@@ -18,6 +18,7 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.linear import use_one_dnn
 from agent_rl.learning.logprobs import chunked_logprobs
 from agent_rl.learning.packing import ATTENTION, Packed, pack
+from agent_rl.learning.prefixes import Prefixes
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of
 from agent_rl.learning.tensor_files import load_whole
@@ -39,6 +40,10 @@ def usable_device(name: str) -> torch.device:
 
 
 LAYERS = frozenset({"full_attention", "sliding_attention"})
+BLOCK, SEGMENT_WEIGHTS = 16, 2**21
+"""A further segment of a packed row costs a layer about as much time as this many products of a weight and a token.
+Prefixes are shared in blocks of as many tokens as are worth a segment, and of at most `BLOCK`.
+"""
 ADAPTER = "default"
 """peft's name for the only adapter there is."""
 
@@ -101,6 +106,8 @@ class PolicyModel:
         """Whether adapters alone are trained."""
         if lora is not None:
             _add_adapters(self.module, lora, on_meta=sharded)
+        self.block = self._block(config) if self.device.type == "cpu" and not options.compile else 0
+        """Prefixes that sequences share are computed once, in multiples of so many tokens; 0: with each sequence."""
         divided = self.ranks.layer_mesh is not None
         if self.device.type == "cpu" and self.compute.type == "float32" and not options.compile and not divided:
             use_one_dnn(self.module)
@@ -122,6 +129,13 @@ class PolicyModel:
             self._shard(path, options)
         if lora is not None:
             sharding.initialise_adapters(self.module, seed)
+
+    def _block(self, config: Any) -> int:
+        if getattr(config, "attention_dropout", 0.0) or getattr(config, "v_head_dim", None):
+            return 0  # the attention of a tree has neither
+        embedding = self.module.get_input_embeddings().weight.numel()
+        weights = sum(p.numel() for p in self.module.base_model.parameters()) - embedding
+        return min(BLOCK, max(1, SEGMENT_WEIGHTS * int(config.num_hidden_layers) // int(weights)))
 
     def _shard(self, path: Path, options: ModelOptions) -> None:
         self.module.packed_logprobs = MethodType(_packed_logprobs, self.module)
@@ -149,6 +163,11 @@ class PolicyModel:
         """The trained parameters: all, or the adapters."""
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
+    def microbatches(self, sequences: Sequence[Tensor], *, max_tokens: int) -> list[list[int]]:
+        """Split sequences of tokens into packed rows of at most ``max_tokens``; returns indices. See `Ranks`."""
+        prefixes = Prefixes.of([sequence.numpy() for sequence in sequences], self.block) if self.block else None
+        return self.ranks.microbatches(list(map(len, sequences)), max_tokens=max_tokens, prefixes=prefixes)
+
     def logprobs(
         self,
         sequences: Sequence[Tensor],
@@ -165,10 +184,18 @@ class PolicyModel:
         """
         if not sequences:
             sequences, wanted = [torch.zeros(1, dtype=torch.int64)], [torch.zeros(1, dtype=torch.bool)]
-        packed = pack(sequences, self.device)
+        packed = pack(sequences, self.device, block=self.block)
         places = torch.cat(list(wanted)).nonzero().squeeze(-1).to(self.device)
+        before = places - 1 if packed.places is None else packed.places[places - 1]
+        places = places if packed.places is None else packed.places[places]
         scored = self._score(
-            packed, places, self._decode, temperature, tokens_at_once=self._tokens_at_once, with_entropy=with_entropy
+            packed,
+            before,
+            packed.tokens[0, places],
+            self._decode,
+            temperature,
+            tokens_at_once=self._tokens_at_once,
+            with_entropy=with_entropy,
         )
         if self.ranks.size > 1 and not torch.is_grad_enabled():
             self.module.reshard()  # the next pass must see weights that were changed in place
@@ -287,7 +314,8 @@ def held_in(dtype: Type, compute: Type) -> Type:
 def _packed_logprobs(
     module: Any,
     packed: Packed,
-    places: Tensor,
+    before: Tensor,
+    targets: Tensor,
     decode: Callable[..., Any],
     temperature: float,
     *,
@@ -295,7 +323,7 @@ def _packed_logprobs(
     with_entropy: bool,
     cast: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of the tokens at ``places`` [m] of a packed row, both [m] float32.
+    """Log-probabilities and entropies of m ``targets``, by the states at ``before`` [m] of a row, both [m] float32.
 
     ``cast``: the type of products, where it is not that of the weights.
     """
@@ -303,14 +331,14 @@ def _packed_logprobs(
         states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
     head = module.get_output_embeddings()
     weight, bias, vocabulary = output_layer(head)
-    hidden = states.last_hidden_state[0, places - 1]
+    hidden = states.last_hidden_state[0, before]
     if cast is not None:
         hidden, weight, bias = hidden.to(cast), weight.to(cast), None if bias is None else bias.to(cast)
     return chunked_logprobs(
         hidden,
         weight,
         bias,
-        packed.tokens[0, places],
+        targets,
         temperature=temperature,
         tokens_at_once=tokens_at_once,
         with_entropy=with_entropy,

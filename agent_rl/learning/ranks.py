@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from agent_rl.config.parallel import MeshSizes
-from agent_rl.learning.batching import rank_microbatches
+from agent_rl.learning.batching import microbatches
 from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.learning.prefixes import Prefixes
 
 LOOPBACK = "127.0.0.1"
 """Where ranks of one host meet."""
@@ -74,9 +75,20 @@ class Ranks:
         """The same ranks for another thread, which agrees and tells while this one computes."""
         return self
 
-    def microbatches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-        """The micro-batches of this rank, as many as of every other, some perhaps empty. See `rank_microbatches`."""
-        return rank_microbatches(lengths, ranks=self.size, max_tokens=max_tokens)[self.rank]
+    sequence_ranks = 1
+    """How many ranks, or groups of ranks that compute layers together, have sequences of their own."""
+    sequence_rank = 0
+    """Which of those this rank is, or is in."""
+
+    def microbatches(
+        self, lengths: Sequence[int], *, max_tokens: int, prefixes: Prefixes | None = None
+    ) -> list[list[int]]:
+        """The micro-batches of this rank, as many as of every other, some perhaps empty. See `batching.microbatches`.
+
+        Ranks that compute each layer together have the same.
+        """
+        ranks = self.sequence_ranks
+        return microbatches(lengths, max_tokens=max_tokens, ranks=ranks, prefixes=prefixes)[self.sequence_rank]
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks with sequences of their own, in float64."""
@@ -129,6 +141,7 @@ class JoinedRanks(Ranks):
         self.shard = rank % self.shards
         self.saves = rank < self.shards
         self.first = rank % sizes.tensor == 0
+        self.sequence_ranks, self.sequence_rank = sizes.ranks // sizes.tensor, rank // sizes.tensor
         self._sizes = sizes
         self._store = store
         self.group: Any = None
@@ -141,14 +154,6 @@ class JoinedRanks(Ranks):
         whole = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=names)
         self.mesh = whole[tuple(name for name in names if name != "tensor")]
         self.layer_mesh = whole["tensor"] if sizes.tensor > 1 else None
-
-    def microbatches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-        """The micro-batches of this rank, as many as of every other, some perhaps empty. See `rank_microbatches`.
-
-        Ranks that compute each layer together have the same.
-        """
-        tensor = self._sizes.tensor
-        return rank_microbatches(lengths, ranks=self.size // tensor, max_tokens=max_tokens)[self.rank // tensor]
 
     @property
     def beside(self) -> JoinedRanks:

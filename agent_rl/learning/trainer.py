@@ -149,8 +149,7 @@ class Trainer:
         places = [torch.tensor([0, *mask[1:]], dtype=torch.bool) for _, mask in batch]
         total = max(1, sum(int(each.sum()) for each in places))
         loss_sum, fault = 0.0, ""
-        lengths = [len(tokens) for tokens in sequences]
-        for indices in self.ranks.microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens):
+        for indices in self.model.microbatches(sequences, max_tokens=self.algorithm.microbatch_tokens):
             if not indices:
                 self.model.keep_pace()
                 continue
@@ -311,8 +310,8 @@ class Trainer:
 
     def _microbatches(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         """The micro-batches of this rank, some of which may be empty."""
-        lengths = [len(sequence.tokens) for sequence in sequences]
-        batches = self.ranks.microbatches(lengths, max_tokens=self.algorithm.microbatch_tokens)
+        tokens = [sequence.tokens for sequence in sequences]
+        batches = self.model.microbatches(tokens, max_tokens=self.algorithm.microbatch_tokens)
         return [[sequences[index] for index in batch] for batch in batches]
 
     def _response_logprobs(

@@ -160,8 +160,9 @@ def step_gradients(
             loss = loss + a.entropy_coefficient * sum((said[t].exp() * said[t]).sum() for t in own) / tokens
         loss.backward()
         losses.append(float(loss.detach()))
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
         with torch.no_grad():
             for p in model.parameters():
-                p.sub_(rate * p.grad)
+                if p.requires_grad:
+                    p.sub_(rate * p.grad)
     return gradients, sum(losses) / len(losses)

@@ -15,7 +15,6 @@ from agent_rl.learning.batching import (
     Masked,
     SupervisedBatches,
     microbatches,
-    rank_microbatches,
     shares,
     split_evenly,
 )
@@ -23,7 +22,7 @@ from agent_rl.learning.batching import (
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
 def test_every_sequence_is_in_one_batch_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = microbatches(lengths, max_tokens=budget)
+    batches = microbatches(lengths, max_tokens=budget)[0]
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or sum(lengths[i] for i in batch) <= budget
@@ -32,7 +31,7 @@ def test_every_sequence_is_in_one_batch_within_the_budget(lengths: list[int], bu
 
 
 def test_batches_are_filled_up_with_shorter_sequences() -> None:
-    assert microbatches([10, 100, 12, 98], max_tokens=120) == [[1, 2], [0, 3]]
+    assert microbatches([10, 100, 12, 98], max_tokens=120) == [[[1, 2], [0, 3]]]
 
 
 @given(st.integers(0, 50), st.integers(1, 7))
@@ -98,7 +97,7 @@ def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget
             batches.append([index])
         else:
             batch.append(index)
-    assert microbatches(lengths, max_tokens=budget) == [sorted(batch) for batch in batches]
+    assert microbatches(lengths, max_tokens=budget)[0] == [sorted(batch) for batch in batches]
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 8))
@@ -112,16 +111,15 @@ def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 5), st.integers(1, 200))
 def test_every_rank_has_as_many_micro_batches_as_the_others(lengths: list[int], ranks: int, budget: int) -> None:
-    packed = rank_microbatches(lengths, ranks=ranks, max_tokens=budget)
+    packed = microbatches(lengths, ranks=ranks, max_tokens=budget)
     assert len(packed) == ranks
     assert len({len(batches) for batches in packed}) == 1
     assert sorted(i for batches in packed for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(batch) <= 1 or sum(lengths[i] for i in batch) <= budget for batches in packed for batch in batches)
 
 
-def test_one_rank_packs_as_before() -> None:
-    assert rank_microbatches([10, 100, 12, 98], ranks=1, max_tokens=120) == [[[1, 2], [0, 3]]]
-    assert rank_microbatches([5], ranks=3, max_tokens=120) == [[[0]], [[]], [[]]]
+def test_ranks_without_sequences_have_empty_micro_batches() -> None:
+    assert microbatches([5], ranks=3, max_tokens=120) == [[[0]], [[]], [[]]]
 
 
 def test_splitting_does_not_grow_with_the_square() -> None:

@@ -65,6 +65,30 @@ def test_packed_sequences_get_what_they_get_alone(name: str, options: dict[str, 
         assert torch.allclose(parameter.grad, gradients[name_of].grad, atol=1e-4), name_of
 
 
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_shared_prompt_changes_no_value_and_no_gradient(name: str, tmp_path: Path, *, checkpointing: bool) -> None:
+    path = saved(CONFIGS[name], tmp_path)
+    options = ModelOptions(activation_checkpointing=checkpointing)
+    model = PolicyModel(path, dtype="float32", device="cpu", options=options)
+    prompt = torch.arange(20)
+    given = [torch.cat([prompt, each]) for each in sequences()]
+    wanted = [torch.arange(len(each)) >= 10 for each in given]
+    computed: list[int] = []
+    model.module.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: computed.append(args[0].shape[1]))
+    made = []
+    for model.block in (0, 1):
+        model.module.zero_grad()
+        logprobs, _ = model.logprobs(given, wanted, temperature=1.0)
+        logprobs.square().sum().backward()
+        made.append((logprobs, {name: p.grad for name, p in model.named_parameters()}))
+    (apart, expected), (together, gradients) = made
+    assert set(computed) == {20 * len(LENGTHS) + sum(LENGTHS), 20 + sum(LENGTHS)}
+    assert torch.allclose(apart, together, atol=1e-5)
+    for name_of, gradient in gradients.items():
+        assert torch.allclose(gradient, expected[name_of], atol=1e-5 * float(expected[name_of].abs().max())), name_of
+
+
 def test_activation_checkpointing_computes_layers_again(tmp_path: Path) -> None:
     path = saved(CONFIGS["llama"], tmp_path)
     calls = {}
@@ -88,6 +112,9 @@ def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() 
     assert torch.equal(whole, within)
     with pytest.raises(ValueError, match="attends within 16 tokens and a sequence has 17"):
         packed_attention(module, *qkv, None, packed=row, sliding_window=16)
+    shared = pack([sequences()[1], sequences()[1]], torch.device("cpu"), block=1)
+    with pytest.raises(ValueError, match="attends within 16 tokens and a sequence has 17"):
+        packed_attention(module, *(each[:, :, :17] for each in qkv), None, packed=shared, sliding_window=16)
     with pytest.raises(ValueError, match="without softcap"):
         packed_attention(module, *qkv, None, packed=row, softcap=30.0)
 

@@ -13,16 +13,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, inject_adapter_in_model
 from transformers import AutoModelForCausalLM
 
 from agent_rl.config.plugins import ALIASES
-from agent_rl.config.topology import InitialiseModel
+from agent_rl.config.topology import InitialiseModel, Lora
 from agent_rl.environments.maths.environment import format_penalty
 from agent_rl.figures import TrainingFigures
 from agent_rl.groups.book import SampleState
 from agent_rl.groups.resampling import named_selection
 from agent_rl.groups.statistics import RolloutFigures
-from agent_rl.learning.policy_model import ModelOptions
+from agent_rl.learning.packing import Packed, pack
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import Judgement, TagCounts, TrainingGroup, Trajectory
@@ -96,7 +98,13 @@ def kept_of(rollouts: list[Trajectory], rewards: list[float], mode: str) -> list
 
 
 def production(
-    model: Path, groups: list[TrainingGroup], logits_mib: int = 256, reference: Path | None = None, **changes: Any
+    model: Path,
+    groups: list[TrainingGroup],
+    logits_mib: int = 256,
+    reference: Path | None = None,
+    block: int | None = None,
+    lora: Lora | None = None,
+    **changes: Any,
 ) -> Any:
     """The gradient of each update of the trainer's step, with plain gradient descent in the optimizer's place; and the
     figures.
@@ -111,7 +119,10 @@ def production(
         seed=0,
         options=ModelOptions(logits_mib=logits_mib),
         reference=reference,
+        lora=lora,
     )
+    if block is not None:
+        trained.model.block = block
     gradients = []
 
     def descend(rate: float, clip: float) -> float:
@@ -131,15 +142,36 @@ def plain(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
 
 
+def adapted(model: Path, lora: Lora) -> Any:
+    """The plain model with the adapters that a run with seed 0 begins with."""
+    made = plain(model)
+    targets = PolicyModel(model, dtype="float32", device="cpu", options=ModelOptions(), lora=lora).trained()
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
+    )
+    made = inject_adapter_in_model(config, made)
+    for name, parameter in made.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = targets[name].double()
+    return made
+
+
 def assert_equal_to_the_reference(
     model: Path, groups: list[TrainingGroup], reference: Path | None = None, least: float = 1e-2, **changes: Any
 ) -> TrainingFigures:
     made, figures = production(model, groups, reference=reference, **changes)
-    changes.pop("logits_mib", None)
+    lora = changes.pop("lora", None)
+    for name in ("logits_mib", "block"):
+        changes.pop(name, None)
     algorithm = builders.algorithm(**changes)
     fixed = plain(reference) if reference is not None else None
     expected, loss = reference_loss.step_gradients(
-        plain(model), groups, algorithm, RATE, reference=fixed, longest=LONGEST
+        plain(model) if lora is None else adapted(model, lora),
+        groups,
+        algorithm,
+        RATE,
+        reference=fixed,
+        longest=LONGEST,
     )
     assert figures.loss == pytest.approx(loss, rel=1e-4, abs=1e-5)
     assert len(made) == len(expected)
@@ -207,6 +239,59 @@ def test_no_split_order_or_piece_changes_the_gradient(
     assert_equal_to_the_reference(
         model, groups, microbatch_tokens=microbatch_tokens, logits_mib=logits_mib, updates_per_step=updates
     )
+
+
+def branching(groups: list[TrainingGroup], seed: int) -> list[TrainingGroup]:
+    """The groups with one prompt each, of a common beginning, and with rollouts that begin as the one before did.
+
+    A rollout may be the same as the one before, or a part of it.
+    """
+    rng = np.random.default_rng(seed)
+    system = rng.integers(7, 100, 3).astype(np.int32)
+    made = []
+    for group in groups:
+        prompt = np.concatenate([system, rng.integers(7, 100, rng.integers(1, 20)).astype(np.int32)])
+        rollouts: list[Trajectory] = []
+        for number, rollout in enumerate(group.trajectories):
+            tokens = rollout.unpack().tokens.copy()
+            if number:
+                before = rollouts[-1].unpack().tokens
+                shared = int(rng.integers(min(len(tokens), len(before)) + 1))
+                tokens[:shared] = before[:shared]
+            rollouts.append(builders.repacked(rollout, prompt_tokens=prompt, tokens=tokens))
+        made.append(replace(group, trajectories=tuple(rollouts)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [
+        (0, {}),
+        (1, {"loss": "gspo", "correction": "masked", "clip_low": 3e-4, "clip_high": 4e-4, "updates_per_step": 2}),
+        (2, {"loss": "sequence_mean", "entropy_coefficient": 0.5, "microbatch_tokens": 40}),
+        (3, {"loss": "cispo", "kl": 0.7, "temperature": 0.8, "block": 3}),
+        (4, {"loss": "dr_grpo", "microbatch_tokens": 1}),
+        (5, {"lora": Lora(rank=2, alpha=4, targets=("all-linear",)), "kl": 0.7, "entropy_coefficient": 0.5}),
+    ],
+    ids=str,
+)
+def test_gradients_with_shared_prefixes_computed_once_are_the_references(
+    model: Path, other: Path, monkeypatch: pytest.MonkeyPatch, seed: int, changes: dict[str, Any]
+) -> None:
+    shared = []
+
+    def watched(*given: Any, **named: Any) -> Packed:
+        made = pack(*given, **named)
+        shared.append(len(made.shared))
+        return made
+
+    monkeypatch.setattr("agent_rl.learning.policy_model.pack", watched)
+    asked = {"block": 1, **changes}
+    if "kl" in asked:
+        asked["kl"] = {"coefficient": asked["kl"], "reference": str(other)}
+    groups = branching(sampled(seed, spread=0.5), seed)
+    assert_equal_to_the_reference(model, groups, other if "kl" in asked else None, least=3e-3, **asked)
+    assert (max(shared) > 0) == ("microbatch_tokens" not in asked or asked["microbatch_tokens"] > 1)
 
 
 @pytest.fixture(scope="module")

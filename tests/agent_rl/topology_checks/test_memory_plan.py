@@ -62,7 +62,7 @@ def measured(folder: Path, sizes: dict[str, Any], dtype: str) -> tuple[int, int,
     AutoModelForCausalLM.from_config(Qwen3Config(**sizes)).save_pretrained(folder)
     algorithm = Algorithm(microbatch_tokens=TOKENS)
     trainer = Trainer(folder, dtype=dtype, device="cpu", algorithm=algorithm, threads=1, seed=0, tokenizer=object())
-    row = torch.randint(0, 200, (TOKENS // 2,))
+    row, other = torch.randint(0, 200, (2, TOKENS // 2))
     wanted = torch.tensor([False] + [True] * (TOKENS // 2 - 1))
     stage = SftStage(kind="sft", steps=9, batch=2)
     held: dict[int, int] = {}
@@ -73,7 +73,7 @@ def measured(folder: Path, sizes: dict[str, Any], dtype: str) -> tuple[int, int,
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept = trainer.model.logprobs([row, row], [wanted, wanted], temperature=1.0, with_entropy=False)
+        kept = trainer.model.logprobs([row, other], [wanted, wanted], temperature=1.0, with_entropy=False)
     parameters = list(trainer.model.module.parameters())
     for parameter in parameters:
         held.pop(parameter.untyped_storage().data_ptr(), None)
