@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 
+from agent_rl.config.topology import RlStage
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.rates import TYPES, Type
 from agent_rl.learning.trainer import Trainer
@@ -90,8 +91,8 @@ def responses(work: Workload, seed: int, vocabulary: int) -> list[np.ndarray[Any
 class Ours:
     """`Trainer.rl_step`: the policy loss with its figures, in micro-batches packed without padding."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    def __init__(self, setting: Setting, stage: RlStage = STAGE) -> None:
+        self._setting, self._stage = setting, stage
         self._trainer = Trainer(
             setting.model,
             dtype=setting.dtype,
@@ -101,13 +102,14 @@ class Ours:
             seed=0,
             mismatch_tokens=0,
         )
-        self.parameters = sum(p.numel() for p in self._trainer.model.module.parameters())
+        self.model = self._trainer.model
+        self.parameters = sum(p.numel() for p in self.model.module.parameters())
 
-    def update(self, work: Workload, seed: int) -> Spent:
-        """One step of a stage."""
+    def update(self, work: Workload, seed: int, group: int = GROUP) -> Spent:
+        """One step of a stage, with ``group`` rollouts a group."""
         tokens = responses(work, seed, self._setting.vocabulary)
         groups = []
-        for first in range(0, len(tokens), GROUP):
+        for first in range(0, len(tokens), group):
             of = opened(first)
             rows = tuple(
                 repacked(
@@ -118,11 +120,11 @@ class Ours:
                     logprobs=np.full(len(tokens[index]), SAMPLED, dtype=np.float32),
                     policies=np.zeros((len(tokens[index]), 2), dtype=np.int32),
                 )
-                for index in range(first, min(first + GROUP, len(tokens)))
+                for index in range(first, min(first + group, len(tokens)))
             )
             groups.append(TrainingGroup(of.group, 0, of.policy, rows, rewards(len(rows))))
         clock = Clock(self._setting.device)
-        figures = self._trainer.rl_step(groups, STAGE, 0)
+        figures = self._trainer.rl_step(groups, self._stage, 0)
         assert figures.gradient_norm is not None
         return clock.spent(figures.gradient_norm)
 

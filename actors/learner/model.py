@@ -24,7 +24,7 @@ from actors.weights.publish import Publisher
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.full import resolved_text
 from agent_rl.config.parallel import mesh_sizes
-from agent_rl.config.topology import SftStage
+from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
 from agent_rl.figures import SupervisedFigures
@@ -246,6 +246,8 @@ class TrainedModel:
             kind, topology, settings, role=context.role, device=device, directory=directory, base=base, ranks=ranks
         )
         context.log.info("matrix products", **self.trainer.model.compute.row())
+        if not self.trainer.model.block and any(isinstance(stage, RlStage) for stage in topology.stages):
+            context.log.info("shared prompts are computed with each sequence: only processors compute them once")
         if isinstance(self.store, KeptWeights):
             self.store.join(ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)

@@ -78,7 +78,7 @@ class Algorithm(Part):
     updates_per_step: PositiveInt = 1
     """Mini-batches of a step."""
     microbatch_tokens: PositiveInt = 16384
-    """Tokens computed at once, packed, prompts included. A longer sequence is computed alone."""
+    """Tokens of a packed row, prompts included. A longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0
     """Largest norm of a gradient."""
     weight_decay: float = Field(default=0.0, ge=0)

@@ -1,0 +1,68 @@
+"""Shared prompts computed once, beside separate rows: one trainer in turns, the same weights and sequences.
+
+The learning rate is 0, so that weights stay the same; the optimizer makes its updates all the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from agent_rl.environments.maths.environment import Maths
+from agent_rl.messages import Problem
+from agent_rl.rollout.prompts import ChatFormat
+from benchmarks.learner_sides import STAGE, Ours, Setting
+from benchmarks.rollout_models import Workload, workload
+
+PROBLEM = (
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many clips did "
+    "Natalia sell altogether in April and May?"
+)
+"""The first problem of GSM8K (arXiv 2110.14168)."""
+SAMPLES, KEPT, LONG = 16, 8, 1000
+"""Rollouts of a group; those that are trained with the prompt ``rstar2``; tokens of the long prompt, where all are."""
+
+
+def rstar2_prompt(model: Path) -> tuple[int, ...]:
+    """The tokens of a problem with the prompt ``rstar2`` of the maths environment, which lists its tool."""
+    maths = Maths(seed=0, base=Path(), prompt="rstar2")
+    chat = ChatFormat(AutoTokenizer.from_pretrained(model, trust_remote_code=False), {"maths": maths})
+    return tuple(chat.prompt_tokens(Problem("0", PROBLEM, "72", environment="maths")))
+
+
+def measure(setting: Setting, rounds: int) -> tuple[dict[str, float | str | None], list[list[object]]]:
+    """Figures, and rows of the table: the prompt, its tokens, responses, tokens a second apart and together, ratio."""
+    ours = Ours(setting, STAGE.model_copy(update={"learning_rate": 0.0}))
+    block = ours.model.block
+    long = tuple(np.random.default_rng(0).integers(10, setting.vocabulary, LONG).tolist())
+    figures: dict[str, float | str | None] = {}
+    differences: list[float] = []
+    rows: list[list[object]] = []
+    for suffix, prompt, kept in (("", rstar2_prompt(setting.model), KEPT), ("_long", long, SAMPLES)):
+        spent: dict[int, list[float]] = {0: [], block: []}
+        gradients = {}
+        tokens = []
+        for number in range(1 + rounds):
+            lengths = workload(SAMPLES, "log-normal", number, scale=setting.scale).lengths[:kept]
+            work = Workload((prompt,) * kept, lengths)
+            tokens.append(work.tokens + kept * len(prompt))
+            for ours.model.block, seconds in spent.items():
+                seconds.append(ours.update(work, number, group=kept).seconds)
+                if not number:
+                    found = [p.grad.flatten() for _, p in ours.model.named_parameters() if p.grad is not None]
+                    gradients[ours.model.block] = torch.cat(found)
+        differences.append(float((gradients[block] - gradients[0]).norm() / gradients[0].norm()))
+        apart, together = (spent[each][1:] for each in (0, block))
+        ratios = [one / other for one, other in zip(apart, together, strict=True)]
+        name = f"tree_tokens_per_s_ratio{suffix}"
+        figures |= {name: statistics.median(ratios), f"{name}_low": min(ratios), f"{name}_high": max(ratios)}
+        rates = [
+            statistics.median(n / seconds for n, seconds in zip(tokens[1:], side, strict=True))
+            for side in (apart, together)
+        ]
+        rows.append(["rstar2" if not suffix else "long", len(prompt), kept, *rates, figures[name]])
+    return figures | {"tree_gradient_difference": max(differences)}, rows
