@@ -18,6 +18,7 @@ import pytest
 import torch
 import trio
 from safetensors.torch import load_file
+from structlog.testing import capture_logs
 
 from actors.learner import Learner
 from actors.runtime.process import user_mistake
@@ -25,6 +26,7 @@ from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.figures import StepFigures, SupervisedFigures
 from agent_rl.files.disk import disk_error
+from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.messages import (
     CheckpointSaved,
     Recorded,
@@ -237,6 +239,17 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) ->
 async def one_checkpoint(folder: Path) -> None:
     async with learning(at_versions(), rl_alone(folder), folder, range(2)) as stage:
         assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
+
+
+@pytest.mark.parametrize(("block", "said"), [(1, 0), (0, 1)])
+async def test_the_log_says_once_that_shared_prompts_are_not_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, said: int
+) -> None:
+    monkeypatch.setattr(PolicyModel, "_block", lambda *_: block)
+    with capture_logs() as logs:
+        async with learning(Learner, rl_alone(tmp_path), tmp_path, range(2)) as stage:
+            await taken(stage, 2)
+    assert [each["event"].startswith("shared prompts are computed with each") for each in logs].count(True) == said
 
 
 def test_an_empty_step_between_skipped_ones_is_no_good_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.testing import tool_call, trajectory
-from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap
+from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap, learner_tree
 from benchmarks.bench_end_to_end import Measured
 from benchmarks.bench_hostile import Heard
 from benchmarks.bench_learner import save_model, side
@@ -300,6 +300,16 @@ def test_both_sides_of_the_learner_compute_the_same_gradient(setting: Setting, n
     ours, other = side("ours", setting).update(work, 3), side(name, setting).update(work, 3)
     assert other.norm == pytest.approx(ours.norm, rel=1e-4)
     assert ours.norm > 0
+
+
+def test_shared_prompts_give_the_gradient_of_separate_rows(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_tree, "LONG", 60)
+    monkeypatch.setattr(learner_tree, "rstar2_prompt", lambda _: tuple(range(20, 60)))
+    figures, rows = learner_tree.measure(setting, 1)
+    assert [row[1:3] for row in rows] == [[40, 8], [60, 16]]
+    assert float(figures["tree_gradient_difference"] or 1) < 1e-5
+    for name in ("tree_tokens_per_s_ratio", "tree_tokens_per_s_ratio_long"):
+        assert figures[f"{name}_low"] == figures[name] == figures[f"{name}_high"]
 
 
 class Fake:

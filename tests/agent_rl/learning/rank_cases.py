@@ -83,6 +83,17 @@ def rl(trainer: Trainer, step: int) -> Any:
     return trainer.rl_step(groups(step), RL, step)
 
 
+def shared(trainer: Trainer, step: int) -> Any:
+    """The rollouts of a group have one prompt, which a rank computes once; of one group alone, each rank has a part."""
+    trainer.model.block = 1
+    made = groups(step, count=1 + step % 2)
+    prompt = np.arange(20, 32, dtype=np.int32)
+    of = [
+        replace(g, trajectories=tuple(builders.repacked(t, prompt_tokens=prompt) for t in g.trajectories)) for g in made
+    ]
+    return trainer.rl_step(of, RL, step)
+
+
 def few(trainer: Trainer, step: int) -> Any:
     return trainer.rl_step(groups(step, count=1, kept=2), RL, step)
 
@@ -160,6 +171,7 @@ CASES: dict[str, tuple[Step, Algorithm, dict[str, Any]]] = {
     "lora": (rl, PLAIN, {"lora": Lora(rank=4)}),
     "checkpointing": (rl, PLAIN, {"options": ModelOptions(activation_checkpointing=True)}),
     "offload": (rl, PLAIN, {"options": ModelOptions(offload=True)}),
+    "shared": (shared, PLAIN.model_copy(update={"microbatch_tokens": 60}), {}),
     "few": (few, PLAIN, {}),
     "few_updates": (few, PLAIN.model_copy(update={"updates_per_step": 2}), {}),
     "poisoned": (poisoned, PLAIN, {}),

@@ -29,6 +29,7 @@ CASES = (
     *LOSSES,
     "sft",
     "one_update",
+    "shared",
     "kl",
     "lora",
     "checkpointing",
@@ -112,7 +113,8 @@ def compared(found: dict[str, list[float]], cases: tuple[str, ...]) -> None:
 
 
 def test_two_ranks_compute_what_one_does(model: Path, tmp_path: Path) -> None:
-    compared(run(model, tmp_path, "1x2x1", "one_update"), ("one_update",))
+    cases = ("one_update", "shared")
+    compared(run(model, tmp_path, "1x2x1", *cases), cases)
 
 
 @pytest.mark.slow
