@@ -31,8 +31,8 @@ KINDS: list[tuple[Type, Type]] = [
     ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
 ]
-SEQUENCES = [torch.arange(7, 30), torch.arange(40, 52)]
-WANTED = [torch.arange(23) > 4, torch.arange(12) > 2]
+SEQUENCES = [torch.arange(7, 60), torch.arange(40, 52), torch.cat([torch.arange(7, 47), torch.arange(60, 70)])]
+WANTED = [torch.arange(53) > 38, torch.arange(12) > 2, torch.arange(50) > 38]
 BATCH = [(list(range(7, 40)), [0] * 8 + [1] * 25), (list(range(30, 50)), [0] * 3 + [1] * 17)]
 
 
