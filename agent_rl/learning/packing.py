@@ -107,6 +107,7 @@ def packed_attention(
             f"the model attends within {sliding_window} tokens and a sequence has {packed.longest}: the learner's "
             "packed attention has no window; set max_response_tokens so that sequences fit into it"
         )
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, norms of heads leave float32
     groups = query.shape[1] // key.shape[1]
     kernel = variable_length_kernel() if query.is_cuda and query.dtype in _HALF and not dropout else None
     if kernel is not None:
