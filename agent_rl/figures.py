@@ -270,6 +270,8 @@ class LearnerFigures:
     """Training time of the last step."""
     environments: dict[str, RolloutMeans] = field(default_factory=dict)
     """Rollouts of the last step by environment, where the run has several."""
+    compute_bits: int | None = None
+    """Bits of a value in matrix products: 32 for float32, 16 for bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +372,8 @@ class GeneratorFigures:
     """Forward passes by size (see `actors.engines.base`); empty if the engine does not report them."""
     engine_cpu_seconds: float = 0.0
     """Processor time of all passes; 0 if the engine does not report it."""
+    compute_bits: int | None = None
+    """Bits of a value in matrix products, if the engine says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class EngineFigures:
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
     ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
     released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host
-    memory. ``passes``: forward passes by size, as `PassTable` has them.
+    memory. ``passes``: forward passes by size, as `PassTable` has them. ``compute_bits``: of a value in products.
     """
 
     kv_tokens_total: int
@@ -93,6 +93,7 @@ class EngineFigures:
     host_kv_tokens_total: int = 0
     host_kv_tokens_used: int = 0
     passes: Mapping[str, Passes] = field(default_factory=dict)
+    compute_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

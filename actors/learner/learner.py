@@ -539,7 +539,7 @@ class Learner(Actor):
 
     def status(self) -> tuple[str, ActorFigures]:
         """The position and the last step's figures."""
-        return self._state, ActorFigures(learner=self._figures)
+        return self._state, ActorFigures(learner=replace(self._figures, compute_bits=self._model.trainer.compute_bits))
 
     def detail(self) -> str:
         """The first update while it is computed, which may take minutes."""

@@ -122,6 +122,7 @@ def generator_figures(
         responses_cut=tally.responses_cut,
         calls_waiting=calls_waiting,
         policy_version=policy.version,
+        compute_bits=figures.compute_bits,
     )
 
 

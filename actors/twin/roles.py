@@ -146,6 +146,10 @@ class ModelledModel:
     """No checkpoint is ever being written beside training."""
     lacking = ""
     """No host has ranks of its own."""
+    under_way = ""
+    """No update is waited for."""
+    compute_bits = None
+    """There are no products."""
 
     def __init__(self, context: ActorContext, world: World) -> None:
         self._context, self._world = context, world

@@ -46,6 +46,11 @@ class Compute:
         """As torch has it."""
         return TYPES[self.type]
 
+    @property
+    def bits(self) -> int:
+        """Of a value."""
+        return 8 * self.dtype.itemsize
+
     def row(self) -> dict[str, str | int]:
         """For the log."""
         rates = {f"{name}_gflops": round(rate / 1e9) for name, rate in self.rates.items()}

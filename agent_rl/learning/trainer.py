@@ -100,6 +100,8 @@ class Trainer:
         self.under_way = ""
         """The first update while it is computed, and how long it will take, in words; empty before and later."""
         self._first = True
+        self.compute_bits = self.model.compute.bits
+        """Of a value in matrix products."""
         self.max_length = self.model.max_length
         self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)

@@ -271,6 +271,8 @@ class Trained:
 
     reference = None
     max_length = LENGTH
+    under_way = ""
+    compute_bits = None
 
     def __init__(self, seconds: float, hurry: Path | None = None) -> None:
         """``seconds``: of a step of reinforcement learning, until there is a file ``hurry``."""

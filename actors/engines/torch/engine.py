@@ -355,6 +355,7 @@ class TorchEngine:
 
     def _publish(self, decoder: Decoder, busy_seconds: float, passes: Mapping[str, Passes]) -> None:
         self._figures = EngineFigures(
+            compute_bits=decoder.model.compute.bits,
             kv_tokens_total=decoder.kv_tokens,
             kv_tokens_used=decoder.kv_tokens_used,
             max_rollouts=self._max_rollouts,

@@ -34,7 +34,7 @@ from agent_rl.observe.report.charts import (
     supervised_chart,
 )
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.records import Records
+from agent_rl.observe.report.records import Records, figure
 from agent_rl.observe.report.samples import Block, Transcripts
 from agent_rl.observe.report.stored import Samples
 from agent_rl.observe.words import clock, compact, percent, spread, visible
@@ -57,7 +57,7 @@ def run_page(records: Records, samples: Samples, transcripts: Transcripts) -> di
         section("who", "Who worked, who waited for whom", [{"lanes": lanes(records, active)}, _shares(active)]),
         section("groups", "Groups by fate", list(_fates(records))),
         section("trajectories", "Trajectories", list(transcripts.blocks(samples))),
-        section("made", "What it was made with", [_settings(records)]),
+        section("made", "What it was made with", [*_products(records), _settings(records)]),
     ]
     if not curve["lines"] and not curve["marks"]:
         sections[0]["blocks"] = sections[0]["blocks"][1:]
@@ -207,6 +207,20 @@ def _fates(records: Records) -> Iterator[Block]:
     yield {"charts": list(filter(None, [fate_chart(records)])), "wide": True}
     rows = [[(words, colour), f"{count:,}", percent(count / total)] for _, words, colour, count in fates]
     yield table(["fate", "groups", "share"], rows)
+
+
+def _products(records: Records) -> Iterator[Block]:
+    """The types of matrix products, and what differs by them."""
+    names, found = {32.0: "float32", 16.0: "bfloat16"}, dict[str, str]()
+    for row in records.timeline:
+        for actor, report in row["actors"].items():
+            figures = report.get("figures") if isinstance(report, dict) else None
+            if isinstance(figures, dict) and (kind := names.get(figure(figures, "compute_bits"))):
+                found[actor] = kind
+    if found:
+        said = ", ".join(f"{actor} in {kind}" for actor, kind in sorted(found.items()))
+        rounding = " The gap between engine and learner (see Curves) holds their rounding."
+        yield {"text": f"Matrix products: {said}.{rounding if 'bfloat16' in found.values() else ''}"}
 
 
 def _settings(records: Records) -> Block:

@@ -259,6 +259,22 @@ def test_a_tool_response_that_is_framed_otherwise_is_shown_whole() -> None:
     assert responses("\n[result] 4\n") == ["[result] 4"]
 
 
+def test_the_types_of_products_are_said_and_what_differs_by_them(tmp_path: Path) -> None:
+    directory = whole(tmp_path)
+    assert "Matrix products" not in html(read_page(directory, decode_stored)[1])
+    for learner, said in (
+        (32, "learner.0 in float32, rollout_generator.0 in float32."),
+        (16, "learner.0 in bfloat16, "),
+    ):
+        kinds = {"learner.0": learner, "rollout_generator.0": 32, "odd.0": "x", "odd.1": [1], "odd.2": 1e9}
+        actors = {name: {"state": "running", "figures": {"compute_bits": bits}} for name, bits in kinds.items()}
+        with (directory / "timeline.jsonl").open("a") as file:
+            file.write(json.dumps({"wall": 2e9, "seconds": 1.0, "actors": {**actors, "odd.3": 1}}) + "\n")
+        page = html(read_page(directory, decode_stored)[1])
+        assert f"Matrix products: {said}" in page
+        assert ("holds their rounding" in page) == (learner == 16)
+
+
 @pytest.mark.parametrize("words", HOSTILE)
 def test_nothing_a_model_or_a_file_says_becomes_part_of_the_page(tmp_path: Path, words: str) -> None:
     said = words.encode(errors="replace").decode()
