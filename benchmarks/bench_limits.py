@@ -2,16 +2,18 @@
 
     agent-rl bench limits
     agent-rl bench limits --model DIR --compute float32 --threads 2
+    agent-rl bench limits --size 1.7b --device cuda
     agent-rl bench limits --quick
 
-The model is a directory, or fresh weights in the shapes of SmolLM2-135M, which take as long.
+The model is a directory, or fresh weights in the shapes of SmolLM2, which take as long. On a GPU weights are kept in
+bfloat16, and the product is 8,192 rows x 4,096 x 4,096.
 The bound of a piece of work is the greater of two times: its products at the rate that a linear layer's product reaches
 on this machine in the same type (2,048 and 128 rows x 576 x 1,536, the better one), and the bytes of weights and KV
 cache that it must read at the rate that a large tensor is read. A share is the bound over the time taken. An update
 counts three products for each of the forward pass; attention's products are counted, norms, samples, losses and the
 optimizer are not.
 
-Engine and learner are measured in a process of their own each, on a processor each: alone, then side by side. Rounds
+Engine and learner are measured in a process each, on processors of their own: alone, then side by side. Rounds
 alternate, and a figure is the median; `_low` and `_high` are the least and the greatest.
 """
 
@@ -45,13 +47,12 @@ from agent_rl.models.shapes import Shape
 from agent_rl.testing import algorithm
 from benchmarks.command import Failure, Hidden
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.rollout_models import fresh_135m
+from benchmarks.rollout_models import Size, fresh_model
 
 BATCHES = (1, 16, 64, 128)
-PROMPT, WRITTEN = 256, 24
-"""Tokens of a prompt, and of what each sequence writes while decoding is measured."""
+PROMPTS, PROMPT, WRITTEN = 16, 256, 24
+"""Prompts of the prefill, tokens of a prompt, and tokens that each sequence writes while decoding is measured."""
 UPDATE_ROWS = 2048
-CPU = torch.device("cpu")
 SECONDS = 1800.0
 """How long a process that measures one side may take."""
 
@@ -61,10 +62,16 @@ class Setting:
     """What both sides are measured on."""
 
     model: Path
+    device: str
     compute: Literal["auto", "float32", "bfloat16"]
     threads: int
     rounds: int
     quick: bool
+
+    @property
+    def dtype(self) -> rates.Type:
+        """The type that weights are kept in."""
+        return "float32" if self.device == "cpu" else "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,8 @@ class Engine:
 
     def __init__(self, setting: Setting) -> None:
         torch.set_num_threads(setting.threads)
-        self.model = CausalModel(setting.model, dtype="float32", device=CPU, compute=setting.compute)
+        device = torch.device(setting.device)
+        self.model = CausalModel(setting.model, dtype=setting.dtype, device=device, compute=setting.compute)
         self.type = self.model.compute.type
         self._count = 0
 
@@ -127,14 +135,15 @@ class Engine:
             self.model, max_rollouts=rows, kv_tokens=None, kv_on_update="recompute", policy=PolicyVersion(0, 0)
         )
 
-    def seconds(self, rows: int) -> tuple[float, float]:
-        """Of the prefill of different prompts, and of a decoding step, the median."""
+    def seconds(self, rows: int, *, equal: bool) -> tuple[float, float]:
+        """Of the prefill of prompts, different or ``equal``, and of a decoding step, the median."""
         rng = np.random.default_rng(self._count)
+        self._count += 1
         with torch.inference_mode():
             decoder = self._decoder(rows)
+            prompts = rng.integers(100, self.model.vocabulary - 1, (1 if equal else rows, PROMPT))
             for number in range(rows):
-                tokens = rng.integers(100, self.model.vocabulary - 1, PROMPT)
-                self._count += 1
+                tokens = prompts[0 if equal else number]
                 request = TurnRequest(
                     rollout=str(number),
                     tokens=tokens.tolist(),
@@ -145,7 +154,7 @@ class Engine:
                 )
                 decoder.submit(SequenceTurn(request, number, tokens))
             joining = timed(decoder.step)
-            while decoder.prefilled_tokens < rows * PROMPT:
+            while decoder.prefilled_tokens < len(prompts) * PROMPT:
                 joining += timed(decoder.step)
             steps = []
             while decoder.has_work:
@@ -159,9 +168,9 @@ class Learner:
     def __init__(self, setting: Setting) -> None:
         self._trainer = Trainer(
             setting.model,
-            dtype="float32",
+            dtype=setting.dtype,
             compute=setting.compute,
-            device="cpu",
+            device=setting.device,
             algorithm=algorithm().model_copy(update={"microbatch_tokens": UPDATE_ROWS}),
             threads=setting.threads,
             seed=0,
@@ -187,10 +196,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def machine(kind: rates.Type) -> tuple[float, float]:
+def machine(kind: rates.Type, device: torch.device) -> tuple[float, float]:
     """FLOP/s in this type, and bytes/s."""
-    products = max(rates.product_rate(CPU, rates.TYPES[kind], rows=rows) for rows in (2048, 128))
-    return products, rates.memory_rate(CPU)
+    sizes = ((2048, 576, 1536), (128, 576, 1536)) if device.type == "cpu" else ((8192, 4096, 4096),)
+    products = max(rates.product_rate(device, rates.TYPES[kind], *size) for size in sizes)
+    return products, rates.memory_rate(device)
 
 
 def measure(side: str, setting: Setting) -> dict[str, list[float]]:
@@ -203,16 +213,17 @@ def measure(side: str, setting: Setting) -> dict[str, list[float]]:
     lengths = (64, 96) if setting.quick else (512, 384, 640, 256, 512, 768, 512, 512)
     worker: Any = Engine(setting) if side == "engine" else Learner(setting)
     for number in range(setting.rounds + 1):  # the first warms up
-        rate, memory = machine(worker.type)
+        rate, memory = machine(worker.type, torch.device(setting.device))
         found: dict[str, float] = {"gflops": rate / 1e9, "gb_per_s": memory / 1e9}
         if side == "engine":
             width = worker.model.dtype.itemsize
+            joined, _ = worker.seconds(PROMPTS, equal=False)
+            found["prefill_share"] = prefill(shape, PROMPTS).bound(rate, memory) / joined
+            found["prefill_tokens_per_s"] = PROMPTS * PROMPT / joined
             for rows in batches:
-                joined, step = worker.seconds(rows)
+                _, step = worker.seconds(rows, equal=True)
                 found[f"decode_{rows}_share"] = decode(shape, rows, width).bound(rate, memory) / step
                 found[f"decode_{rows}_tokens_per_s"] = rows / step
-                found["prefill_share"] = prefill(shape, rows).bound(rate, memory) / joined
-                found["prefill_tokens_per_s"] = rows * PROMPT / joined
         else:
             spent = worker.seconds(lengths)
             found["update_share_of_matmul"] = update(shape, lengths).bound(rate, memory) / spent
@@ -246,6 +257,9 @@ class Options:
 
     model: Path | None = None
     """A directory of Llama, Qwen2, Qwen3 or Mistral."""
+    size: Size = "135m"
+    """Of fresh weights, without a model."""
+    device: str = "cpu"
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int = 1
     rounds: int = 3
@@ -264,9 +278,9 @@ def main(options: Options) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         if options.model is None:
-            fresh_135m(Path(folder), layers=2 if options.quick else 30)
-        model = options.model or Path(folder)
-        compare(Setting(model, options.compute, options.threads, options.rounds, options.quick))
+            fresh_model(Path(folder), options.size, layers=2 if options.quick else None)
+        model, threads = options.model or Path(folder), options.threads
+        compare(Setting(model, options.device, options.compute, threads, options.rounds, options.quick))
     return 0
 
 

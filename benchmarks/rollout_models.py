@@ -40,25 +40,35 @@ def quickstart_model() -> InitialiseModel:
     return spec.model_copy(update={"max_length": MAX_LENGTH, "tie_embeddings": False})
 
 
-def fresh_135m(directory: Path, *, layers: int = 30) -> None:
-    """Save a Llama with fresh weights in the shapes of SmolLM2-135M, and the quickstart's tokenizer."""
+Size = Literal["135m", "1.7b"]
+SHAPES: Mapping[Size, tuple[int, int, int, int, int]] = {
+    "135m": (576, 30, 9, 3, 1536),
+    "1.7b": (2048, 24, 32, 32, 8192),
+}
+"""Of SmolLM2: width, layers, heads, heads of keys and values, width of the MLP."""
+
+
+def fresh_model(directory: Path, size: Size, *, layers: int | None = None) -> None:
+    """Save a Llama with fresh weights in the shapes of SmolLM2, in bfloat16, and the quickstart's tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     initialise_model(quickstart_model(), directory, seed=0)
+    hidden, depth, heads, kv_heads, mlp = SHAPES[size]
     config = AutoConfig.for_model(
         "llama",
-        hidden_size=576,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
+        hidden_size=hidden,
+        num_hidden_layers=layers or depth,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=mlp,
         vocab_size=49_152,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
 
 
 @dataclass(frozen=True)

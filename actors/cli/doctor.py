@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +29,51 @@ LIBRARIES = {"libnccl.so.2": "NCCL", "librccl.so.1": "RCCL"}
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
 BUILDS = {"": "processors alone", "hip": "ROCm", "cuda": "CUDA"}
 Row = tuple[str, str]
+PIECE_SECONDS = 600.0
+"""How long a benchmark of ``--trial`` may take."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A benchmark of ``--trial``, and the figures of its last line that are shown."""
+
+    name: str
+    command: Sequence[str]
+    figures: Sequence[str]
+
+
+def pieces(device: str, *, vllm: bool) -> list[Piece]:
+    """The benchmarks of a device: a GPU also has a model of 1.7B weights and, with ``vllm``, its engine."""
+    gpu = device.startswith("cuda")
+    shares = ("update_share_of_matmul", "prefill_share", "decode_64_share")
+    limits = (*shares, "update_tokens_per_s", "decode_64_tokens_per_s", "engine_gflops", "engine_gb_per_s")
+    sizes = ("135m", "1.7b") if gpu else ("135m",)
+    on = [f"actors.{role}.settings.device={device}" for role in ("learner", "rollout_generator")] if gpu else []
+    sets = [part for setting in on for part in ("--set", setting)]
+    reached = ("success_after_sampled_median", "success_after_greedy_median", "minutes_median")
+    examples = ("quickstart", "quickstart_vllm") if vllm and gpu else ("quickstart",)
+    overlap = ("overlap", "--steps", "10", "--rounds", "1", "--sft-steps", "300", *sets)
+    return [
+        *(
+            Piece(f"{each} weights", ("limits", "--size", each, "--device", device, "--rounds", "1"), limits)
+            for each in sizes
+        ),
+        *(Piece(each, ("learning", each, "--seeds", "1", *sets), reached) for each in examples),
+        Piece("asynchronous over synchronous", overlap, ("async_over_sync", "async_over_sync_slow_tools")),
+    ]
+
+
+def piece_row(piece: Piece) -> Row:
+    """Run a benchmark; the figures, or what its last line said instead."""
+    command = [sys.executable, "-m", "benchmarks.command", *piece.command]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PIECE_SECONDS, check=False)
+        found = json.loads(_last_line(done.stdout))
+        return piece.name, ", ".join(f"{name} {found[name]:.3g}" for name in piece.figures)
+    except subprocess.TimeoutExpired:
+        return piece.name, f"not over after {PIECE_SECONDS:g} s"
+    except (ValueError, KeyError, TypeError):
+        return piece.name, f"failed: {_last_line(done.stderr) or _last_line(done.stdout)}"
 
 
 def doctor(
@@ -33,6 +82,9 @@ def doctor(
     devices: Annotated[
         tuple[str, ...], Parameter(help="try these in place of cpu and every GPU, as torch names them")
     ] = (),
+    trial: Annotated[
+        bool, Parameter(negative="", help="measure the last device, too: models, quickstart, overlap; some ten minutes")
+    ] = False,
 ) -> int:
     """Look at this machine, and try a small engine, an update of its weights and a step of the learner on each device.
 
@@ -43,10 +95,14 @@ def doctor(
     names = devices or ("cpu", *(f"cuda:{number}" for number in range(gpus)))
     failed = False
     for name in names if trials else ():
-        works, said = trial(name)
+        works, said = tried(name)
         failed = failed or not works
         rows.append((f"trial on {name}", "engine, weight update and learner step work" if works else said))
         rows += [(f"speed of {name}", said)] if works else []
+    if trial and not failed:
+        for piece in pieces(names[-1], vllm=find_spec("vllm") is not None):
+            print(f"{piece.name}: agent-rl bench {' '.join(piece.command)}", file=sys.stderr)
+            rows.append(piece_row(piece))
     print("To report a fault, paste this text into an issue:\n\n```")
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -91,7 +147,7 @@ def facts() -> list[Row]:
     return rows
 
 
-def trial(device: str) -> tuple[bool, str]:
+def tried(device: str) -> tuple[bool, str]:
     """Run `actors.engines.small_trial` in a process. Returns whether all works, and the speed or the fault."""
     command = [sys.executable, "-m", "actors.engines.small_trial", device]
     environment = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}

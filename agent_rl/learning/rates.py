@@ -84,10 +84,12 @@ def faster(kept: Type, rates: Mapping[Type, float]) -> Type:
     return other if rates[other] > FASTER * rates[kept] else kept
 
 
-def product_rate(device: torch.device, dtype: torch.dtype, rows: int = ROWS) -> float:
+def product_rate(
+    device: torch.device, dtype: torch.dtype, rows: int = ROWS, inputs: int = INPUTS, outputs: int = OUTPUTS
+) -> float:
     """FLOP/s of a linear layer's product on torch's threads."""
-    inputs, weight = (torch.randn(each, INPUTS, device=device).to(dtype) for each in (rows, OUTPUTS))
-    return 2 * rows * INPUTS * OUTPUTS / _seconds(lambda: product(inputs, weight), device)
+    values, weight = (torch.randn(each, inputs, device=device).to(dtype) for each in (rows, outputs))
+    return 2 * rows * inputs * outputs / _seconds(lambda: product(values, weight), device)
 
 
 def rates_text(device: torch.device) -> str:

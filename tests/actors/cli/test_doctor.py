@@ -51,7 +51,7 @@ def test_a_trial_that_fails_is_told_in_one_line(
     monkeypatch.setattr(doctor, "gpus_here", lambda: [gpu])
     monkeypatch.setattr(Machine, "here", lambda: Machine("hip", ["kfd"], None))
     said = {"cpu": (True, "products in GFLOP/s"), "cuda:0": (False, "RuntimeError: HIP error: out of memory")}
-    monkeypatch.setattr(doctor, "trial", said.__getitem__)
+    monkeypatch.setattr(doctor, "tried", said.__getitem__)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "trial on cpu" in out
@@ -61,10 +61,44 @@ def test_a_trial_that_fails_is_told_in_one_line(
 
 @pytest.mark.slow
 def test_the_processor_runs_an_engine_an_update_and_a_step_and_an_unknown_device_does_not() -> None:
-    works, speed = doctor.trial("cpu")
+    works, speed = doctor.tried("cpu")
     assert works
     assert re.fullmatch(r"products in GFLOP/s: float32 \d+, bfloat16 \d+; memory \d+ GB/s, \d+ threads", speed)
-    works, fault = doctor.trial("abacus")
+    works, fault = doctor.tried("abacus")
     assert not works
     assert "abacus" in fault
     assert "Traceback" not in fault
+
+
+def test_a_trial_measures_the_last_device_and_says_what_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "tried", lambda _: (True, "fast"))
+    wanted = [
+        doctor.Piece("filter", ("filter",), ("filter_ms_per_trajectory",)),
+        doctor.Piece("unknown", ("size", "--abacus"), ("lines_product",)),
+    ]
+    asked = []
+    monkeypatch.setattr(doctor, "pieces", lambda device, **_: asked.append(device) or wanted)
+    assert main(["doctor", "--trial", "--devices", "cpu", "--devices", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert asked == ["cpu"]
+    assert re.search(r"(?m)^filter +filter_ms_per_trajectory [\d.]+$", out)
+    assert re.search(r"(?m)^unknown +failed: .*abacus", out)
+
+
+def test_each_benchmark_of_a_trial_takes_its_options_and_a_gpu_has_more() -> None:
+    from tests.examples.test_documented_commands import options_of
+
+    for device, vllm in (("cpu", True), ("cuda:0", False), ("cuda:0", True)):
+        for piece in doctor.pieces(device, vllm=vllm):
+            assert {word for word in piece.command if word.startswith("--")} <= options_of(piece.command[0])
+    names = [piece.name for piece in doctor.pieces("cuda:0", vllm=True)]
+    assert names == [
+        "135m weights",
+        "1.7b weights",
+        "quickstart",
+        "quickstart_vllm",
+        "asynchronous over synchronous",
+    ]
+    assert len(doctor.pieces("cpu", vllm=True)) == 3
