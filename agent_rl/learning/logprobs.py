@@ -145,10 +145,7 @@ class _Chunked(torch.autograd.Function):
             if of_hidden is not None:
                 of_hidden[rows] = product(of_logits, weight.t())
             if of_weight is not None:
-                if of_weight.dtype == of_logits.dtype:
-                    of_weight.addmm_(of_logits.t(), hidden[rows])  # adds in place, and copies neither
-                else:
-                    of_weight += product(of_logits.t(), hidden[rows].t())
+                _add_product(of_weight, of_logits, hidden[rows])
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
             del of_logits, again  # freed before the next is made
@@ -164,6 +161,19 @@ class _Chunked(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left.T right to ``total`` [v, d] float32; ``left`` [c, v] and ``right`` [c, d] have the type of products.
+
+    On CPU by rows that a processor's cache holds: a whole product would be fresh memory.
+    """
+    if total.device.type != "cpu":
+        total += left.t() @ right
+        return
+    rows, right = max(1, CACHED // total.shape[1]), right.t()
+    for part, columns in zip(total.split(rows), left.split(rows, dim=1), strict=True):
+        part += product(columns.t(), right)
 
 
 def _own_targets(targets: Tensor, weight: Tensor, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor | None]:

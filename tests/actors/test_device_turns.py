@@ -208,8 +208,8 @@ def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:
     topology = sharing(tmp_path)
     settings = RolloutGeneratorSettings(engine="tests.actors.test_device_turns:Sleepless")
     with pytest.raises(EngineRefusedError, match="Sleepless cannot sleep, as it has no methods sleep and wake; add"):
-        make_engine(tmp_path, settings, topology, sleeps=True)
-    assert isinstance(make_engine(tmp_path, settings, topology), Sleepless)
+        make_engine(tmp_path, settings, topology, GENERATOR, sleeps=True)
+    assert isinstance(make_engine(tmp_path, settings, topology, GENERATOR), Sleepless)
 
 
 class Sleepless:
