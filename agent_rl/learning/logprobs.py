@@ -173,7 +173,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         return
     rows, right = max(1, CACHED // total.shape[1]), right.t()
     for part, columns in zip(total.split(rows), left.split(rows, dim=1), strict=True):
-        part += product(columns.t(), right)
+        part.add_(product(columns.t(), right))
 
 
 def _own_targets(targets: Tensor, weight: Tensor, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor | None]:
