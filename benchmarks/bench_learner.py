@@ -223,7 +223,7 @@ def compare_tree(options: Options, model: Path) -> int:
     )
     figures, rows = learner_tree.measure(setting, 1 if options.quick else options.rounds)
     header = ["prompt", "its tokens", "responses", "apart", "together", "ratio"]
-    print_table("tokens a second of an update; prompts computed with each response, and once", header, rows)
+    print_table("tokens a second of an update: each response with its prompt, and one prompt for all", header, rows)
     print_figures(figures)
     return 0
 

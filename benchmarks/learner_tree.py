@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from agent_rl.environments.maths.environment import Maths
 from agent_rl.messages import Problem
 from agent_rl.rollout.prompts import ChatFormat
-from benchmarks.learner_sides import STAGE, Ours, Setting
+from benchmarks.learner_sides import STAGE, Ours, Setting, Spent
 from benchmarks.rollout_models import Workload, workload
 
 PROBLEM = (
@@ -43,26 +43,27 @@ def measure(setting: Setting, rounds: int) -> tuple[dict[str, float | str | None
     differences: list[float] = []
     rows: list[list[object]] = []
     for suffix, prompt, kept in (("", rstar2_prompt(setting.model), KEPT), ("_long", long, SAMPLES)):
-        spent: dict[int, list[float]] = {0: [], block: []}
+        spent: dict[int, list[Spent]] = {0: [], block: []}
         gradients = {}
-        tokens = []
+        works = []
         for number in range(1 + rounds):
             lengths = workload(SAMPLES, "log-normal", number, scale=setting.scale).lengths[:kept]
-            work = Workload((prompt,) * kept, lengths)
-            tokens.append(work.tokens + kept * len(prompt))
-            for ours.model.block, seconds in spent.items():
-                seconds.append(ours.update(work, number, group=kept).seconds)
+            works.append(Workload((prompt,) * kept, lengths))
+            for ours.model.block, updates in spent.items():
+                updates.append(ours.update(works[-1], number, group=kept))
                 if not number:
                     found = [p.grad.flatten() for _, p in ours.model.named_parameters() if p.grad is not None]
                     gradients[ours.model.block] = torch.cat(found)
         differences.append(float((gradients[block] - gradients[0]).norm() / gradients[0].norm()))
-        apart, together = (spent[each][1:] for each in (0, block))
-        ratios = [one / other for one, other in zip(apart, together, strict=True)]
+        pairs = list(zip(spent[0], spent[block], strict=True))[1:]
+        ratios = [apart.seconds / together.seconds for apart, together in pairs]
         name = f"tree_tokens_per_s_ratio{suffix}"
         figures |= {name: statistics.median(ratios), f"{name}_low": min(ratios), f"{name}_high": max(ratios)}
+        figures[f"{name}_processor"] = statistics.median(one.processor / other.processor for one, other in pairs)
+        tokens = [work.tokens + kept * len(prompt) for work in works]
         rates = [
-            statistics.median(n / seconds for n, seconds in zip(tokens[1:], side, strict=True))
-            for side in (apart, together)
+            statistics.median(count / one.seconds for count, one in list(zip(tokens, updates, strict=True))[1:])
+            for updates in spent.values()
         ]
-        rows.append(["rstar2" if not suffix else "long", len(prompt), kept, *rates, figures[name]])
+        rows.append([suffix.strip("_") or "rstar2", len(prompt), kept, *rates, figures[name]])
     return figures | {"tree_gradient_difference": max(differences)}, rows
