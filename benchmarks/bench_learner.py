@@ -4,7 +4,7 @@
     agent-rl bench learner --models quickstart --rounds 7 --threads 2
     agent-rl bench learner --short
     agent-rl bench learner --quick
-    agent-rl bench learner --tree MODEL_DIRECTORY --threads 2 --microbatch-tokens 4096
+    agent-rl bench learner --tree MODEL_DIRECTORY --threads 2 --microbatch-tokens 2560
 
 One whole update: forward, backward, clipped AdamW. Plain transformers computes the same loss (the norms of the
 gradients are compared) on rows padded to the longest of their batch, in batches of each of --batches, in the order they

@@ -44,17 +44,18 @@ def measure(setting: Setting, rounds: int) -> tuple[dict[str, float | str | None
     rows: list[list[object]] = []
     for suffix, prompt, kept in (("", rstar2_prompt(setting.model), KEPT), ("_long", long, SAMPLES)):
         spent: dict[int, list[Spent]] = {0: [], block: []}
-        gradients = {}
-        works = []
+        works: list[Workload] = []
         for number in range(1 + rounds):
             lengths = workload(SAMPLES, "log-normal", number, scale=setting.scale).lengths[:kept]
             works.append(Workload((prompt,) * kept, lengths))
+            gradients = []
             for ours.model.block, updates in spent.items():
                 updates.append(ours.update(works[-1], number, group=kept))
                 if not number:
                     found = [p.grad.flatten() for _, p in ours.model.named_parameters() if p.grad is not None]
-                    gradients[ours.model.block] = torch.cat(found)
-        differences.append(float((gradients[block] - gradients[0]).norm() / gradients[0].norm()))
+                    gradients.append(torch.cat(found))
+            if gradients:
+                differences.append(float((gradients[1] - gradients[0]).norm() / gradients[0].norm()))
         pairs = list(zip(spent[0], spent[block], strict=True))[1:]
         ratios = [apart.seconds / together.seconds for apart, together in pairs]
         name = f"tree_tokens_per_s_ratio{suffix}"
