@@ -193,7 +193,12 @@ def attend(step: ForwardStep, layer: int, query: Tensor, key: Tensor, value: Ten
             here = slice(first * cache.kv_heads, last * cache.kv_heads)
             row_keys, row_values = flat_keys[here, :length], flat_values[here, :length]
             batched = query[first:last].reshape(shape)
-            scores = torch.baddbmm(step.bias[here, :, :length], batched, row_keys.transpose(1, 2), alpha=scaling)
+            bias = step.bias[here, :, :length]
+            if query.dtype == torch.float32:
+                scores = torch.baddbmm(bias, batched, row_keys.transpose(1, 2), alpha=scaling)
+            else:  # oneDNN would copy the transposed keys, which takes longer than the product
+                scores = torch.baddbmm(bias.transpose(1, 2), row_keys, batched.transpose(1, 2), alpha=scaling)
+                scores = scores.transpose(1, 2)
             torch.bmm(scores.softmax(-1), row_values, out=out[first:last].view(shape))
     at = decoding
     for part in step.prefills:
