@@ -88,6 +88,27 @@ def responses(work: Workload, seed: int, vocabulary: int) -> list[np.ndarray[Any
     return [rng.integers(10, vocabulary, length).astype(np.int32) for length in work.lengths]
 
 
+def groups_of(work: Workload, seed: int, vocabulary: int, group: int = GROUP) -> list[TrainingGroup]:
+    """The groups of a step, each of ``group`` rollouts."""
+    tokens = responses(work, seed, vocabulary)
+    groups = []
+    for first in range(0, len(tokens), group):
+        of = opened(first)
+        rows = tuple(
+            repacked(
+                trajectory(of, index - first),
+                prompt_tokens=np.array(work.prompts[index], dtype=np.int32),
+                tokens=tokens[index],
+                loss_mask=np.ones(len(tokens[index]), dtype=np.uint8),
+                logprobs=np.full(len(tokens[index]), SAMPLED, dtype=np.float32),
+                policies=np.zeros((len(tokens[index]), 2), dtype=np.int32),
+            )
+            for index in range(first, min(first + group, len(tokens)))
+        )
+        groups.append(TrainingGroup(of.group, 0, of.policy, rows, rewards(len(rows))))
+    return groups
+
+
 class Ours:
     """`Trainer.rl_step`: the policy loss with its figures, in micro-batches packed without padding."""
 
@@ -107,22 +128,7 @@ class Ours:
 
     def update(self, work: Workload, seed: int, group: int = GROUP) -> Spent:
         """One step of a stage, with ``group`` rollouts a group."""
-        tokens = responses(work, seed, self._setting.vocabulary)
-        groups = []
-        for first in range(0, len(tokens), group):
-            of = opened(first)
-            rows = tuple(
-                repacked(
-                    trajectory(of, index - first),
-                    prompt_tokens=np.array(work.prompts[index], dtype=np.int32),
-                    tokens=tokens[index],
-                    loss_mask=np.ones(len(tokens[index]), dtype=np.uint8),
-                    logprobs=np.full(len(tokens[index]), SAMPLED, dtype=np.float32),
-                    policies=np.zeros((len(tokens[index]), 2), dtype=np.int32),
-                )
-                for index in range(first, min(first + group, len(tokens)))
-            )
-            groups.append(TrainingGroup(of.group, 0, of.policy, rows, rewards(len(rows))))
+        groups = groups_of(work, seed, self._setting.vocabulary, group)
         clock = Clock(self._setting.device)
         figures = self._trainer.rl_step(groups, self._stage, 0)
         assert figures.gradient_norm is not None

@@ -441,7 +441,7 @@ def _receive(socket: zmq.Socket[bytes], heard: set[int] | None) -> list[Buffer]:
     return frames
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT = 128 << 20
 _OWN_MAPPING_FROM = 16 << 20
 
@@ -450,12 +450,9 @@ def keep_freed_memory() -> None:
     """Let this process keep up to 128 MiB of freed memory for its next messages, where the C library is glibc.
 
     By default glibc returns the freed memory of a large message to the kernel. The next message of its size then costs
-    a page fault for each 4 KiB: a third of the cost of a message of 1 MiB. All threads share one heap: what one thread
-    frees, such as torch's of the backward pass, another one's heap would not get. A process's entry point calls this
-    function.
+    a page fault for each 4 KiB: a third of the cost of a message of 1 MiB. A process's entry point calls this function.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
         mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_FROM)

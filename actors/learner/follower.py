@@ -21,6 +21,7 @@ from actors.weights.files import model_directory, named_directory
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import threads_of
 from agent_rl.config.topology import Topology
+from agent_rl.learning.heap import share_one_heap
 from agent_rl.models.model_files import weight_count
 from agent_rl.rollout.prompts import load_tokenizer
 
@@ -101,6 +102,7 @@ class Beginning(BaseModel):
 
 def main() -> None:
     """Entry point. Exits with an error when it cannot go on, or rank 0 is lost; rank 0 hears why."""
+    share_one_heap()
     beginning = Beginning.model_validate_json(sys.stdin.read())
     signs = SignGiver(int(sys.argv[1]), beginning.silent_seconds)
     from agent_rl.config.plugins import ContractError

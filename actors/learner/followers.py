@@ -9,7 +9,6 @@ supervisor then starts the learner again, which goes on from its newest checkpoi
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 import actors
+from actors.exits import MemoryKills, describe_exit
 from actors.learner.follower import Beginning
 from actors.learner.signs import Signs, SilentError
 from agent_rl.learning.finite import TrainingStoppedError
@@ -59,6 +59,7 @@ class Followers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._signs: dict[int, Signs] = {}
         self._leaving = False
+        self._memory_kills = MemoryKills()
         self._silent_seconds = beginning.silent_seconds
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the user's modules beside the topology
         for rank in ranks:
@@ -104,7 +105,7 @@ class Followers:
                 await trio.sleep(OTHER_SECONDS)  # cancelled when another rank is named
             raise TrainingStoppedError(text) if words.kind == "mistake" else RankLostError(text)
         if not self._leaving:
-            how = await _ended(process)
+            how = await _ended(process, self._memory_kills)
             if not (self._host and process.returncode == 0):  # it ends by itself only when rank 0 has told it to
                 raise RankLostError(f"{name} {how}")
 
@@ -127,7 +128,7 @@ class Followers:
                 process.wait()
 
 
-async def _ended(process: subprocess.Popen[bytes]) -> str:
+async def _ended(process: subprocess.Popen[bytes], kills: MemoryKills) -> str:
     """How a process that has closed its pipe ended; one that has not is killed."""
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -140,7 +141,7 @@ async def _ended(process: subprocess.Popen[bytes]) -> str:
         process.wait()
         return "closed its pipe and did not end"
     status = process.wait()
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return describe_exit(status, lacked_memory=kills.killed(status))
 
 
 def _stopped(pid: int) -> bool:

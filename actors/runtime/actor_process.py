@@ -55,6 +55,9 @@ class Reports(Protocol):
     def say(self, text: str) -> None:
         """Show a line to the user."""
 
+    def lacked_memory(self, actor: ActorProcess) -> None:
+        """The kernel killed the process for lack of memory."""
+
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""
 
@@ -316,6 +319,8 @@ class ActorProcess:
     async def _goes_on(self, child: ActorChild, status: int) -> bool:
         """Whether to restart a process that died. If not, report why the run fails."""
         ended, last_words = self._killed_for or f"{self.name} {child.ending(status)}", child.last_words()
+        if child.lacked_memory and not self._killed_for:
+            self._reports.lacked_memory(self)
         if status == USER_MISTAKE:
             self._reports.fail(f"{self.name}: {self._why(child)}", 2)
             return False

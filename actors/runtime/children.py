@@ -18,8 +18,7 @@ from typing import BinaryIO
 
 import trio
 
-from actors.runtime.lifecycle import describe_exit
-from actors.sandbox.isolation.control_groups import memory_kills
+from actors.exits import MemoryKills, describe_exit
 from actors.user_threads import blocked_at
 from agent_rl.files.disk import rotate_open, writing
 from agent_rl.observe.silence import ProcessSeen
@@ -60,9 +59,9 @@ class ActorChild:
         self._message = message
         self.message = ""
         """The actor's last message to the user, set after the process has ended. The disk was not needed for it."""
-        self._memory_kills = memory_kills()
-        self._lacked_memory = False
-        """Whether the kernel killed a process of this control group for lack of memory while the process ran."""
+        self._memory_kills = MemoryKills()
+        self.lacked_memory = False
+        """Whether the kernel killed the process for lack of memory."""
         self.blocked_at = ""
         """The code of users in which the actor's event loop stood when the process was killed; empty if it did not."""
 
@@ -97,7 +96,7 @@ class ActorChild:
             await self._exited()
             self.kill()  # before the process is reaped: after that, another group may get the same number
         status = self._process.wait()
-        self._lacked_memory = memory_kills() > self._memory_kills
+        self.lacked_memory = self._memory_kills.killed(status)
         self._take_message()
         return status
 
@@ -129,7 +128,7 @@ class ActorChild:
 
     def ending(self, status: int) -> str:
         """How the process ended with this exit status, in words."""
-        return describe_exit(status, lacked_memory=self._lacked_memory)
+        return describe_exit(status, lacked_memory=self.lacked_memory)
 
     def terminate(self) -> None:
         """Ask the process to stop. The process stops its own children."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -135,15 +134,3 @@ def devices_for(gpus: Sequence[int] | None) -> tuple[dict[str, str], frozenset[i
         return {}, frozenset()
     machine = Machine.here()
     return visible_devices(gpus, machine), cores_near(gpus, machine, gpus_here())
-
-
-def describe_exit(status: int, *, lacked_memory: bool = False) -> str:
-    """An exit status (negative: a signal) in words."""
-    if lacked_memory and status == -signal.SIGKILL:
-        return "was killed for lack of memory in its control group, or on this machine"
-    if status < 0:
-        try:
-            return f"was killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was killed by signal {-status}"
-    return f"exited with status {status}"

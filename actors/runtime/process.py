@@ -45,6 +45,7 @@ from agent_rl.figures import ActorFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.groups.outages import OutageError
 from agent_rl.learning.finite import TrainingStoppedError
+from agent_rl.learning.heap import share_one_heap
 from agent_rl.messages import ActorStatus
 from agent_rl.observe.logs import open_log
 from agent_rl.records.journal import JournalError, open_journal
@@ -83,6 +84,8 @@ MISTAKES = (
     RunRefused,
     NobodyLeftError,
 )
+MODEL_ROLES = ("learner", "rollout_generator")
+"""Roles whose processes hold a model."""
 LAST_STATUS_SECONDS = 2.0
 """How long an actor that ends waits until the supervisors have taken in its last status."""
 STARTED_SECONDS = 0.5
@@ -339,6 +342,14 @@ def _first_leaf(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def prepare_heap(actor: str) -> None:
+    """Set the C library's allocator for what this actor does: compute with a model, or receive large messages."""
+    if actor.rpartition(".")[0] in MODEL_ROLES:
+        share_one_heap()
+    else:
+        keep_freed_memory()
+
+
 def main() -> None:
     """Entry point."""
     # Not cyclopts, which reads the user's command line: it needs 50 ms of processor time where argparse needs 5, at
@@ -354,7 +365,7 @@ def main() -> None:
     parser.add_argument("--beside", type=int)
     parser.add_argument("--restarted", action="store_true")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    prepare_heap(arguments.actor)
     raise_descriptor_limit()
     try:
         trio.run(run_actor, arguments)

@@ -40,7 +40,7 @@ from agent_rl.messages import ActorStatus
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Missing, Movement, Notice, Overdue, ProcessSeen, Silence, final_words
-from agent_rl.records.run_directory import RESTARTS, record_end, run_clock
+from agent_rl.records.run_directory import RESTARTS, record_end, record_memory_kill, run_clock
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import TimelineFile
 
@@ -283,6 +283,14 @@ class Supervisor:
     def take_back(self, actor: ActorProcess, why: str) -> bool:
         """The process keeps dying: whether its role is swapped back."""
         return self._peers.changes.take_back(actor, why)
+
+    def lacked_memory(self, actor: ActorProcess) -> None:
+        """Record for summary and report that the kernel killed the process. Only the main host writes the record."""
+        if self._topology.main_host in self._hosts:
+            try:
+                record_memory_kill(self._topology.run.directory, actor.name)
+            except DiskError as error:
+                self._log.warning("that the kernel killed a process is not on disk", error=str(error))
 
     def fail(self, reason: str, exit_code: int) -> None:
         """End the run: it cannot continue."""

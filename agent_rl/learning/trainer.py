@@ -29,6 +29,7 @@ from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
 from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
+from agent_rl.learning.heap import give_heap_back
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
@@ -336,10 +337,12 @@ class Trainer:
         self.optimizer.reset()
 
     def give_memory_back(self) -> None:
-        """Free gradients, and the memory that torch's allocator has kept of the step, for whoever shares the device."""
+        """Free gradients, and the memory that the allocator has kept of the step, for whoever shares the device."""
         self.optimizer.zero_grad()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            give_heap_back()
 
     def keep_reference(self, path: Path) -> None:
         """Make the present policy the reference of a stage that begins. See `StageStart`."""

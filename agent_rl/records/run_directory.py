@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -155,6 +155,35 @@ def read_end(directory: Path) -> str:
         return ""
     reason = end.get("reason") if isinstance(end, dict) else None
     return reason if isinstance(reason, str) else ""
+
+
+MEMORY_KILLS = "memory_kills.json"
+"""Says how often the kernel killed the process of each actor for lack of memory, in all starts of the run."""
+
+
+def record_memory_kill(directory: Path, actor: str) -> None:
+    """Count a kill of an actor's process, for summary and report. Raises DiskError."""
+    kills = read_memory_kills(directory)
+    with whole(directory / MEMORY_KILLS) as partial:
+        partial.write_text(json.dumps({**kills, actor: kills.get(actor, 0) + 1}) + "\n", encoding="utf-8")
+
+
+def read_memory_kills(directory: Path) -> dict[str, int]:
+    """The kills for lack of memory by actor; empty where none is recorded."""
+    try:
+        kills = read_json(directory / MEMORY_KILLS)
+    except (OSError, ValueError):
+        return {}
+    return {name: count for name, count in kills.items() if type(count) is int} if isinstance(kills, dict) else {}
+
+
+def memory_kills_in_words(kills: Mapping[str, int]) -> str:
+    """A sentence for summary and report."""
+    killed = ", ".join(f"{name} ({count:,} time{'' if count == 1 else 's'})" for name, count in sorted(kills.items()))
+    return (
+        f"the kernel killed {killed} for lack of memory: give the host or its control group more, or take less "
+        "(`agent-rl check` prints the memory plan)"
+    )
 
 
 def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, Any]:

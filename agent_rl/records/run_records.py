@@ -24,7 +24,7 @@ from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
 from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY
 from agent_rl.records.journal import Journal, JournalError, read_journal
-from agent_rl.records.run_directory import add_end, read_end
+from agent_rl.records.run_directory import add_end, read_end, read_memory_kills
 from agent_rl.records.summary import summarise
 
 SECONDS, START = "seconds_used", "start"
@@ -201,6 +201,7 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
         sft_loss=float(losses[-1]) if losses else None,
         checkpoint=_newest_checkpoint(directory, journal),
         checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
+        memory_kills=read_memory_kills(directory),
     )
 
 

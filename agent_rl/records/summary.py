@@ -12,6 +12,7 @@ from typing import Any
 from agent_rl.figures import EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
 from agent_rl.records.journal import StepRow
+from agent_rl.records.run_directory import memory_kills_in_words
 
 REASONS = {
     "equal_rewards": "equal rewards",
@@ -38,11 +39,12 @@ def summarise(
     sft_loss: float | None = None,
     checkpoint: str | None = None,
     checkpoints_damaged: int = 0,
+    memory_kills: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """All figures by name, and ``remarks``.
 
     ``steps`` are those the learner took; seconds are wall-clock time of running. ``sft_loss`` is that of the last
-    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path.
+    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path; ``memory_kills`` are by actor.
     """
     updated = [step for step in steps if step.groups and not step.skipped]
     means = [step.figures.sampled for step in steps]
@@ -76,6 +78,8 @@ def summarise(
         summary["sft_steps_skipped"] = sft_steps_skipped
     if checkpoints_damaged:
         summary["checkpoints_damaged"] = checkpoints_damaged
+    if memory_kills:
+        summary["memory_kills"] = sum(memory_kills.values())
     summary |= audit.figures()
     summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
     for name in sorted({name for step in steps for name in step.figures.environments}):
@@ -98,7 +102,8 @@ def summarise(
             summary[name] = round(sum(seconds_of) / len(seconds_of), 3)
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
-    summary["remarks"] = [*remarks(summary, evaluations.values()), *falls(steps)]
+    killed = [memory_kills_in_words(memory_kills)] if memory_kills else []
+    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *falls(steps)]
     return summary
 
 

@@ -5,9 +5,10 @@ A rank of the learner holds, at the peak of a step::
     state:   weights, gradients, moments                         always
     kept:    activations, gathered embeddings                    from the forward pass on
     peak:    logits, or one layer's backward pass                the larger one: logits are gone when layers begin
+    process: libraries, compiled products, fragmentation         on a processor
 
-`docs/decisions/studies.md` compares the sum with what ranks took. Left out is what the libraries and an allocator take:
-on a processor malloc may keep much that torch has given up.
+`agent-rl bench memory` compares the sum, with the host's rows, with what a learner's process takes. Left out is the
+host memory of processes that compute on a GPU.
 """
 
 from __future__ import annotations
@@ -40,9 +41,16 @@ PIECE = 8 * MIB
 """Of the logits that a processor computes at once (`agent_rl.learning.logprobs`)."""
 PRODUCTS = 16 * MIB
 """Of the compiled matrix products that oneDNN keeps (`agent_rl.learning.linear`), half a MiB each."""
+LIBRARIES = 320 * MIB
+"""Of a process that has loaded torch and transformers, and a few threads' buffers."""
+LOADED = "Python, torch, transformers"
+FRAGMENTED = 0.6
+"""Of the activations: what the heap (`agent_rl.learning.heap`) holds beside them after steps of mixed lengths."""
 
-BETWEEN_STEPS = frozenset({"weights", "weights, float32", "float32 copies", "moments"})
-"""The rows of the state that a learner which shares its device holds between two steps: it frees the gradients."""
+BETWEEN_STEPS = frozenset({"weights", "weights, float32", "float32 copies", "moments", "libraries"})
+"""The rows that a learner which shares its device holds between two steps: it frees the gradients."""
+ASLEEP = frozenset({"weights", "libraries"})
+"""The rows that an engine on a processor holds while it sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +99,24 @@ def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need
     if training.parts > 1:
         how = f"{embeddings:,} weights of embeddings x {width} bytes, whole during a step"
         yield Need(where, "embeddings gathered", width * embeddings, how)
-    if not training.on_gpu and width == 4:
-        yield Need(where, "compiled products", PRODUCTS, "those that oneDNN keeps")
+    if not training.on_gpu:
+        yield Need(where, "libraries", LIBRARIES, LOADED)
+        yield from _fragmentation(shape, training, where, tokens * (shape.layers * kept + outer))
+        if width == 4:
+            yield Need(where, "compiled products", PRODUCTS, "those that oneDNN keeps")
     logits, backward = _logits(shape, training, where), _backward(shape, training, where, layer, embeddings)
     larger, smaller = (logits, backward) if logits.size >= backward.size else (backward, logits)
     beside = f"; later {smaller.what}" if larger is logits else f"; before, {smaller.what}"
     yield Need(where, larger.what, larger.size, f"{larger.how}{beside}: {smaller.size / MIB:,.0f} MiB")
+
+
+def _fragmentation(shape: Shape, training: Training, where: str, activations: int) -> Iterator[Need]:
+    """The heap's holes between blocks of mixed lengths. The memory of a checkpoint, free most of the time, has room."""
+    checkpoint = (12 if training.parts > 1 or training.width == 4 else 14) * shape.weights // training.parts
+    size = int(FRAGMENTED * activations) - checkpoint
+    if size > 0:
+        how = f"{FRAGMENTED} of activations, less {checkpoint / MIB:,.0f} MiB that a checkpoint leaves"
+        yield Need(where, "fragmentation", size, how)
 
 
 def _state(shape: Shape, training: Training, where: str) -> Iterator[Need]:
@@ -201,6 +221,8 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
     where = f"each of {spread} GPUs of an engine" if spread > 1 else "engine"
     divided = f" / {spread}" if spread > 1 else ""
     yield Need(where, "weights", width * shape.weights // spread, f"{shape.weights:,} x {width} bytes{divided}")
+    if not gpus_of(entry):
+        yield Need(where, "libraries", LIBRARIES, LOADED)
     token = shape.kv_bytes(width)
     tokens: Any = entry.settings.get("kv_tokens")
     each = f"2 x {shape.layers} layers x {shape.keys:,} values x {width} bytes = {token:,} bytes a token"
@@ -224,7 +246,7 @@ def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[N
     stays = sum(need.size for need in learner if need.what in BETWEEN_STEPS)
     weights = sum(need.size for need in engine if need.what == "weights")
     on_gpu = gpus_of(topology.actors[GENERATOR]) > 0
-    asleep = 0 if on_gpu else weights
+    asleep = 0 if on_gpu else sum(need.size for need in engine if need.what in ASLEEP)
     trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in engine)
     beside = "the engine asleep: nothing" if on_gpu else "the engine asleep: its weights"
     yield Need(IN_TURNS, "while the learner trains", trains, f"all of the learner; {beside}")
@@ -246,14 +268,16 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     parts, divided = len(hosts), f" / {len(hosts)} hosts" if len(hosts) > 1 else ""
     of_size = f"{count:,} weights x {width} bytes"
     way = str(settings.get("weights_in", "run_directory"))
-    if entry.ranks == 1 or way in SENT:  # several ranks keep parts of what is sent, and nothing of files
+    kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
+    kept *= bool(settings.get("mismatch_tokens", 1))
+    # Several ranks keep parts of what is sent, and nothing of files. One rank's last older policy is the published one.
+    if way in SENT or (entry.ranks == 1 and not kept):
         yield Need(host, "memory: policy being published", served, of_size)
     state = (4 if entry.ranks > 1 else width) + 8 + (4 if width == 2 and entry.ranks == 1 else 0)
     staged = f"{count:,} weights x {state} bytes, one at a time"
     yield from _each(hosts, "memory: checkpoint being written", state * count // parts, f"{staged}{divided}")
-    kept = max((algorithm.max_staleness for _, _, algorithm in topology.rl_algorithms), default=-1) + 1
-    if kept and settings.get("mismatch_tokens", 1):
-        older = f"{kept} x {of_size}{divided}"
+    if kept:
+        older = f"{kept} x {of_size}{divided}, the published one among them"
         yield from _each(hosts, "memory: older policies (mismatch_tokens)", kept * served // parts, older)
     steps = [(each.groups_per_step * each.keep, stage.max_response_tokens) for _, stage, each in topology.rl_algorithms]
     if steps:

@@ -121,14 +121,22 @@ def half_of_memory(own: Path, top: Path) -> int:
     return min(sizes) // 2
 
 
-def memory_kills(cgroup: Path = Path("/proc/self/cgroup"), mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
-    """How many processes of the own groups the kernel has ended so far for lack of memory, those below not counted."""
-    kills = 0
+def memory_kills(proc: Path = Path("/proc")) -> int:
+    """How many processes of the own groups the kernel has ended so far for lack of memory, those below not counted.
+
+    An executor may move all processes of the own group to a group below, so both count. Where no group counts, all
+    processes of the machine do.
+    """
+    counts = []
     with contextlib.suppress(OSError):
-        for hierarchy in hierarchies(cgroup.read_text(), mountinfo.read_text()):
-            with contextlib.suppress(FileNotFoundError):  # it has no controller of memory
-                kills += _kills((hierarchy.own / OWN_KILLS[hierarchy.version]).read_text())
-    return kills
+        for hierarchy in hierarchies((proc / "self/cgroup").read_text(), (proc / "self/mountinfo").read_text()):
+            own = hierarchy.own
+            for group in (own, own.parent) if own.name == REST else (own,):
+                with contextlib.suppress(FileNotFoundError):  # it has no controller of memory
+                    counts.append(_kills((group / OWN_KILLS[hierarchy.version]).read_text()))
+    with contextlib.suppress(OSError):
+        return sum(counts) if counts else _kills((proc / "vmstat").read_text())
+    return 0
 
 
 def _kills(text: str) -> int:

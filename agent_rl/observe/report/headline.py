@@ -9,6 +9,7 @@ from agent_rl.groups.measures import wilson_interval
 from agent_rl.observe.report.charts import successes
 from agent_rl.observe.report.records import WAYS, HeldOutResult, Records, Success, figure
 from agent_rl.observe.words import NARROW_SPACE, duration, percent, spread
+from agent_rl.records.run_directory import memory_kills_in_words
 
 STEPS_COMPARED = 10
 """Without evaluations, the first and last steps are compared; this many steps each."""
@@ -49,6 +50,9 @@ def headline(records: Records) -> Headline:
         details = ["No RL step was trained and nothing was evaluated: this says nothing about success on problems."]
     else:
         sentence, details = "Nothing was measured yet.", []
+    if records.memory_kills:
+        words = memory_kills_in_words(records.memory_kills)
+        details.insert(0, f"{words[0].upper()}{words[1:]}.")
     if records.stopped:
         details.insert(0, f"The run was stopped: {records.stopped}")
     if skipped := sum(figure(row, "skipped_updates") > 0 for row in records.steps):

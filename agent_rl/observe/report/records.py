@@ -19,7 +19,7 @@ from agent_rl.files.reading_json import open_file, read_json
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.journal import JOURNAL
-from agent_rl.records.run_directory import read_end
+from agent_rl.records.run_directory import read_end, read_memory_kills
 from agent_rl.records.timeline import FILE as TIMELINE
 
 METRICS = "metrics.jsonl"
@@ -88,6 +88,8 @@ class Records:
     """The current stage: an index of ``stages``, or their number when the run is finished."""
     stopped: str = ""
     """Why the run was stopped early because of a fault."""
+    memory_kills: dict[str, int] = field(default_factory=dict)
+    """How often the kernel killed the processes of actors for lack of memory."""
     seconds: float = math.nan
     steps: list[Row] = field(default_factory=list)
     evaluations: list[HeldOutResult] = field(default_factory=list)
@@ -115,6 +117,7 @@ def read_records(directory: Path) -> Records:
         raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
     records = Records(directory.resolve().name)
     records.stopped = read_end(directory)
+    records.memory_kills = read_memory_kills(directory)
     _read_settings(directory, records)
     _read_metrics(directory, records)
     records.timeline = [

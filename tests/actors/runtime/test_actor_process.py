@@ -13,9 +13,10 @@ import pytest
 import trio
 import trio.testing
 
+from actors.exits import describe_exit
 from actors.runtime.actor_process import ActorProcess, Plan
+from actors.runtime import process
 from actors.runtime.children import ActorChild, telling
-from actors.runtime.lifecycle import describe_exit
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
 
@@ -25,7 +26,7 @@ class Child:
 
     def __init__(self, pid: int, ready: trio.Event) -> None:
         self.pid, self._ready, self._over = pid, ready, trio.Event()
-        self.message, self.blocked_at = "", ""
+        self.message, self.blocked_at, self.lacked_memory = "", "", False
         self.stderr = Path()
 
     @property
@@ -154,3 +155,15 @@ def test_an_actor_that_fails_leaves_its_traceback_before_its_last_line(tmp_path:
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-1]) == (1, "UnknownPeer: no address is known for learner.first")
     assert any("runtime/process.py" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("actor", "calls"),
+    [("learner.0", "one heap"), ("rollout_generator.3", "one heap"), ("roc_filter.0", "kept for messages")],
+)
+def test_processes_with_a_model_have_one_heap(monkeypatch: pytest.MonkeyPatch, actor: str, calls: str) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(process, "share_one_heap", lambda: called.append("one heap"))
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: called.append("kept for messages"))
+    process.prepare_heap(actor)
+    assert called == [calls]

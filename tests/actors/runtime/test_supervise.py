@@ -20,8 +20,9 @@ import trio
 import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.exits import describe_exit
 from actors.runtime.handshake import Handshake
-from actors.runtime.lifecycle import RestartBudget, describe_exit, drain_order, hosts_to_start, needed_to_drain
+from actors.runtime.lifecycle import RestartBudget, drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.run import run_topology
 from agent_rl.config.addresses import addresses, runtime_directory
 from agent_rl.config.load import load_topology
@@ -29,6 +30,7 @@ from agent_rl.files.disk import DiskError, whole
 from agent_rl.records.run_directory import (
     RunRefused,
     is_supervised,
+    read_memory_kills,
     read_summary,
     run_lock,
     socket_directory,
@@ -303,8 +305,7 @@ def test_exit_statuses_in_words():
     assert describe_exit(1) == "exited with status 1"
     assert describe_exit(-9) == "was killed by SIGKILL"
     assert describe_exit(-250) == "was killed by signal 250"
-    assert describe_exit(1, lacked_memory=True) == "exited with status 1"
-    assert describe_exit(-9, lacked_memory=True).startswith("was killed for lack of memory")
+    assert describe_exit(-9, lacked_memory=True).startswith("was killed by the kernel for lack of memory")
 
 
 def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
@@ -364,6 +365,24 @@ def test_an_actor_that_dies_is_started_again_as_a_new_incarnation(stage, capsys)
     output = capsys.readouterr().out
     assert "a.0 was killed by SIGKILL; starting it again" in output
     assert "starting it again (" not in output, "what it wrote before is no reason"
+
+
+@pytest.mark.parametrize(("raised", "words"), [(1, "the kernel for lack of memory"), (0, "SIGKILL;")])
+def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_and_recorded(
+    stage, capsys, monkeypatch, raised, words
+):
+    topology = stage.topology(a='settings = { behaviour = "crash_once" }')
+    crashed = stage.folder / "crashed"
+    monkeypatch.setattr("actors.exits.memory_kills", lambda: 5 + raised * crashed.exists())
+
+    async def during():
+        await stage.await_news(2)
+        press(signal.SIGTERM)
+        await stage.await_news(1)
+
+    assert supervise(stage, topology, during) == 0
+    assert f"a.0 was killed by {words}" in capsys.readouterr().out
+    assert read_memory_kills(topology.run.directory) == ({"a.0": 1} if raised else {})
 
 
 def test_a_later_start_is_newer_though_the_clock_is_set_back(stage, monkeypatch):

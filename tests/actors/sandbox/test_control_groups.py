@@ -128,18 +128,27 @@ def test_an_end_for_want_of_memory_is_told_from_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "own", "file"),
-    [(2, "0::/mine", "memory.events.local"), (1, "4:memory:/mine", "memory.oom_control")],
+    ("version", "own", "file", "where"),
+    [
+        (2, "0::/mine", "memory.events.local", "mine"),
+        (2, f"0::/mine/{REST}", "memory.events.local", f"mine/{REST}"),
+        (2, f"0::/mine/{REST}", "memory.events.local", "mine"),  # before an executor moved all processes
+        (1, "4:memory:/mine", "memory.oom_control", "mine"),
+    ],
 )
-def test_the_kernels_kills_for_want_of_memory_are_counted(tmp_path: Path, version: int, own: str, file: str) -> None:
+def test_the_kernels_kills_for_want_of_memory_are_counted(
+    tmp_path: Path, version: int, own: str, file: str, where: str
+) -> None:
     kind, options = ("cgroup2", "rw") if version == 2 else ("cgroup", "rw,memory")
-    (tmp_path / "cgroup").write_text(own + "\n")
-    (tmp_path / "mountinfo").write_text(f"30 24 0:27 / {tmp_path} rw - {kind} cgroup {options}\n")
-    assert memory_kills(tmp_path / "cgroup", tmp_path / "mountinfo") == 0
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / file).write_text("low 0\noom 7\noom_kill 3\n")
-    assert memory_kills(tmp_path / "cgroup", tmp_path / "mountinfo") == 3
-    assert memory_kills(tmp_path / "none") == 0
+    assert memory_kills(tmp_path) == 0
+    (tmp_path / "vmstat").write_text("pgfault 9\noom_kill 2\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(own + "\n")
+    (tmp_path / "self" / "mountinfo").write_text(f"30 24 0:27 / {tmp_path} rw - {kind} cgroup {options}\n")
+    assert memory_kills(tmp_path) == 2  # those of the machine
+    (tmp_path / where).mkdir(parents=True)
+    (tmp_path / where / file).write_text("low 0\noom 7\noom_kill 3\n")
+    assert memory_kills(tmp_path) == 3
 
 
 def test_groups_that_are_not_wanted_are_not_made() -> None:

@@ -31,6 +31,7 @@ from agent_rl.observe.report.samples import calls_in, responses, split
 from agent_rl.observe.words import clock, compact, duration, percent, spread, visible
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
+from agent_rl.records.run_directory import record_memory_kill
 from tests import builders
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import (
@@ -361,6 +362,14 @@ def test_a_run_that_was_interrupted_says_where(tmp_path: Path) -> None:
     assert "Not finished: the run stands in stage 3 of 4, rl (rl), after 40 RL steps." in page.everything()
     assert page.headline() == "Success on training problems rose from 12.5 % to 87.5 % in 40 s."
     assert "Nothing was evaluated on held-out problems." in page.everything()
+
+
+def test_processes_that_the_kernel_killed_for_lack_of_memory_are_told(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path)
+    run.enter(RL)
+    directory = run.close()
+    record_memory_kill(directory, "learner.0")
+    assert "The kernel killed learner.0 (1 time) for lack of memory: " in report(directory).everything()
 
 
 def test_a_run_of_supervised_training_alone(tmp_path: Path) -> None:

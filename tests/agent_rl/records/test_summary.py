@@ -11,6 +11,7 @@ from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
+from agent_rl.records.run_directory import MEMORY_KILLS, read_memory_kills, record_memory_kill
 from agent_rl.records.summary import summarise
 from tests.builders import evaluate_stage
 
@@ -97,6 +98,18 @@ def test_checkpoints_that_were_passed_over_are_told(journal: Journal) -> None:
     assert made["checkpoints_damaged"] == 2
     (remark,) = made["remarks"]
     assert remark.startswith("2 damaged checkpoints were skipped and renamed to checkpoints/damaged-*")
+
+
+def test_processes_that_the_kernel_killed_are_told(journal: Journal, tmp_path: Path) -> None:
+    a_step(journal, 0, trained=4, correct=0.5)
+    for actor in ("learner.0", "rollout_generator.1", "learner.0"):
+        record_memory_kill(tmp_path, actor)
+    made = summary(journal, memory_kills=read_memory_kills(tmp_path))
+    assert made["memory_kills"] == 3
+    (remark,) = made["remarks"]
+    assert remark.startswith("the kernel killed learner.0 (2 times), rollout_generator.1 (1 time) for lack of memory: ")
+    (tmp_path / MEMORY_KILLS).write_text('["learner.0"]')
+    assert read_memory_kills(tmp_path) == {}
 
 
 def test_steps_without_update_and_skipped_steps_are_told_apart(journal: Journal) -> None:

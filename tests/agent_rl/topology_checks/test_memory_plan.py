@@ -28,7 +28,7 @@ from agent_rl.learning.ranks import JoinedRanks
 from agent_rl.learning.sharding import local, shard, unloaded
 from agent_rl.learning.trainer import Trainer
 from agent_rl.models.shapes import Shape
-from agent_rl.topology_checks.memory import Training, learner_needs, plan, plan_rows
+from agent_rl.topology_checks.memory import FRAGMENTED, LIBRARIES, Training, learner_needs, plan, plan_rows
 
 TOKENS = 512
 SMALL: dict[str, Any] = {
@@ -135,6 +135,21 @@ def test_ranks_share_what_is_sharded_and_checkpointing_keeps_inputs() -> None:
     assert many["a layer's backward pass"] > few["a layer's backward pass"]  # it computes one layer's activations again
 
 
+def test_on_a_processor_the_libraries_count_and_holes_that_a_checkpoint_leaves_no_room_for() -> None:
+    shape = Shape.of(SMALL | {"model_type": "qwen3"})
+    assert shape is not None
+
+    def sizes(tokens: int, *, on_gpu: bool) -> dict[str, int]:
+        training = Training(4, 1, 1, tokens, checkpointed=False, logits_mib=128, on_gpu=on_gpu)
+        return {need.what: need.size for need in learner_needs(shape, training, "learner")}
+
+    few, many = sizes(16, on_gpu=False), sizes(4096, on_gpu=False)
+    assert few["libraries"] == many["libraries"] == LIBRARIES
+    assert "fragmentation" not in few
+    assert many["fragmentation"] == int(FRAGMENTED * many["activations"]) - 12 * shape.weights
+    assert not {"libraries", "fragmentation"} & sizes(4096, on_gpu=True).keys()
+
+
 @contextmanager
 def fake_ranks(rank: int, sizes: MeshSizes) -> Iterator[JoinedRanks]:
     """One of many ranks whose others do not exist: nothing is sent."""
@@ -195,7 +210,8 @@ def test_check_prints_the_plan_of_a_model_that_is_here(tmp_path: Path) -> None:
     assert found["learner", "moments"] == 4 * model
     assert found["each of 2 GPUs of an engine", "weights"] == model // 2
     assert found["host local", "shared memory: published policies"] == 2 * model
-    assert found["host local", "memory: policy being published"] == model
+    assert found["host local", "memory: older policies (mismatch_tokens)"] == 2 * model
+    assert ("host local", "memory: policy being published") not in found  # it is the last of these
     assert found["host local", "memory: checkpoint being written"] == 7 * model
     assert found["host local", "memory: rollouts of a step"] == 16 * 8 * 176 * 46
     assert found["host local", "shared memory: fetched policy"] == model
@@ -222,8 +238,9 @@ def test_a_device_in_turns_holds_the_larger_of_both_and_not_their_sum(tmp_path: 
     model = 2 * 14_768_307_200
     found = {need.what: need.size for need in needs if need.where == "a device in turns"}
     assert found == {
-        "while the learner trains": learner + (model if device == "cpu" else 0),
-        "while the engine writes": engine + 7 * model,  # the weights, their float32 copies, the moments
+        "while the learner trains": learner + (model + LIBRARIES if device == "cpu" else 0),
+        # the weights, their float32 copies, the moments
+        "while the engine writes": engine + 7 * model + (LIBRARIES if device == "cpu" else 0),
     }
     (row,) = [row for row in plan_rows(needs, str) if row[1] == "at most"]
     assert row[2] == str(max(found.values()))
