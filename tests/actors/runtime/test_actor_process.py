@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from actors.exits import describe_exit
-from actors.runtime.actor_process import ActorProcess, Plan
 from actors.runtime import process
+from actors.runtime.actor_process import ActorProcess, Plan
 from actors.runtime.children import ActorChild, telling
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
