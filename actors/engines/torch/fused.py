@@ -39,9 +39,9 @@ def can_fuse(model: nn.Module) -> bool:
 class Projection:
     """Linear layers with one input as one product: [n, in_features] -> [n, sum of out_features].
 
-    ``one_dnn`` uses oneDNN for float32 on CPU, with a reordered copy of the weights. (torch's default is MKL. MKL
-    leaves half of an AMD processor's vector width unused, and reordering takes up to half of the time of a small
-    batch.) In other cases the layers' parameters become parts of one tensor, without a copy.
+    ``one_dnn`` uses oneDNN on CPU, with a reordered copy of the weights, since reordering takes up to half of the time
+    of a small batch. (For float32 torch's default is MKL, which leaves half of an AMD processor's vector width unused.)
+    In other cases the layers' parameters become parts of one tensor, without a copy.
     """
 
     def __init__(self, *layers: nn.Linear, one_dnn: bool) -> None:

@@ -7,6 +7,7 @@ linear layers see no padding, and only attention knows which token belongs to wh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 ATTENTION = "agent_rl_contiguous_kv"
 """The attention function's name in transformers' registry. It needs no mask function: a ForwardStep is the mask."""
 
-_MINIMUM_LENGTH = 64
+_STEP = 64
 
 
 class KVCache:
     """Keys and values of ``rows`` sequences, in one tensor [layers, 2, rows, kv_heads, length, head_dim].
 
-    ``length`` doubles up to ``max_length`` as sequences grow. Values in a row beyond its sequence are stale but finite,
-    so that an attention weight of 0 cancels them.
+    ``length`` grows by a quarter, in steps of 64, up to ``max_length`` as sequences do. Values in a row beyond its
+    sequence are stale but finite, so that an attention weight of 0 cancels them.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KVCache:
         self.row_elements = 2 * kv_heads * head_dim
         """Number of values (keys and values) of one token in one layer."""
         self.max_length = max_length
-        self.length = min(_MINIMUM_LENGTH, max_length)
+        self.length = min(_STEP, max_length)
         self._data = torch.zeros(layers, 2, rows, kv_heads, self.length, head_dim, dtype=dtype, device=device)
 
     def keys(self, layer: int) -> Tensor:
@@ -81,8 +82,8 @@ class KVCache:
             return
         if length > self.max_length:
             raise EngineError(f"a sequence of {length} tokens is longer than the model allows ({self.max_length})")
-        while self.length < length:
-            self.length = min(max(2 * self.length, _MINIMUM_LENGTH), self.max_length)
+        grown_length = max(length, self.length + self.length // 4)
+        self.length = min(math.ceil(grown_length / _STEP) * _STEP, self.max_length)
         grown = self._data.new_zeros((*self._data.shape[:4], self.length, self._data.shape[5]))
         grown[..., : self._data.shape[4], :] = self._data
         self._data = grown
@@ -194,9 +195,9 @@ def attend(step: ForwardStep, layer: int, query: Tensor, key: Tensor, value: Ten
             row_keys, row_values = flat_keys[here, :length], flat_values[here, :length]
             batched = query[first:last].reshape(shape)
             bias = step.bias[here, :, :length]
-            if query.dtype == torch.float32:
+            if query.dtype == torch.float32 or length == cache.length:
                 scores = torch.baddbmm(bias, batched, row_keys.transpose(1, 2), alpha=scaling)
-            else:  # oneDNN would copy the transposed keys, which takes longer than the product
+            else:  # oneDNN copies parts of rows, and transposed ones at a higher price
                 scores = torch.baddbmm(bias.transpose(1, 2), row_keys, batched.transpose(1, 2), alpha=scaling)
                 scores = scores.transpose(1, 2)
             torch.bmm(scores.softmax(-1), row_values, out=out[first:last].view(shape))

@@ -97,8 +97,7 @@ class CausalModel:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
             remedy = "name a model that this transformers can load, or save it again"
             raise ModelError(f"cannot load a model from {path}: {reason}; {remedy}") from error
-        available: bool = torch.backends.mkldnn.is_available()
-        one_dnn = device.type == "cpu" and self.dtype == torch.float32 and available
+        one_dnn = device.type == "cpu" and _has_one_dnn(self.dtype)
         if one_dnn:
             bound_caches()
         config = model.config.get_text_config()
@@ -113,7 +112,7 @@ class CausalModel:
             self._fused = FusedDecoder(
                 model, kv_heads=self.kv_heads, head_dim=self.head_dim, max_length=self.max_length, one_dnn=one_dnn
             )
-        elif one_dnn:
+        elif one_dnn and self.dtype == torch.float32:
             use_one_dnn(model)
         on_device = (each for each in (*model.parameters(), *model.buffers()) if each.device.type != "cpu")
         self._away = HostMemory(on_device)
@@ -176,6 +175,12 @@ class CausalModel:
         except torch.OutOfMemoryError as error:
             remedy = "whoever shares the device must leave more of it"
             raise EngineError(f"no memory on {self.device} to wake: {error}; {remedy}") from error
+
+
+def _has_one_dnn(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - as torch's compiler asks
+    return dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 def read_weights(path: Path, specs: TensorSpecs) -> dict[str, Tensor]:

@@ -22,6 +22,9 @@ _SPAN_ROWS = 4
 _WASTE = 2
 """Sequences are padded together while the longest has at most this many times the new tokens of the shortest."""
 
+_WHOLE = 1.5
+"""Whole rows of the cache are read in place of parts that are not shorter by more than this factor."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
@@ -104,6 +107,10 @@ def pack(
         positions = np.concatenate(packed_positions)
         token_rows = np.concatenate(packed_rows)
     heads = np.arange(cache.kv_heads)
+    parts = spans(cached[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0)
+    if cache.device.type == "cpu" and cache.dtype != torch.float32:  # oneDNN copies parts of rows, but not whole ones
+        whole = cache.length
+        parts = tuple((first, last, whole if whole <= _WHOLE * length else length) for first, last, length in parts)
     write = (token_rows[:, None] * cache.kv_heads + heads) * cache.length + positions[:, None]
     return PackedStep(
         count=len(tokens),
@@ -111,8 +118,8 @@ def pack(
         positions=_tensor(_padded(positions), cache),
         ends=_tensor(_padded(ends), cache),
         write=_tensor(write.reshape(-1), cache),
-        bias=_decode_bias(cached[:decoding], cache) if decoding else None,
-        spans=spans(cached[:decoding] + 1, cache.row_elements if cache.device.type == "cpu" else 0),
+        bias=_decode_bias(cached[:decoding], max(length for _, _, length in parts), cache) if decoding else None,
+        spans=parts,
         prefills=tuple(prefills),
     )
 
@@ -172,9 +179,9 @@ def spans(lengths: NDArray[np.int64], elements: int) -> tuple[tuple[int, int, in
     return (*found, (first, len(lengths), length))
 
 
-def _decode_bias(cached: NDArray[np.int64], cache: KVCache) -> Tensor:
-    """[rows * kv_heads, 1, l]: each row's new token attends to the ``cached`` tokens before it and to itself."""
-    visible = np.arange(int(cached.max()) + 1) <= cached[:, None]
+def _decode_bias(cached: NDArray[np.int64], length: int, cache: KVCache) -> Tensor:
+    """[rows * kv_heads, 1, length]: each row's new token attends to the ``cached`` tokens before it and to itself."""
+    visible = np.arange(length) <= cached[:, None]
     bias = np.where(visible, np.float32(0.0), np.float32(-np.inf)).repeat(cache.kv_heads, axis=0)
     return _tensor(bias[:, None], cache).to(cache.dtype)
 

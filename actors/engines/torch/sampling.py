@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,9 @@ _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _BITS = 23
 """Uniforms of 23 bits: ``u * total`` in float32 then stays below ``total``, so a draw never exceeds the last token."""
+
+_BLOCK, _LEAST_BLOCK, _LARGE = 256, 32, 4096
+"""Tokens of a block of a vocabulary that is drawn from in two steps, at most and at least, and of such a vocabulary."""
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -51,32 +55,52 @@ def sample(
     if not (greedy | (temperatures == 1.0)).all():
         scale = torch.from_numpy(np.where(greedy, np.float32(1.0), temperatures)).to(logits.device)
         scaled = logits / scale[:, None]
-    logprobs = scaled.log_softmax(-1)
+    top = scaled.amax(-1, keepdim=True)
+    weights = (scaled - top).exp_()
+    lost = torch.zeros_like(top)  # log of the probability that filters leave
     if greedy.all():
         tokens = logits.argmax(-1, keepdim=True)
     else:
         uniform = torch.from_numpy(draws).to(logits.device)[:, None]
-        tokens = _draw(logprobs.exp(), uniform)
+        tokens = _draw(weights, uniform)
         if top_p is not None and top_k is not None:
             filtered = np.flatnonzero(~greedy & ((top_p < 1.0) | (top_k > 0)))
             if len(filtered):
                 rows = torch.from_numpy(filtered).to(logits.device)
-                probabilities, order = logprobs[rows].double().exp().sort(dim=-1, descending=True, stable=True)
+                of_rows = scaled[rows].log_softmax(-1).double().exp()
+                probabilities, order = of_rows.sort(dim=-1, descending=True, stable=True)
                 kept = _filtered(probabilities, top_p[filtered], top_k[filtered])
                 tokens[rows] = order.gather(1, _draw(kept, uniform[rows].double()))
-                mass = (kept.sum(-1, keepdim=True) / probabilities.sum(-1, keepdim=True)).log()
-                logprobs[rows] -= mass.float()
+                lost[rows] = (kept.sum(-1, keepdim=True) / probabilities.sum(-1, keepdim=True)).log().float()
         if greedy.any():
             is_greedy = torch.from_numpy(greedy).to(logits.device)[:, None]
             tokens = torch.where(is_greedy, logits.argmax(-1, keepdim=True), tokens)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+    logprobs = scaled.gather(1, tokens) - top - weights.sum(-1, keepdim=True).log() - lost
+    return tokens[:, 0], logprobs[:, 0]
 
 
-def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """A token [n, 1] for each row [n, vocabulary], which need not add up to 1, from ``uniform`` [n, 1]."""
-    cumulative = probabilities.cumsum(-1)
-    found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    return found.clamp_(max=probabilities.shape[1] - 1)
+def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """A token [n, 1] for each row [n, vocabulary], which need not add up to 1, from ``uniform`` [n, 1].
+
+    In a large vocabulary a block is drawn first, then a token of it: torch's running sums are slow on CPU.
+    """
+    rows, vocabulary = weights.shape
+    block = math.gcd(vocabulary, _BLOCK)
+    if vocabulary < _LARGE or block < _LEAST_BLOCK or weights.device.type != "cpu":
+        return _reached(weights.cumsum(-1), uniform)[0]
+    blocks = weights.view(rows, -1, block)
+    sums = blocks.sum(-1)
+    chosen, target = _reached(running := sums.cumsum(-1), uniform)
+    rest = target - (running - sums).gather(1, chosen)
+    inside = blocks[torch.arange(rows), chosen[:, 0]].cumsum(-1)
+    # Rounding must not lead out of the block, nor to a token without weight.
+    return chosen * block + _reached(inside, (rest / inside[:, -1:]).clamp_(0.0, 1.0 - 2.0**-_BITS))[0]
+
+
+def _reached(running: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Where running sums [n, m] exceed a share of the whole, which is ``uniform`` [n, 1], and this share."""
+    target = uniform * running[:, -1:]
+    return torch.searchsorted(running, target, right=True).clamp_(max=running.shape[1] - 1), target
 
 
 def _filtered(probabilities: Tensor, top_p: NDArray[np.float32], top_k: NDArray[np.int64]) -> Tensor:
