@@ -3,12 +3,13 @@
     agent-rl bench end_to_end --peer trl
     agent-rl bench end_to_end --peer trl --tools isolated --steps 40 --rounds 3
     agent-rl bench end_to_end --peer trl --setting sdpa
+    agent-rl bench end_to_end --peer trl --recipe FILE --groups 4 --samples 8 --max-tokens 192 --tools isolated
 
-The quickstart's model is taught its format once. A tournament of short runs then finds the setting with which TRL is
-fastest; --setting names one instead. Both sides train plain GRPO from that model, one update a step on --groups groups
-of --samples completions of at most --max-tokens tokens, in turns: first with tools and answer checks in a process that
-just runs them, then with both in the sandbox. TRL lives in an environment of its own, made by `make bench-trl` or named
-by --python.
+The model of --recipe, the quickstart's, is taught its format once, by the recipe's first stage. A tournament of short
+runs then finds the setting with which TRL is fastest; --setting names one instead. Both sides train plain GRPO from
+that model, one update a step on --groups groups of --samples completions of at most --max-tokens tokens, in turns:
+first with tools and answer checks in a process that just runs them, then with both in the sandbox. TRL lives in an
+environment of its own, made by `make bench-trl` or named by --python.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from typing import Any, Literal
 
 import trio
 
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import RlStage
+from agent_rl.environments.load import Environments, mixed_tasks
 from agent_rl.groups.measures import wilson_interval
 from benchmarks.bench_overlap import EXAMPLE, INDEPENDENT, teach
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.peer_trl import (
     CANDIDATES,
-    LEARNING_RATE,
-    MAX_TURNS,
+    PRETRAINED,
     RESPONSE_CHARS,
-    WARMUP_STEPS,
     Setting,
     Spec,
     Tools,
@@ -60,6 +62,8 @@ class Options:
 
     peer: Literal["trl"]
     """The other system."""
+    recipe: Path = EXAMPLE
+    """A topology whose environment has boxed answers and Python alone, and whose prompts list no tools."""
     python: Path = ENVIRONMENT
     """The interpreter of the peer's environment."""
     tools: tuple[Tools, ...] = ("in_process", "isolated")
@@ -81,9 +85,9 @@ class Options:
     tournament_seconds: float = 90.0
     """How long a run of the tournament may take; a candidate that is slower is out."""
     model: Path | None = None
-    """A taught model of the quickstart, instead of teaching one."""
-    sft_steps: int = 900
-    """Supervised steps before all runs."""
+    """A taught model of the recipe, instead of teaching one."""
+    sft_steps: int | None = None
+    """Supervised steps before all runs; left out: as many as the recipe has."""
     seed: int = 0
     overrides: Overrides = ()
     """As for agent-rl run, for our side."""
@@ -134,11 +138,11 @@ class Measured:
         return sum(share * count for share, count in pairs), sum(count for _, count in pairs)
 
 
-async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
+async def ours(folder: Path, spec: Spec, recipe: Path, overrides: Sequence[str]) -> Measured:
     """A run of the five actors: plain GRPO, every rollout of a group with signal trained, one update a step."""
     stage = (
-        f'kind="rl", steps={spec.steps}, learning_rate={LEARNING_RATE}, warmup_steps={WARMUP_STEPS}, '
-        f"max_response_tokens={spec.max_tokens}, max_turns={MAX_TURNS}"
+        f'kind="rl", steps={spec.steps}, learning_rate={spec.learning_rate}, warmup_steps={spec.warmup_steps}, '
+        f"max_response_tokens={spec.max_tokens}, max_turns={spec.max_turns}"
     )
     settings = [
         f'model={{path="{spec.model}"}}',
@@ -154,7 +158,7 @@ async def ours(folder: Path, spec: Spec, overrides: Sequence[str]) -> Measured:
         *overrides,
     ]
     started = time.monotonic()
-    run = await finished(EXAMPLE, folder, settings)
+    run = await finished(recipe, folder, settings)
     seconds = time.monotonic() - started
     steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
     (stage_row,) = run.metrics("stage")
@@ -196,6 +200,7 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
     All candidates run once, and the best FINALISTS again for about twice as many steps, with another seed. That run
     decides.
     """
+    candidates = PRETRAINED if load_topology(options.recipe).model.path else CANDIDATES
     rates: dict[str, float] = {}
     faults: dict[str, str] = {}
 
@@ -204,7 +209,7 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
         place.mkdir()
         told = replace(options, steps=steps, seed=options.seed + seed)
         try:
-            spec = specification(told, options.tools[0], CANDIDATES[name], model, place)
+            spec = specification(told, options.tools[0], candidates[name], model, place)
             rate = (await peer(place, spec, options.python, options.tournament_seconds)).trained_per_s
         except RunFailed as failure:
             faults[name] = str(failure).partition("\n")[0] + ": " + str(failure).strip().rpartition("\n")[2]
@@ -212,16 +217,16 @@ async def tournament(options: Options, model: Path, folder: Path) -> str:
         print(f"tournament: {name}: {rate:.1f} trained completions/s over {steps - 1} steps", flush=True)
         return rate
 
-    for number, (name, setting) in enumerate(CANDIDATES.items()):
+    for number, (name, setting) in enumerate(candidates.items()):
         if options.groups * options.samples % (setting.micro_batch or 1):
             faults[name] = "its micro-batches do not divide a step's completions"
         elif (rate := await run(name, number, options.tournament_steps, 0)) is not None:
             rates[name] = rate
     finals: dict[str, float] = {}
-    for number, name in enumerate(sorted(rates, key=rates.__getitem__, reverse=True)[:FINALISTS], len(CANDIDATES)):
+    for number, name in enumerate(sorted(rates, key=rates.__getitem__, reverse=True)[:FINALISTS], len(candidates)):
         if (rate := await run(name, number, 2 * options.tournament_steps - 1, 1)) is not None:
             finals[name] = rate
-    rows = [(name, rates.get(name, "-"), finals.get(name, "-"), faults.get(name, "")) for name in CANDIDATES]
+    rows = [(name, rates.get(name, "-"), finals.get(name, "-"), faults.get(name, "")) for name in candidates]
     title = f"TRL's settings, tools {options.tools[0].replace('_', ' ')}: trained completions a second"
     print_table(title, ("setting", "all", "final", "fault"), rows)
     if not finals:
@@ -235,7 +240,7 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
     with tempfile.TemporaryDirectory(prefix="agent-rl-bench-") as name:
         folder = Path(name)
         (folder / "teach").mkdir()
-        model = options.model or await teach(folder / "teach", options.sft_steps)
+        model = options.model or await teach(folder / "teach", options.sft_steps, options.recipe)
         chosen = options.setting or await tournament(options, model, folder)
         print(f"TRL's setting: {chosen}", flush=True)
         setting = setting_of(chosen)
@@ -246,7 +251,7 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
                     place.mkdir()
                     spec = specification(options, tools, setting, model, place)
                     if side == OURS:
-                        measured = await ours(place, spec, options.overrides)
+                        measured = await ours(place, spec, options.recipe, options.overrides)
                     else:
                         measured = await peer(place, spec, options.python)
                     by_side.setdefault((tools, side), []).append(measured)
@@ -257,15 +262,28 @@ async def measure(options: Options) -> dict[tuple[Tools, str], list[Measured]]:
 
 def specification(options: Options, tools: Tools, setting: Setting, model: Path, place: Path) -> Spec:
     """The task of both sides."""
+    topology = load_topology(options.recipe, [f'model={{path="{model}"}}', f"run.seed={options.seed}"])
+    stage = next(stage for stage in topology.stages if isinstance(stage, RlStage))
+    environments = Environments(topology, options.recipe.absolute().parent)
+    source = mixed_tasks(topology.environments, seed=options.seed, base=options.recipe.absolute().parent)
+    with (place / "problems.jsonl").open("w") as file:
+        for number in range(options.steps * options.groups):
+            problem = source.problem(0, number)
+            row = {"prompt": environments[problem.environment].prompt(problem), "gold": problem.answer}
+            file.write(json.dumps(row) + "\n")
     return Spec(
         model=str(model),
         rows=str(place / "rows.jsonl"),
+        problems=file.name,
         output=str(place / "trl"),
         seed=options.seed,
         steps=options.steps,
         groups=options.groups,
         samples=options.samples,
         max_tokens=options.max_tokens,
+        max_turns=stage.max_turns,
+        learning_rate=stage.learning_rate,
+        warmup_steps=stage.warmup_steps,
         tools=tools,
         setting=setting,
     )

@@ -12,6 +12,7 @@ processor time, by actor, and so how far overlapping can go on the cores there a
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tempfile
@@ -24,6 +25,7 @@ from pydantic import PositiveFloat
 
 from actors.tool_executor import ToolExecutor, ToolExecutorSettings
 from agent_rl.config.examples import EXAMPLES
+from agent_rl.config.load import load_topology
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.messages import JudgementReply, JudgementWanted, ToolCall, ToolResult, TurnObserved
 from benchmarks.command import Overrides
@@ -148,10 +150,13 @@ def read(run: Run) -> Measured:
     )
 
 
-async def teach(folder: Path, steps: int) -> Path:
-    """The model after the quickstart's supervised stage."""
-    overrides = [f'stages=[{{kind="sft", steps={steps}, batch=16, learning_rate=3e-3}}]']
-    run = await finished(EXAMPLE, folder, overrides)
+async def teach(folder: Path, steps: int | None, recipe: Path = EXAMPLE) -> Path:
+    """The model after a recipe's first stage, which is supervised, with so many steps if they are given."""
+    stage = load_topology(recipe).stages[0].model_dump(exclude_defaults=True) | (
+        {} if steps is None else {"steps": steps}
+    )
+    fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in stage.items())
+    run = await finished(recipe, folder, [f"stages=[{{{fields}}}]"])
     return max((run.directory / "checkpoints").glob("version-*")).absolute()
 
 

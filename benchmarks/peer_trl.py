@@ -5,7 +5,8 @@
 The environment has TRL and this package. SPEC.json holds a `Spec`; its file ``rows`` gets a JSON object a line: one
 when training begins, one after each step.
 
-`CANDIDATES` are settings of TRL 1.16 that change its speed on a CPU, and not what it trains. They were read in its
+`CANDIDATES` and `PRETRAINED` are settings of TRL 1.16 that change its speed on a CPU, and not what it trains (but for
+weights that are kept in bfloat16, which train worse). They were read in its
 source and in that of transformers 5.23: `GRPOConfig` has no field for training without padding, and Liger's kernels
 need Triton, so every candidate trains padded batches. `generate` or transformers' continuous batching samples; with the
 latter a turn does not wait for the longest turn of its batch. TRL's client of a vLLM server refuses devices other than
@@ -15,13 +16,14 @@ CUDA; vLLM in TRL's own process was not tried.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -30,7 +32,6 @@ import trio
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.tool_executor import ToolExecutorSettings
-from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.base import CheckError, ToolOutput
 from agent_rl.environments.maths.environment import CHECK
 from agent_rl.environments.maths.rewards import answers_equal, final_answer
@@ -43,44 +44,79 @@ from transport import keep_freed_memory
 
 Tools = Literal["in_process", "isolated"]
 
+
 CHAT_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' -%}{{- opening -}}{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'assistant' -%}"
-    "{{- '<|assistant|>' -}}"
+    "{{- before + 'assistant' + after -}}"
     "{%- generation -%}{{- message['content'] -}}"
     "{%- for call in message['tool_calls'] or [] -%}"
     "{{- '<tool_call>' -}}{{- call['function'] | tojson -}}{{- '</tool_call>' -}}"
     "{%- endfor -%}"
-    "{{- '<|end|>' -}}{%- endgeneration -%}"
+    "{{- end -}}{%- endgeneration -%}"
     "{%- elif message['role'] == 'tool' -%}"
-    "{%- if loop.previtem is not defined or loop.previtem['role'] != 'tool' -%}{{- '<|user|>' -}}{%- endif -%}"
+    "{%- if loop.previtem is not defined or loop.previtem['role'] != 'tool' -%}"
+    "{{- before + 'user' + after -}}"
+    "{%- endif -%}"
     "{{- '<tool_response>' + message['content'] + '</tool_response>' -}}"
-    "{%- if loop.nextitem is not defined or loop.nextitem['role'] != 'tool' -%}{{- '<|end|>' -}}{%- endif -%}"
+    "{%- if loop.nextitem is not defined or loop.nextitem['role'] != 'tool' -%}{{- end -}}{%- endif -%}"
     "{%- else -%}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
+    "{{- before + message['role'] + after + message['content'] + end -}}"
     "{%- endif -%}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+    "{%- if add_generation_prompt -%}{{- before + 'assistant' + after -}}{%- endif -%}"
 )
-"""The quickstart's template, with the roles TRL needs: the same tokens, and prefix-preserving."""
-RESPONSE_TEMPLATE: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|assistant|>",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
-    },
-}
-"""How transformers reads a turn: as TRL's own for Qwen3, which writes calls alike, with this tokenizer's frame."""
+"""For the values of a `Frame`."""
 
 
-LEARNING_RATE, WARMUP_STEPS, MAX_TURNS, RESPONSE_CHARS = 3e-4, 5, 4, 4096
+@dataclass(frozen=True)
+class Frame:
+    """What a chat template puts around a turn: before a role, after it, and behind the content."""
+
+    before: str
+    after: str
+    end: str
+    opening: str = ""
+    """What it puts before a conversation that has no system message."""
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Frame:
+        """Of the quickstart's model, or of one with ChatML. Raises ValueError for others."""
+        user = [{"role": "user", "content": "question"}]
+        text = tokenizer.apply_chat_template(user, tokenize=False)
+        for frame in (cls("<|", "|>", "<|end|>"), cls("<|im_start|>", "\n", "<|im_end|>\n")):
+            turn = f"{frame.before}user{frame.after}question{frame.end}"
+            if text.endswith(turn):
+                return replace(frame, opening=text.removesuffix(turn))
+        raise ValueError("the chat template frames turns neither as the quickstart's nor as ChatML")
+
+    @property
+    def chat_template(self) -> str:
+        """The model's template with the roles TRL needs: the same tokens, and prefix-preserving."""
+        values = asdict(self).items()
+        return "".join(f"{{%- set {name} = {json.dumps(text)} -%}}" for name, text in values) + CHAT_TEMPLATE
+
+    @property
+    def response_template(self) -> dict[str, Any]:
+        """How transformers reads a turn: as TRL's own for Qwen3, which writes calls alike, with this frame."""
+        return {
+            "defaults": {"role": "assistant"},
+            "start_anchor": f"{self.before}assistant{self.after}",
+            "fields": {
+                "tool_calls": {
+                    "open": "<tool_call>",
+                    "close_pattern": r"</tool_call>\s*",
+                    "repeats": True,
+                    "content": "json",
+                    "transform": {"type": "function", "function": "{content}"},
+                },
+                "content": {"close_pattern": re.escape(self.end.strip()) + r"\s*", "content": "text"},
+            },
+        }
+
+
+RESPONSE_CHARS = 4096
 """The same on both sides."""
 PROBE_SECONDS = 300.0
 """How long an import of TRL may take."""
@@ -92,6 +128,8 @@ class Setting:
 
     attention: str = "sdpa"
     """``attn_implementation``."""
+    dtype: str = "float32"
+    """Type that weights are kept in."""
     micro_batch: int | None = None
     """``per_device_train_batch_size``; None: all completions of a step."""
     threads: int = 2
@@ -102,13 +140,13 @@ class Setting:
     """Further fields of ``GRPOConfig``."""
 
 
-def continuous(requests: int) -> dict[str, Any]:
-    """Continuous batching of so many requests at a time; the cache has room for 256 tokens of each.
+def continuous(requests: int, tokens: int = 256) -> dict[str, Any]:
+    """Continuous batching of so many requests at a time; the cache has room for so many tokens of each.
 
     The defaults allot half of the memory to the cache, and size masks for it.
     """
     page = 16
-    blocks = {"page_size": page, "num_blocks": requests * 256 // page, "max_batch_tokens": max(256, requests)}
+    blocks = {"page_size": page, "num_blocks": requests * tokens // page, "max_batch_tokens": max(256, requests)}
     return {
         "use_transformers_continuous_batching": True,
         "transformers_continuous_batching_config": {**blocks, "max_requests_per_batch": requests},
@@ -132,16 +170,36 @@ CANDIDATES: Mapping[str, Setting] = {
     "continuous batching, 256, micro-batches of 32": Setting(micro_batch=32, config=continuous(256)),
     "continuous batching, 256, micro-batches of 64": Setting(micro_batch=64, config=continuous(256)),
 }
+"""For models whose steps are short beside what each call costs."""
+_HALF = {"bf16": True}
+PRETRAINED: Mapping[str, Setting] = {
+    "float32, micro-batches of 8": Setting(micro_batch=8),
+    "bfloat16 products, micro-batches of 8": Setting(micro_batch=8, config=_HALF),
+    "bfloat16 products, micro-batches of 32": Setting(micro_batch=32, config=_HALF),
+    "bfloat16 products, continuous batching, 32, micro-batches of 8": Setting(
+        micro_batch=8, config={**_HALF, **continuous(32, 512)}
+    ),
+    "bfloat16 weights, micro-batches of 8": Setting(dtype="bfloat16", micro_batch=8),
+    "bfloat16 weights, micro-batches of 16": Setting(dtype="bfloat16", micro_batch=16),
+    "bfloat16 weights, continuous batching, 32, micro-batches of 8": Setting(
+        dtype="bfloat16", micro_batch=8, config=continuous(32, 512)
+    ),
+    "bfloat16 weights, two steps sampled at once, micro-batches of 8": Setting(
+        dtype="bfloat16", micro_batch=8, config={"steps_per_generation": 2 * 4}
+    ),
+}
+"""For models of which matrix products decide."""
 
 
 def setting_of(given: str) -> Setting:
     """The named candidate, or what a JSON object says. Raises WrongOptions."""
-    if given in CANDIDATES:
-        return CANDIDATES[given]
+    known = {**CANDIDATES, **PRETRAINED}
+    if given in known:
+        return known[given]
     try:
         return Setting(**json.loads(given))
     except (ValueError, TypeError) as error:
-        names = ", ".join(f'"{name}"' for name in CANDIDATES)
+        names = ", ".join(f'"{name}"' for name in known)
         raise WrongOptions(
             f"--setting {given}: neither a candidate ({names}) nor a JSON object of a setting's fields ({error})"
         ) from error
@@ -168,6 +226,8 @@ class Spec:
 
     model: str
     rows: str
+    problems: str
+    """A file of the steps' problems in order, a JSON object a line: ``prompt`` (messages), ``gold``."""
     output: str
     """A folder TRL may write to."""
     seed: int
@@ -178,6 +238,9 @@ class Spec:
     """Completions of each."""
     max_tokens: int
     """Most tokens of a completion, tool responses included."""
+    max_turns: int
+    learning_rate: float
+    warmup_steps: int
     tools: Tools
     setting: Setting = field(default_factory=Setting)
 
@@ -337,13 +400,9 @@ def train(spec: Spec, rows: TextIO) -> None:
         keep_freed_memory()
     torch.set_num_threads(setting.threads)
     tokenizer = AutoTokenizer.from_pretrained(spec.model, trust_remote_code=False)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.response_template = RESPONSE_TEMPLATE
-    source = ArithmeticTasks(seed=spec.seed)
-    problems = [source.problem(0, number) for number in range(spec.steps * spec.groups)]
-    dataset = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": each.text}], "gold": each.answer} for each in problems]
-    )
+    frame = Frame.of(tokenizer)
+    tokenizer.chat_template, tokenizer.response_template = frame.chat_template, frame.response_template
+    dataset = Dataset.from_list([json.loads(line) for line in Path(spec.problems).read_text().splitlines()])
     completions = spec.groups * spec.samples
     micro_batch = setting.micro_batch or completions
     config = GRPOConfig(
@@ -355,7 +414,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         num_iterations=1,
         shuffle_dataset=False,
         max_completion_length=spec.max_tokens,
-        max_tool_calling_iterations=MAX_TURNS - 1,
+        max_tool_calling_iterations=spec.max_turns - 1,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
@@ -364,15 +423,14 @@ def train(spec: Spec, rows: TextIO) -> None:
         epsilon_high=0.28,
         loss_type="dapo",
         scale_rewards="group",
-        learning_rate=LEARNING_RATE,
+        learning_rate=spec.learning_rate,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=WARMUP_STEPS,
+        warmup_steps=spec.warmup_steps,
         max_grad_norm=1.0,
         weight_decay=0.0,
         optim="adamw_torch_fused",
-        bf16=False,
         gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32", "attn_implementation": setting.attention},
+        model_init_kwargs={"dtype": setting.dtype, "attn_implementation": setting.attention},
         use_cpu=True,
         seed=spec.seed,
         dataloader_pin_memory=False,
@@ -380,7 +438,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        **setting.config,
+        **{"bf16": False, **setting.config},
     )
     tools = InProcess() if spec.tools == "in_process" else Isolated()
     rewards = Rewards(tools)

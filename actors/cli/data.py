@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from agent_rl.data.conversations import (
     row_fault,
     tool_turn_without_call,
 )
+from agent_rl.data.demonstrations import demonstration
 from agent_rl.data.fetch import Request
 from agent_rl.data.fetch import fetch as fetch_dataset
 from agent_rl.data.filters import ByDifficulty, Decontaminate, Deduplicate, Filter, Integers, Review, Tally, renamed
@@ -257,6 +259,38 @@ def sft(
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}
     of_model = {"tokens": tokens, "tokens_trained_on": trained, "with_control_tokens": controls}
     return tally.figures() | counted | (of_model if model else {})
+
+
+@subject
+def demonstrate(
+    files: Files,
+    /,
+    *,
+    out: Out,
+    number: Annotated[Positive, Parameter(help="of demonstrations")],
+    rest: Annotated[
+        Path | None, Parameter(metavar="FILE", help="also write the rows that are not shown, for training")
+    ] = None,
+    seed: Annotated[int, Parameter(help="of the choice")] = 0,
+) -> dict[str, int]:
+    """Make conversations for an sft stage of problems with an `equation`, which one call of Python computes."""
+    rows = [(row, demonstration(row)) for _, row in rows_of(files, Path.cwd())]
+    able = [index for index, (_, shown) in enumerate(rows) if shown is not None]
+    if len(able) < number:
+        raise DataError(
+            f"{len(able):,} of {len(rows):,} rows have an `equation` whose value is their answer, fewer than --number "
+            f"{number:,}"
+        )
+    chosen = random.Random(seed).sample(able, number)
+    with writer(out) as write:
+        for index in chosen:
+            row, shown = rows[index]
+            write({**({"id": row["id"]} if "id" in row else {}), "messages": shown})
+    if rest:
+        with writer(rest) as write:
+            for index in sorted(set(range(len(rows))) - set(chosen)):
+                write(rows[index][0])
+    return {"rows": len(rows), "with_an_equation": len(able), "demonstrations": number, "rest": len(rows) - number}
 
 
 def _filtered(files: Sequence[str], out: Path, ids: Path | None, chosen: Filter) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.roc_filter.replay import encode_stored
 from actors.testing import running, stand_ins
+from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.journal import Journal
@@ -37,8 +39,7 @@ from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.learner_sides import Row, Setting, Spent, pad
 from benchmarks.peer_trl import (
-    CHAT_TEMPLATE,
-    RESPONSE_TEMPLATE,
+    Frame,
     InProcess,
     Isolated,
     Rewards,
@@ -464,13 +465,30 @@ def test_both_sides_are_told_the_same(tmp_path: Path) -> None:
     spec.write(tmp_path / "spec.json")
     assert Spec.read(tmp_path / "spec.json") == spec
     assert (spec.steps, spec.groups, spec.samples, spec.max_tokens) == (3, 16, 16, 100)
+    assert (spec.max_turns, spec.learning_rate, spec.warmup_steps) == (4, 3e-4, 5)
+    problems = [json.loads(line) for line in Path(spec.problems).read_text().splitlines()]
+    assert len(problems) == 48
+    ours = ArithmeticTasks(seed=0).problem(0, 47)
+    assert problems[-1] == {"prompt": [{"role": "user", "content": ours.text}], "gold": ours.answer}
     assert spec.setting.config == config
 
 
-def test_the_peers_template_makes_the_same_tokens_as_ours() -> None:
+CHATML = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_the_peers_template_makes_the_same_tokens_as_ours(template: str | None) -> None:
     tokenizer = build_tokenizer()
-    ours = ChatFormat(build_tokenizer(), compact=True)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    if template:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+        tokenizer.chat_template = template
+    ours = ChatFormat(copy.deepcopy(tokenizer), compact=True)
+    tokenizer.chat_template = Frame.of(tokenizer).chat_template
     problem = {"role": "user", "content": "A shop has 12 eggs."}
     called = {"name": PYTHON_TOOL, "arguments": {"code": "print(1+2)", "input": ""}}
     turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": called}]}
@@ -482,14 +500,15 @@ def test_the_peers_template_makes_the_same_tokens_as_ours() -> None:
     prompt, before = tokens([problem], generate=True), tokens([problem, turn], generate=False)
     after = tokens([problem, turn, *responses], generate=True)
     shown, _ = ours.conversation_tokens([problem, {"role": "assistant", "content": CALL}])
-    assert before == shown
+    assert before[: len(shown)] == shown
+    assert tokenizer.decode(before[len(shown) :]).strip() == ""
     assert shown[: len(prompt)] == prompt
-    assert after == before + ours.response_tokens(["3", "SyntaxError: x"])
+    assert after == shown + ours.response_tokens(["3", "SyntaxError: x"])
 
 
 def test_the_peer_reads_calls_and_answers_of_a_turn() -> None:
     tokenizer = build_tokenizer()
-    tokenizer.response_template = RESPONSE_TEMPLATE
+    tokenizer.response_template = Frame.of(tokenizer).response_template
     prefix = tokenizer.encode("<|user|>A shop<|end|><|assistant|>")
 
     def read(text: str) -> dict[str, Any]:
