@@ -3,6 +3,7 @@
     agent-rl bench limits
     agent-rl bench limits --model DIR --compute float32 --threads 2
     agent-rl bench limits --size 1.7b --device cuda
+    agent-rl bench limits --model DIR --peers transformers=.venv-trl/bin/python llama.cpp=PYTHON=FILE.gguf
     agent-rl bench limits --quick
 
 The model is a directory, or fresh weights in the shapes of SmolLM2, which take as long. On a GPU weights are kept in
@@ -14,7 +15,8 @@ counts three products for each of the forward pass; attention's products are cou
 optimizer are not.
 
 Engine and learner are measured in a process each, on processors of their own: alone, then side by side. Rounds
-alternate, and a figure is the median; `_low` and `_high` are the least and the greatest.
+alternate, and a figure is the median; `_low` and `_high` are the least and the greatest. --peers are other engines
+(`peer_engines.py`), of which each figure is the best of three; `over_NAME_...` is ours over theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -265,6 +267,8 @@ class Options:
     rounds: int = 3
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
+    peers: tuple[str, ...] = ()
+    """Other engines on the same model, NAME=PYTHON or NAME=PYTHON=MODEL; transformers, vllm and llama.cpp."""
     side: Hidden = ()
 
 
@@ -280,12 +284,25 @@ def main(options: Options) -> int:
         if options.model is None:
             fresh_model(Path(folder), options.size, layers=2 if options.quick else None)
         model, threads = options.model or Path(folder), options.threads
-        compare(Setting(model, options.device, options.compute, threads, options.rounds, options.quick))
+        setting = Setting(model, options.device, options.compute, threads, options.rounds, options.quick)
+        compare(setting, {name: rest for name, _, rest in (each.partition("=") for each in options.peers)})
     return 0
 
 
-def compare(setting: Setting) -> None:
-    """Measure each side alone, then both side by side."""
+def peer(name: str, given: str, setting: Setting) -> dict[str, float]:
+    """Tokens a second of another engine: ``prefill``, ``decode_ROWS``. Raises Failure."""
+    python, _, model = given.partition("=")
+    command = [python, "benchmarks/peer_engines.py", name, model or str(setting.model), str(setting.threads)]
+    rows = map(str, BATCHES[: 2 if setting.quick else None])
+    done = subprocess.run([*command, *rows], capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        raise Failure(f"{name} ended with exit code {done.returncode}\n{done.stderr[-2000:]}")
+    rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return rates
+
+
+def compare(setting: Setting, peers: Mapping[str, str]) -> None:
+    """Measure each side alone, then both side by side, then other engines."""
     alone = {name: ended(started(name, setting, 0)) for name in ("engine", "learner")}
     both = {name: started(name, setting, number * setting.threads) for number, name in enumerate(alone)}
     beside = {name: ended(process) for name, process in both.items()}
@@ -303,4 +320,11 @@ def compare(setting: Setting) -> None:
                 figures[f"{key}_beside_over_alone"] = together / value
             rows.append([side, name, value, min(values), max(values), together, together / value if value else 0.0])
     print_table("shares of the machine", ["side", "figure", "alone", "least", "greatest", "beside", "ratio"], rows)
+    rates = {name: peer(name, given, setting) for name, given in peers.items()}
+    for name, found in rates.items():
+        for what, rate in found.items():
+            figures[f"over_{name}_{what}"] = float(figures[f"{what}_tokens_per_s"] or 0.0) / rate
+    if rates:
+        made = [[what, figures[f"{what}_tokens_per_s"], *(found[what] for found in rates.values())] for what in found]
+        print_table("tokens a second", ["work", "agent_rl", *rates], made)
     print_figures({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()})

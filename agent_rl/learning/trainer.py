@@ -29,7 +29,7 @@ from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
 from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
-from agent_rl.learning.heap import give_heap_back
+from agent_rl.learning.heap import GIVE_BACK_STEPS, give_heap_back
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
@@ -101,6 +101,7 @@ class Trainer:
         self.under_way = ""
         """The first update while it is computed, and how long it will take, in words; empty before and later."""
         self._first = True
+        self._steps = 0
         self.compute_bits = self.model.compute.bits
         """Of a value in matrix products."""
         self.max_length = self.model.max_length
@@ -170,7 +171,7 @@ class Trainer:
         self._refuse(fault)
         (loss_sum,) = self.ranks.total([loss_sum])
         norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
-        self.under_way = ""
+        self._step_done()
         return SupervisedFigures(loss=loss_sum, gradient_norm=norm, tokens=total)
 
     # Reinforcement ----------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ class Trainer:
             if put_back is not None:
                 put_back()
             raise
-        self.under_way = ""
+        self._step_done()
         summed = dict(zip(SUMS, self.ranks.total([totals[name] for name in SUMS]), strict=True))
         loss = summed.pop("loss") / len(batches)
         if self.algorithm.kl is None:
@@ -335,6 +336,12 @@ class Trainer:
     def reset_optimizer(self) -> None:
         """Forget the moments, as a stage may ask."""
         self.optimizer.reset()
+
+    def _step_done(self) -> None:
+        self.under_way = ""
+        self._steps += 1
+        if self.device.type == "cpu" and self._steps % GIVE_BACK_STEPS == 0:
+            give_heap_back()
 
     def give_memory_back(self) -> None:
         """Free gradients, and the memory that the allocator has kept of the step, for whoever shares the device."""
