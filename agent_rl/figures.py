@@ -39,6 +39,8 @@ class RolloutMeans:
     """Share of all tool calls that did not end in success."""
     tool_error_share_correct: float = 0.0
     """Share of the calls in successful rollouts that did not end in success."""
+    unaided_share_correct: float = 0.0
+    """Share of the successful rollouts in which no tool call ended in success."""
     malformed_call_share: float = 0.0
     unknown_tool_share: float = 0.0
     cut_response_share: float = 0.0
@@ -270,6 +272,8 @@ class LearnerFigures:
     """Training time of the last step."""
     environments: dict[str, RolloutMeans] = field(default_factory=dict)
     """Rollouts of the last step by environment, where the run has several."""
+    alarms: dict[str, str] = field(default_factory=dict)
+    """What is wrong with the stage's last steps, by name (`agent_rl.records.health`)."""
     compute_bits: int | None = None
     """Bits of a value in matrix products: 32 for float32, 16 for bfloat16."""
 

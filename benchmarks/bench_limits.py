@@ -16,7 +16,7 @@ optimizer are not.
 
 Engine and learner are measured in a process each, on processors of their own: alone, then side by side. Rounds
 alternate, and a figure is the median; `_low` and `_high` are the least and the greatest. --peers are other engines
-(`peer_engines.py`), of which each figure is the best of three; `over_NAME_...` is ours over theirs.
+(`peer_engines.py`), of which each figure is the best of two; `over_NAME_...` is ours over theirs.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ from benchmarks.reporting import print_figures, print_table
 from benchmarks.rollout_models import Size, fresh_model
 
 BATCHES = (1, 16, 64, 128)
+PEER_BATCHES = (1, 64)
+"""Of other engines: the slowest compute the prompts of larger ones for minutes."""
 PROMPTS, PROMPT, WRITTEN = 16, 256, 24
 """Prompts of the prefill, tokens of a prompt, and tokens that each sequence writes while decoding is measured."""
 UPDATE_ROWS = 2048
@@ -293,8 +295,7 @@ def peer(name: str, given: str, setting: Setting) -> dict[str, float]:
     """Tokens a second of another engine: ``prefill``, ``decode_ROWS``. Raises Failure."""
     python, _, model = given.partition("=")
     command = [python, "benchmarks/peer_engines.py", name, model or str(setting.model), str(setting.threads)]
-    rows = map(str, BATCHES[: 2 if setting.quick else None])
-    done = subprocess.run([*command, *rows], capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run([*command, *map(str, PEER_BATCHES)], capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
         raise Failure(f"{name} ended with exit code {done.returncode}\n{done.stderr[-2000:]}")
     rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

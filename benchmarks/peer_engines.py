@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-PROMPTS, PROMPT, WRITTEN, ROUNDS = 16, 256, 24, 3
+PROMPTS, PROMPT, WRITTEN, ROUNDS = 16, 256, 24, 2
 """As in `bench_limits`; a figure is the best of the rounds."""
 Generate = Callable[[Sequence[Sequence[int]], int], None]
 """Continues prompts, each by so many tokens."""

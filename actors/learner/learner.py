@@ -63,6 +63,7 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.health import Health
 from agent_rl.records.history import Mark
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
 
@@ -400,6 +401,7 @@ class Learner(Actor):
             self._model.trainer.reset_optimizer()
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
+        self._health = Health(tools=self._model.tools)
         await self._publish()
         self._figures = replace(self._figures, step=self._position.step, steps=stage.steps)
         self._stage_began = self.context.now()
@@ -444,6 +446,9 @@ class Learner(Actor):
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._mark = replace(self._mark, step=max(at.version, self._mark.step))
         self._trained_tokens += figures.trained_tokens
+        alarms = dict(self._health.step(ready.figures, figures))
+        for name in alarms.keys() - self._figures.alarms.keys():
+            self.log.warning("alarm", alarm=name, text=alarms[name])
         trained = bool(groups) and fault is None
         self._figures = replace(
             self._figures,
@@ -458,6 +463,7 @@ class Learner(Actor):
             train_seconds=seconds,
             seconds_per_step=(self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
             environments=ready.figures.environments,
+            alarms=alarms,
         )
         self.log.info("step", version=at.version, **row(ready.figures) | row(figures))
         if fault is not None:

@@ -177,7 +177,12 @@ class RoCFilter(Actor):
         check_history(self.context.directory, topology)
         self._journal = self.context.open_journal()
         self._records = RunRecords(
-            self.context.directory, self._journal, topology, self.context.started_at, self.context.wall()
+            self.context.directory,
+            self._journal,
+            topology,
+            self.context.started_at,
+            self.context.wall(),
+            tools=any(self._environments.toolboxes.values()),
         )
         self._book = GroupBook(
             algorithm_of=topology.algorithm_of,

@@ -150,6 +150,8 @@ class ModelledModel:
     """No update is waited for."""
     compute_bits = None
     """There are no products."""
+    tools = False
+    """Nothing is learnt that could be healthy."""
 
     def __init__(self, context: ActorContext, world: World) -> None:
         self._context, self._world = context, world

@@ -109,6 +109,7 @@ def rollout_means(sampled: Sequence[RolloutFigures]) -> RolloutMeans:
         tool_calls=calls / len(rollouts) if rollouts else 0.0,
         tool_error_share=of_calls(sum(r.failed_calls for r in rollouts)),
         tool_error_share_correct=sum(r.failed_calls for r in correct) / correct_calls if correct_calls else 0.0,
+        unaided_share_correct=_mean([float(r.calls == r.failed_calls) for r in correct]),
         malformed_call_share=of_calls(sum(r.malformed_calls for r in rollouts)),
         unknown_tool_share=of_calls(sum(r.unknown_tools for r in rollouts)),
         cut_response_share=of_calls(sum(r.cut_responses for r in rollouts)),

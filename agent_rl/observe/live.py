@@ -142,6 +142,10 @@ class LiveView:
         """Actors in another state than running, or one entry for many of a role."""
         return list(unusual(self._replicas(now)))
 
+    def alarms(self) -> Mapping[str, str]:
+        """What is wrong with the last steps, by name."""
+        return self._learner.alarms
+
     def progress(self) -> tuple[int | None, int | None]:
         """Steps done and steps of the stage; for an evaluate stage, rollouts judged and all rollouts."""
         if self._learner.steps is not None:
@@ -219,9 +223,15 @@ class Display:
         self._failed = False
         self._due: float | None = None
         self._stage: int | None = None
+        self._alarms: set[str] = set()
+        """By their names, as far as they were shown."""
 
     def refresh(self, now: float) -> None:
-        """Redraw the table, or write a line if one is due."""
+        """Redraw the table, or write a line if one is due. An alarm is shown when it begins."""
+        alarms = self._view.alarms()
+        for name in alarms.keys() - self._alarms:
+            self.notice(f"alarm: {alarms[name]}")
+        self._alarms = set(alarms)
         if self._table is not None:
             self._try(lambda table: table.update(self._view.render(now, self._console.width), refresh=True))
             return

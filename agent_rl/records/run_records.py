@@ -34,13 +34,27 @@ SFT_SKIPPED, SFT_LOSS = "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
 """Facts of the journal for each stage: wall-clock seconds; supervised steps skipped (not finite), their last loss."""
 CHECKPOINT = "checkpoint"
 """The fact that names the newest checkpoint."""
+TOOLS = "tools"
+"""The fact that is 1 where an environment offers tools, else 0."""
 
 
 class RunRecords:
     """Writes the records of one run."""
 
-    def __init__(self, directory: Path, journal: Journal, topology: Topology, started_at: float, wall: float) -> None:
-        """``started_at`` is the time of this start of the run and ``wall`` is now, both in wall-clock seconds."""
+    def __init__(
+        self,
+        directory: Path,
+        journal: Journal,
+        topology: Topology,
+        started_at: float,
+        wall: float,
+        *,
+        tools: bool = True,
+    ) -> None:
+        """``started_at`` is the time of this start of the run and ``wall`` is now, both in wall-clock seconds.
+
+        ``tools``: whether an environment offers any.
+        """
         self._directory = directory
         self._journal = journal
         self._topology = topology
@@ -53,6 +67,7 @@ class RunRecords:
         settings = json.dumps(made_with(topology))
         if journal.fact(MADE_WITH) != settings:
             journal.set_fact(MADE_WITH, settings)
+        journal.set_fact(TOOLS, str(int(tools)))
         self._charged_until = wall
         self._rows: LineFile | None = None
         self._pending: list[str] = []
@@ -202,6 +217,7 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
         checkpoint=_newest_checkpoint(directory, journal),
         checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
         memory_kills=read_memory_kills(directory),
+        tools=journal.fact(TOOLS) != "0",
     )
 
 

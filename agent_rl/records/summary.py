@@ -6,11 +6,11 @@ Pure: all is computed from the journal. A figure without data is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import fsum, isfinite
 from typing import Any
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
+from agent_rl.records.health import Health, remarks_of
 from agent_rl.records.journal import StepRow
 from agent_rl.records.run_directory import memory_kills_in_words
 
@@ -40,11 +40,13 @@ def summarise(
     checkpoint: str | None = None,
     checkpoints_damaged: int = 0,
     memory_kills: Mapping[str, int] | None = None,
+    tools: bool = True,
 ) -> dict[str, Any]:
     """All figures by name, and ``remarks``.
 
     ``steps`` are those the learner took; seconds are wall-clock time of running. ``sft_loss`` is that of the last
-    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path; ``memory_kills`` are by actor.
+    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path; ``memory_kills`` are by actor;
+    ``tools``: whether an environment offers any.
     """
     updated = [step for step in steps if step.groups and not step.skipped]
     means = [step.figures.sampled for step in steps]
@@ -103,30 +105,17 @@ def summarise(
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
     killed = [memory_kills_in_words(memory_kills)] if memory_kills else []
-    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *falls(steps)]
+    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *health(steps, tools=tools)]
     return summary
 
 
-FALL_STEPS, FALL_SHARE, LEAST_FALL = 5, 0.5, 0.1
-"""The last steps of a stage, the share of the best success below which theirs has fallen, and the least fall."""
-
-
-def falls(steps: Sequence[StepRow]) -> Iterator[str]:
-    """Stages that ended with much less success than they had. A stage's ``collapse`` stops a run for it, but needs its
-    ``window`` of steps, and compares with ``success_below`` of the file.
-    """
+def health(steps: Sequence[StepRow], *, tools: bool) -> Iterator[str]:
+    """The alarms that there were in each rl stage."""
     for stage in sorted({step.stage for step in steps}):
-        shares = [step.figures.sampled.success for step in steps if step.stage == stage]
-        shares = [share for share in shares if isfinite(share)]
-        means = [fsum(shares[at : at + FALL_STEPS]) / FALL_STEPS for at in range(len(shares) - FALL_STEPS + 1)]
-        if not means or means[-1] > max(means) - LEAST_FALL or means[-1] >= FALL_SHARE * max(means):
-            continue
-        best = max(means)
-        yield (
-            f"success in stages.{stage} fell from {best:.0%} (5 steps from step {means.index(best) + 1} on) to "
-            f"{means[-1]:.0%} in its last 5 steps: training has collapsed; take an earlier checkpoint with a lower "
-            "learning_rate, and see the stage's `collapse` (docs/training.md)"
-        )
+        watch = Health(tools=tools)
+        of_stage = (step for step in steps if step.stage == stage)
+        alarms = [(number, watch.step(step.figures, step.learner_figures)) for number, step in enumerate(of_stage, 1)]
+        yield from remarks_of(alarms, stage)
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:

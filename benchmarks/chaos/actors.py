@@ -360,6 +360,7 @@ class ScriptedModel(TrainedModel):
     """Checkpoints and published policies of a model that is no more than a list of groups."""
 
     trainer: Any
+    tools = False
 
     def _load(self) -> tuple[Position, dict[str, Any]]:
         settings, log = self._context.settings, self._context.log

@@ -36,7 +36,7 @@ def a_step(
         else:
             journal.drop(name, "equal_rewards", 0.0, version, first + number + 1)
     figures = StepFigures(
-        sampled=RolloutMeans(rollouts=8 * len(names), success=correct, response_tokens=100.0),
+        sampled=RolloutMeans(rollouts=8 * len(names), success=correct, response_tokens=100.0, tool_calls=1.0),
         staleness_mean=float(trained),
         staleness_max=2 * trained,
     )
@@ -72,7 +72,7 @@ def test_success_that_fell_is_said_whatever_the_stage_says_of_collapse(journal: 
     for version, success in enumerate((0.5, 0.9, 0.95, 0.95, 0.95, 1.0, 0.6, 0.3, 0.3, 0.25, 0.25, 0.3)):
         a_step(journal, version, trained=2, correct=success)
     (remark,) = summary(journal)["remarks"]
-    assert remark.startswith("success in stages.0 fell from 95% (5 steps from step 2 on) to 28% in its last 5 steps")
+    assert remark.startswith("stages.0, steps 11 to 12: success fell to 28%, from 95% at best")
 
 
 def test_a_run_without_a_training_step_has_no_rates_and_no_remarks(journal: Journal) -> None:

@@ -1,0 +1,147 @@
+"""The health of an rl stage: alarms about its last steps, each with what to look at. Pure.
+
+Runs may learn nothing for a silent reason. An alarm is about means over the last `WINDOW` steps, and holds until these
+are sound again. The learner shows alarms while they hold; the summary names all there were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import fsum, isfinite
+from typing import NamedTuple
+
+from agent_rl.figures import StepFigures, TrainingFigures
+
+WINDOW = 5
+"""Steps of each mean."""
+LEAST_ENTROPY, SURE_SUCCESS = 0.02, 0.8
+"""Entropy in nats a token below which a policy samples nothing new, unless it succeeds at least this often."""
+MOST_TRUNCATED, LENGTH_FACTOR = 1 / 3, 2.0
+"""Share of rollouts that run out of tokens, and growth of responses since the stage's first window."""
+LUCK_BEFORE, LUCK = 0.25, 0.5
+"""Shares of right rollouts without a call that succeeded: in the stage's first window at most, and now."""
+MOST_CLIPPED, MOST_KL, MOST_MISMATCH = 0.3, 1.0, 0.1
+"""Share of tokens, nats a token, nats a token."""
+FALL_SHARE, LEAST_FALL = 0.5, 0.1
+"""The share of the best window's success below which the present one has fallen, and the least fall."""
+
+
+class Alarm(NamedTuple):
+    """What is wrong. ``text`` says it with figures, and what to look at."""
+
+    name: str
+    text: str
+
+
+class Taken(NamedTuple):
+    """A step: the filter's figures of its rollouts, and the learner's."""
+
+    sampled: StepFigures
+    trained: TrainingFigures
+
+
+class Health:
+    """Takes the steps of a stage, in order."""
+
+    def __init__(self, *, tools: bool) -> None:
+        """``tools``: whether the model is told of any."""
+        self._tools = tools
+        self._last: deque[Taken] = deque(maxlen=WINDOW)
+        self._first: tuple[float, float] | None = None
+        """Length of responses, and share of luck, of the first window."""
+        self._best = 0.0
+
+    def step(self, sampled: StepFigures, trained: TrainingFigures | None) -> tuple[Alarm, ...]:
+        """Take a step; return the alarms that hold after it. Steps in which nothing was sampled are ignored."""
+        if sampled.sampled.rollouts:
+            self._last.append(Taken(sampled, trained or TrainingFigures()))
+        if len(self._last) < WINDOW:
+            return ()
+        length, luck = self._sampled("response_tokens"), self._sampled("unaided_share_correct")
+        self._first = self._first or (length, luck)
+        self._best = max(self._best, self._sampled("success"))
+        return tuple(self._alarms(length, luck, *self._first))
+
+    def _alarms(self, length: float, luck: float, first_length: float, first_luck: float) -> Iterator[Alarm]:
+        success, calls = self._sampled("success"), self._sampled("tool_calls")
+        if self._tools and calls == 0.0:
+            yield Alarm(
+                "no_tool_calls",
+                f"no rollout of the last {WINDOW} steps called a tool, though tools are offered: read a trajectory; "
+                "the model may not know the form of calls (an sft stage teaches it), or writes calls in another form",
+            )
+        decided = sum(taken.sampled.groups_decided for taken in self._last)
+        stale = sum(taken.sampled.groups_dropped_stale for taken in self._last)
+        if decided and not stale and not any(taken.sampled.groups_trained for taken in self._last):
+            yield Alarm(
+                "no_signal",
+                f"all {decided:,} groups of the last {WINDOW} steps were without a gradient, at {success:.0%} success: "
+                "choose problems that are neither always nor never solved (a select stage, agent-rl data difficulty), "
+                "or more samples a group",
+            )
+        entropy = self._trained(lambda figures: figures.entropy)
+        if entropy is not None and entropy < LEAST_ENTROPY and success < SURE_SUCCESS:
+            yield Alarm(
+                "low_entropy",
+                f"the policy's entropy is {entropy:.3g} nats a token at {success:.0%} success, so that samples repeat "
+                "each other: fewer supervised steps before, a lower learning_rate, or a higher clip_high",
+            )
+        if (truncated := self._sampled("truncated_share")) > MOST_TRUNCATED:
+            yield Alarm(
+                "truncated",
+                f"{truncated:.0%} of rollouts run out of tokens: raise max_response_tokens, or read whether the model "
+                "repeats itself or does not end its turns",
+            )
+        if length > LENGTH_FACTOR * first_length > 0.0:
+            yield Alarm(
+                "length",
+                f"responses grew from {first_length:.0f} to {length:.0f} tokens in this stage: read what the model "
+                "added; a length penalty or a lower learning_rate holds it",
+            )
+        if self._tools and luck > LUCK and first_luck < LUCK_BEFORE and success > 0.0:
+            yield Alarm(
+                "luck",
+                f"{luck:.0%} of right rollouts had no successful tool call, {first_luck:.0%} at first: the model "
+                "guesses; read them, and whether answers can be guessed",
+            )
+        for name, most, of, remedy in (
+            ("clip_share", MOST_CLIPPED, "of tokens are clipped", "a lower learning_rate or fewer updates_per_step"),
+            ("kl", MOST_KL, "nats a token from the reference", "a lower learning_rate or a larger kl coefficient"),
+        ):
+            value = self._trained(lambda figures, name=name: getattr(figures, name))  # type: ignore[misc]
+            if value is not None and value > most:
+                yield Alarm(name, f"{value:.2g} {of}: the policy moves too far; {remedy}")
+        gap = self._trained(lambda figures: figures.mismatch.mismatch_gap if figures.mismatch else None)
+        if gap is not None and gap > MOST_MISMATCH:
+            yield Alarm(
+                "mismatch",
+                f"engine and learner differ by {gap:.2g} nats a token at the same weights: compare their compute "
+                "types, temperature, template and tokenizer",
+            )
+        if success < FALL_SHARE * self._best and self._best - success >= LEAST_FALL:
+            yield Alarm(
+                "fall",
+                f"success fell to {success:.0%}, from {self._best:.0%} at best: take an earlier checkpoint with a "
+                "lower learning_rate, and see the stage's `collapse` (docs/training.md)",
+            )
+
+    def _sampled(self, name: str) -> float:
+        """The mean over the window, each step by its rollouts."""
+        means = [taken.sampled.sampled for taken in self._last]
+        return fsum(getattr(each, name) * each.rollouts for each in means) / sum(each.rollouts for each in means)
+
+    def _trained(self, figure: Callable[[TrainingFigures], float | None]) -> float | None:
+        """The mean over the steps that have the figure; None where fewer than half of them do."""
+        found = [value for taken in self._last if (value := figure(taken.trained)) is not None and isfinite(value)]
+        return fsum(found) / len(found) if 2 * len(found) >= WINDOW else None
+
+
+def remarks_of(steps: Iterable[tuple[int, Sequence[Alarm]]], stage: int) -> Iterator[str]:
+    """A sentence for each alarm there was in a stage: when it held, and what it said last. ``steps`` count from 1."""
+    held: dict[str, tuple[int, int, str]] = {}
+    for number, alarms in steps:
+        for name, text in alarms:
+            held[name] = (held.get(name, (number, 0, ""))[0], number, text)
+    for first, last, text in held.values():
+        yield f"stages.{stage}, steps {first:,} to {last:,}: {text}"
