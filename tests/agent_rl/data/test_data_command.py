@@ -14,8 +14,10 @@ from pyarrow import parquet
 from actors.cli.main import main
 from agent_rl.data.filters import Integers
 from agent_rl.data.rows import rows_of, writer
+from agent_rl.environments.maths.rewards import final_answer
 from agent_rl.environments.task_files import problem_of
 from agent_rl.evaluation.results import write_results
+from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from tests.agent_rl.evaluation.test_results import result
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
@@ -198,6 +200,39 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer().save_pretrained(path)
     return path
+
+
+EQUATIONS = {
+    "318+544=862": ("862", "print(318+544)", "862"),
+    "( 664.0 / 2.0 )": ("332", "print(( 664 / 2 ))", "332.0"),
+    "0.5*3": ("1.5", "print(0.5*3)", "1.5"),
+    "-(7-9)*10.0": ("20", "print(-(7-9)*10)", "20"),
+}
+NONE = {"227/2=113 r1": "114", "1+1": "3", "2**9**9": "1", "open('x')": "1", "1/0": "0", "x=3": "3", "(" * 150: "1"}
+
+
+def test_problems_with_an_equation_become_calls_and_the_rest_stays(tmp_path: Path, capsys: Any) -> None:
+    answers = {equation: answer for equation, (answer, _, _) in EQUATIONS.items()}
+    rows = [{"id": e, "problem": f"What is {e}?", "answer": a, "equation": e} for e, a in (answers | NONE).items()]
+    given = write_rows(tmp_path / "in.jsonl", [*rows, {"problem": "?", "answer": "1"}])
+    out, rest = tmp_path / "out.jsonl", tmp_path / "rest.jsonl"
+    arguments = ["demonstrate", given, "--number", "3", "--out", str(out), "--rest", str(rest)]
+    counts = run(capsys, *arguments)
+    assert counts == {"rows": 12, "with_an_equation": 4, "demonstrations": 3, "rest": 9}
+    shown = [json.loads(line) for line in out.read_text().splitlines()]
+    for row in shown:
+        answer, code, printed = EQUATIONS[row["id"]]
+        asked, called, told, answered = (message["content"] for message in row["messages"])
+        (call,) = parse_calls(called)
+        assert isinstance(call, ParsedCall)
+        assert (asked, call.arguments, told) == (f"What is {row['id']}?", {"code": code}, printed)
+        assert final_answer(answered) == answer
+    left = [json.loads(line).get("id") for line in rest.read_text().splitlines()]
+    assert sorted([*left[:-1], *(row["id"] for row in shown)]) == sorted(row["id"] for row in rows)
+    assert main(["data", *arguments[:3], "5", "--out", str(tmp_path / "more.jsonl")]) == 2
+    assert "4 of 12 rows have an `equation` whose value is their answer, fewer than --number 5" in (
+        capsys.readouterr().err
+    )
 
 
 def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

