@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from actors.engines.base import EngineError
@@ -125,6 +126,7 @@ class Prefill:
 
     With p sequences, s new tokens at most, and keys up to l: ``gather`` [p * s] indexes the step's tokens (padding
     repeats one), ``bias`` [p, 1, s, l] is 0 or -inf, and ``scatter`` [m] indexes the p * s positions that are tokens.
+    Without ``bias`` no token was cached: s is l, and attention is causal.
     """
 
     first_row: int
@@ -133,7 +135,7 @@ class Prefill:
     length: int
     gather: Tensor
     scatter: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +161,19 @@ def _prefill_attention(part: Prefill, query: Tensor, keys: Tensor, values: Tenso
     kv_heads = keys.shape[1]
     share = heads // kv_heads
     rows = slice(part.first_row, part.first_row + part.sequences)
+    row_keys, row_values = keys[rows, :, : part.length], values[rows, :, : part.length]
+    if part.bias is None:  # a kernel that knows of causality leaves out half of the work
+        padded = query[part.gather].view(part.sequences, part.new_tokens, heads, head_dim).transpose(1, 2)
+        row_keys, row_values = (tensor.repeat_interleave(share, dim=1) for tensor in (row_keys, row_values))
+        out = functional.scaled_dot_product_attention(padded, row_keys, row_values, is_causal=True, scale=scaling)
+        return out.transpose(1, 2).reshape(part.sequences * part.new_tokens, heads, head_dim)[part.scatter]
     # Query heads that share a KV head become further queries of this head, so keys and values are not repeated.
     padded = query[part.gather].view(part.sequences, part.new_tokens, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
     bias = part.bias[:, :, None].expand(-1, -1, share, -1, -1)
-    out = torch.nn.functional.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         padded.reshape(part.sequences, kv_heads, share * part.new_tokens, head_dim),
-        keys[rows, :, : part.length],
-        values[rows, :, : part.length],
+        row_keys,
+        row_values,
         attn_mask=bias.reshape(part.sequences, 1, share * part.new_tokens, part.length),
         scale=scaling,
     )

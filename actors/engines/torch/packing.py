@@ -143,8 +143,10 @@ def _prefill(
     real = columns < lengths[:, None]
     starts = at + lengths.cumsum() - lengths
     gather = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    visible = np.arange(length) <= (cached[:, None] + columns)[:, :, None]
-    bias = np.where(visible, np.float32(0.0), np.float32(-np.inf))[:, None]
+    bias = None
+    if cached.any():
+        visible = np.arange(length) <= (cached[:, None] + columns)[:, :, None]
+        bias = _tensor(np.where(visible, np.float32(0.0), np.float32(-np.inf))[:, None], cache).to(cache.dtype)
     part = Prefill(
         first_row=first_row,
         sequences=len(cached),
@@ -152,7 +154,7 @@ def _prefill(
         length=length,
         gather=_tensor(gather.reshape(-1), cache),
         scatter=_tensor(np.flatnonzero(real.reshape(-1)), cache),
-        bias=_tensor(bias, cache).to(cache.dtype),
+        bias=bias,
     )
     return part, lengths
 
