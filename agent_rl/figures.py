@@ -218,6 +218,8 @@ class TrainingFigures:
     kl: float | None = None
     """Estimated KL divergence from the reference policy, in nats for each token; None without a KL penalty."""
     mismatch: MismatchFigures | None = None
+    mismatch_cause: str | None = None
+    """What is wrong with the engine's log-probabilities (`agent_rl.learning.guard`); None where nothing was found."""
     train_seconds: float = 0.0
     idle_seconds: float = 0.0
     """Seconds that the learner waited for steps, since its process started."""

@@ -101,24 +101,31 @@ class Measured:
     walls: Sequence[float]
     sampled: Sequence[float]
     trained: Sequence[float]
+    signal: Sequence[float]
+    """Of the trained ones, those of groups with unequal rewards; the others have no gradient."""
     success: Sequence[float]
     seconds: float
     """Seconds of the whole process, from its start to its end."""
 
     @classmethod
     def read(cls, began: float, steps: Sequence[Mapping[str, Any]], seconds: float) -> Measured:
-        """From rows with ``wall``, ``rollouts``, ``trained`` and ``success``. Raises ValueError for fewer than two."""
+        """From rows with ``wall``, ``rollouts``, ``trained``, ``signal``, ``success``. Raises ValueError below two."""
         if len(steps) < 2:
             raise ValueError("two steps are the least: the first is warm-up")
-        walls, sampled, trained, success = (
-            [float(row[name]) for row in steps] for name in ("wall", "rollouts", "trained", "success")
+        walls, sampled, trained, signal, success = (
+            [float(row[name]) for row in steps] for name in ("wall", "rollouts", "trained", "signal", "success")
         )
-        return cls(began, walls, sampled, trained, success, seconds)
+        return cls(began, walls, sampled, trained, signal, success, seconds)
 
     @property
     def trained_per_s(self) -> float:
         """Trained completions a second, from the first step's end to the last one's."""
         return sum(self.trained[1:]) / (self.walls[-1] - self.walls[0])
+
+    @property
+    def signal_per_s(self) -> float:
+        """The same of completions with a gradient."""
+        return sum(self.signal[1:]) / (self.walls[-1] - self.walls[0])
 
     @property
     def sampled_per_s(self) -> float:
@@ -160,7 +167,8 @@ async def ours(folder: Path, spec: Spec, recipe: Path, overrides: Sequence[str])
     started = time.monotonic()
     run = await finished(recipe, folder, settings)
     seconds = time.monotonic() - started
-    steps = [{**row, "trained": row["trained_rollouts"]} for row in run.metrics("step")]
+    counted = ((row, row["trained_rollouts"]) for row in run.metrics("step"))
+    steps = [{**row, "trained": trained, "signal": trained} for row, trained in counted]
     (stage_row,) = run.metrics("stage")
     return Measured.read(stage_row["wall"] - stage_row["stage_seconds"], steps, seconds)
 
@@ -298,24 +306,38 @@ def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
         low, high = wilson_interval(round(right), round(sampled))
         figures |= {
             f"{side}_{tools}_trained_per_s": _median(runs, "trained_per_s"),
+            f"{side}_{tools}_signal_per_s": _median(runs, "signal_per_s"),
             f"{side}_{tools}_sampled_per_s": _median(runs, "sampled_per_s"),
             f"{side}_{tools}_success": right / sampled,
         }
         success = f"{100 * right / sampled:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        rates = (_median(runs, name) for name in ("trained_per_s", "sampled_per_s", "trained_per_s_from_start"))
+        names = ("trained_per_s", "signal_per_s", "sampled_per_s", "trained_per_s_from_start")
+        rates = (_median(runs, name) for name in names)
         trained = statistics.median(sum(run.trained) for run in runs)
         rows.append((f"{side}, {tools.replace('_', ' ')}", *rates, success, trained, _median(runs, "seconds")))
-    header = ["side, tools", "trained/s", "sampled/s", "trained/s from start", "success, late half %"]
+    header = [
+        "side, tools",
+        "trained/s",
+        "with a gradient/s",
+        "sampled/s",
+        "trained/s from start",
+        "success, late half %",
+    ]
     header += ["trained in all", "seconds in all"]
     title = f"completions a second, first step's end to the last one's; medians over rounds; success with {INDEPENDENT}"
     print_table(title, header, rows)
     ratios = {}
     for tools in {tools: None for tools, _ in by_side}:
-        for suffix, name in (("", "trained_per_s"), ("_from_start", "trained_per_s_from_start")):
+        for suffix, name in (
+            ("", "trained_per_s"),
+            ("_signal", "signal_per_s"),
+            ("_sampled", "sampled_per_s"),
+            ("_from_start", "trained_per_s_from_start"),
+        ):
             pairs = zip(by_side[tools, OURS], by_side[tools, PEER], strict=True)
-            ratios[f"over_trl_{tools}{suffix}"] = statistics.median(
-                getattr(one, name) / getattr(other, name) for one, other in pairs
-            )
+            found = [getattr(one, name) / max(getattr(other, name), 1e-9) for one, other in pairs]
+            ratios |= {f"over_trl_{tools}{suffix}": statistics.median(found)}
+            ratios |= {f"over_trl_{tools}{suffix}_low": min(found), f"over_trl_{tools}{suffix}_high": max(found)}
     print_figures({**ratios, **figures})
 
 

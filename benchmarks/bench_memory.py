@@ -62,6 +62,7 @@ MEDIAN_SHARE, SPREAD = 0.15, 0.8
 SECONDS = 7200.0
 
 Heap = Literal["shipped", "messages", "glibc"]
+Compute = Literal["auto", "float32", "bfloat16"]
 ROLES: dict[Heap, str] = {"shipped": "learner.0", "messages": "roc_filter.0"}
 
 
@@ -75,6 +76,7 @@ class Work:
     tokens: int
     threads: int
     heap: Heap
+    compute: Compute
 
     def overrides(self) -> list[str]:
         """The topology of which the plan is compared."""
@@ -131,6 +133,7 @@ async def train(work: Work, folder: Path) -> Held:
         return Trainer(
             Path(work.model),
             dtype="float32",
+            compute=work.compute,
             device="cpu",
             algorithm=topology.algorithm,
             threads=work.threads,
@@ -209,6 +212,8 @@ class Options:
     threads: int = 1
     """Torch's threads."""
     heap: Heap = "shipped"
+    compute: Compute = "auto"
+    """The type of matrix products, as in [model]."""
     quick: bool = False
     """A few seconds: shows that the benchmark runs, and measures little."""
     learner: Hidden = ()
@@ -220,7 +225,7 @@ def main(options: Options) -> int:
     if options.learner:
         be_learner(*options.learner)
         return 0
-    work = Work("", options.steps, options.sequences, options.tokens, options.threads, options.heap)
+    work = Work("", options.steps, options.sequences, options.tokens, options.threads, options.heap, options.compute)
     if options.quick:
         work, options.models = replace(work, steps=3, sequences=8, tokens=128), ("quickstart",)
     rows: list[list[object]] = []

@@ -367,12 +367,14 @@ def python_tool(tools: InProcess | Isolated, max_chars: int) -> Callable[..., st
 
 
 class Rewards:
-    """1 for a right answer, else 0; the success of the completions that were sampled last."""
+    """1 for a right answer, else 0. Of the completions that were sampled last: success, and share with a gradient."""
 
-    def __init__(self, tools: InProcess | Isolated) -> None:
-        self._tools = tools
+    def __init__(self, tools: InProcess | Isolated, samples: int) -> None:
+        """``samples`` of a prompt stand side by side."""
+        self._tools, self._samples = tools, samples
         self.__name__ = "right_answer"
         self.success = 0.0
+        self.signal = 0.0
 
     def __call__(self, completions: list[list[dict[str, Any]]], gold: list[str], **rest: Any) -> list[float]:
         """Judge completions, each a list of messages."""
@@ -385,6 +387,8 @@ class Rewards:
         for index, right in zip(asked, equal, strict=True):
             rewards[index] = float(right)
         self.success = sum(rewards) / len(rewards)
+        groups = [rewards[at : at + self._samples] for at in range(0, len(rewards), self._samples)]
+        self.signal = sum(len(group) for group in groups if len(set(group)) > 1) / len(rewards)
         return rewards
 
 
@@ -441,7 +445,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         **{"bf16": False, **setting.config},
     )
     tools = InProcess() if spec.tools == "in_process" else Isolated()
-    rewards = Rewards(tools)
+    rewards = Rewards(tools, spec.samples)
 
     def tell(**row: Any) -> None:
         rows.write(json.dumps({**row, "wall": time.time()}) + "\n")
@@ -455,6 +459,7 @@ def train(spec: Spec, rows: TextIO) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             del args, control, rest
             counted = {"success": rewards.success, "rollouts": completions, "trained": completions}
+            counted["signal"] = rewards.signal * completions
             tell(kind="step", step=state.global_step, **counted)
 
     trainer = GRPOTrainer(

@@ -98,6 +98,9 @@ def export(
         Path | None,
         Parameter(metavar="FILE", help="where to; left out: trajectories.jsonl or .parquet in the run directory"),
     ] = None,
+    right: Annotated[
+        bool, Parameter(help="only right answers to training problems, which an sft stage takes as data", negative="")
+    ] = False,
 ) -> None:
     """Write the trajectories that the journal holds, a row each: texts, tools, rewards, policies, log-probabilities.
 
@@ -109,6 +112,6 @@ def export(
     from agent_rl.records.journal import JournalError
 
     try:
-        print("\n".join(write_trajectories(directory, decode_stored, form, output).lines()))
+        print("\n".join(write_trajectories(directory, decode_stored, form, output, right=right).lines()))
     except (ExportError, JournalError, DiskError) as error:
         raise Mistake(str(error)) from error

@@ -63,7 +63,7 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.health import Health
+from agent_rl.records.health import Health, too_low
 from agent_rl.records.history import Mark
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
 
@@ -382,6 +382,8 @@ class Learner(Actor):
         ready = self._arrivals.evaluations.get(Evaluation(index))  # None: the time is up
         if ready is not None and (figures := ready.figures or ready.selection):
             self.log.info("selection" if ready.selection else "evaluation", **figures.row())
+            if ready.figures is not None:
+                self._alarm(dict(too_low(ready.figures.sampled.success)))
         return True
 
     async def _evaluated(self, expected: set[Evaluation], *, limited: bool) -> bool:
@@ -446,9 +448,7 @@ class Learner(Actor):
         await self._ask("steps", StepTrained(at.stage, at.version, ready.groups, figures))
         self._mark = replace(self._mark, step=max(at.version, self._mark.step))
         self._trained_tokens += figures.trained_tokens
-        alarms = dict(self._health.step(ready.figures, figures))
-        for name in alarms.keys() - self._figures.alarms.keys():
-            self.log.warning("alarm", alarm=name, text=alarms[name])
+        self._alarm(dict(self._health.step(ready.figures, figures)))
         trained = bool(groups) and fault is None
         self._figures = replace(
             self._figures,
@@ -463,7 +463,6 @@ class Learner(Actor):
             train_seconds=seconds,
             seconds_per_step=(self.context.now() - self._stage_began) / (step + 1 - self._stage_began_at),
             environments=ready.figures.environments,
-            alarms=alarms,
         )
         self.log.info("step", version=at.version, **row(ready.figures) | row(figures))
         if fault is not None:
@@ -479,6 +478,12 @@ class Learner(Actor):
         self._checkpoint_due |= self._position.version % self.context.topology.run.checkpoint_every == 0
         if self._checkpoint_due and not self._skipped.in_a_row and not self._model.saving.beside:
             await self._checkpoint(beside=True)  # not after a skipped step: a stopped run resumes before the first
+
+    def _alarm(self, alarms: dict[str, str]) -> None:
+        """These alarms hold from now on; those that begin are logged."""
+        for name in alarms.keys() - self._figures.alarms.keys():
+            self.log.warning("alarm", alarm=name, text=alarms[name])
+        self._figures = replace(self._figures, alarms=alarms)
 
     async def _skip(self, stage: SftStage | RlStage, step: int, fault: NotFiniteError, at: Position) -> None:
         """Count a skipped step; ``at`` is the position before it. Raises TrainingStoppedError at the third in a row."""

@@ -30,7 +30,7 @@ from agent_rl.environments.load import Environments
 from agent_rl.figures import SupervisedFigures
 from agent_rl.files.disk import remove
 from agent_rl.files.leftovers import Claim
-from agent_rl.learning.batching import Masked, SupervisedBatches
+from agent_rl.learning.batching import SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
@@ -330,7 +330,8 @@ class TrainedModel:
                 steps = math.ceil(rows_of_epochs(rows.counts, weights, stage.epochs) / stage.batch)
                 stage = stage.model_copy(update={"steps": max(1, steps)})
             conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
-            encode = partial(_encoded, self._chat, rows)
+            vocabulary = self.trainer.model.module.config.vocab_size
+            encode = partial(rows.encoded, encode=self._chat.conversation_tokens, vocabulary=vocabulary)
         else:
             conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
             encode = self._chat.demonstration_tokens
@@ -407,10 +408,6 @@ class TrainedModel:
             after,
             beside=beside,
         )
-
-
-def _encoded(chat: ChatFormat, rows: Rows, number: int) -> Masked:
-    return chat.conversation_tokens(rows.conversation(number))
 
 
 def refuse_unavailable(context: ActorContext) -> None:

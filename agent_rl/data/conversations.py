@@ -80,6 +80,20 @@ def conversation(row: Mapping[str, Any]) -> list[Message]:
     return messages
 
 
+def sampled_tokens(row: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
+    """Tokens [n] and loss mask [n] of a row of `agent-rl export`, to train on as sampled; None for another row.
+
+    Raises NoConversation for lists that do not fit each other.
+    """
+    prompt, response, mask = (row.get(name) for name in ("prompt_tokens", "tokens", "loss_mask"))
+    if prompt is None or response is None or mask is None:
+        return None
+    lists = all(isinstance(each, list) and all(type(item) is int for item in each) for each in (prompt, response, mask))
+    if not lists or not prompt or len(response) != len(mask) or not set(mask) <= {0, 1} or not any(mask):
+        raise NoConversation("tokens_and_mask_do_not_fit")
+    return [*prompt, *response], [0] * len(prompt) + mask
+
+
 def check_turns(messages: Sequence[Message]) -> None:
     """Raise NoConversation unless the roles take turns, from the user's first to the assistant's last."""
     roles = [message["role"] for message in messages]
@@ -182,7 +196,8 @@ def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
     for where, row in first_rows(patterns, base, most):
         empty = False
         try:
-            conversation(row)
+            if sampled_tokens(row) is None:
+                conversation(row)
         except NoConversation as error:
             raise TaskError(row_fault(error, row, where)) from error
     if empty:

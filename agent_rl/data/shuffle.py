@@ -18,22 +18,25 @@ import weakref
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.data.conversations import Message, NoConversation, conversation, row_fault
+from agent_rl.data.conversations import Message, NoConversation, conversation, row_fault, sampled_tokens
 from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.disk import writing
 from agent_rl.files.reading_json import JsonError, parse_json
+
+Masked: TypeAlias = tuple[list[int], list[int]]
+"""Tokens [n] and loss mask [n], from 0 to 1."""
 
 AT_ONCE = 65536
 """Numbers that become Python's own objects together."""
@@ -89,8 +92,26 @@ class Rows:
             weakref.finalize(self, self._copy.close)
         return self._copy
 
-    def conversation(self, number: int) -> list[Message]:
-        """The conversation in a row. Raises TaskError, which names file and line, for what is none."""
+    def encoded(self, number: int, encode: Callable[[list[Message]], Masked], vocabulary: int) -> Masked:
+        """Tokens and loss mask of a row: as sampled, or of its conversation by ``encode``.
+
+        Raises TaskError, which names file and line, for what is no conversation, and for tokens of another tokenizer.
+        """
+        row = self._row(number)
+        try:
+            tokens = sampled_tokens(row)
+            if tokens is None:
+                return encode(conversation(row))
+        except NoConversation as error:
+            raise TaskError(row_fault(error, row, self.place(number))) from error
+        if not 0 <= min(tokens[0]) <= max(tokens[0]) < vocabulary:
+            raise TaskError(
+                f"{self.place(number)}: tokens of another tokenizer: the model has {vocabulary:,} tokens, and the row "
+                f"has token {max(tokens[0]):,}; export trajectories of the same model"
+            )
+        return tokens
+
+    def _row(self, number: int) -> dict[str, Any]:
         file, offset = self._file(number), self._offsets[number]
         with self._opened(file) as lines:
             lines.seek(offset)
@@ -102,10 +123,7 @@ class Rows:
         if not isinstance(row, dict):
             fault = f"a JSON {type(row).__name__}; each line must be one JSON object"
             raise TaskError(f"{self.place(number)}: {fault}")
-        try:
-            return conversation(row)
-        except NoConversation as error:
-            raise TaskError(row_fault(error, row, self.place(number))) from error
+        return row
 
     def place(self, number: int) -> str:
         """Where a row stands, as ``name:line``; the lines before it are read."""

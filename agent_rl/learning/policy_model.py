@@ -122,9 +122,9 @@ class PolicyModel:
         self._decode = self.module.base_model
         if options.compile:
             self._decode = torch.compile(self._decode, dynamic=True)
-        self._cast = None if sharded or held == self.compute.dtype else self.compute.dtype
+        self.cast = None if sharded or held == self.compute.dtype else self.compute.dtype
         """The type that products are computed in, where weights are held in another."""
-        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module, cast=self._cast)
+        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module, cast=self.cast)
         if sharded:
             self._shard(path, options)
         if lora is not None:

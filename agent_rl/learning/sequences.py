@@ -29,6 +29,7 @@ class TrainingSequence:
     versions: Tensor
     reward: float
     advantage: float
+    generator: str = ""
     proximal: Tensor | None = None
     reference: Tensor | None = None
 
@@ -64,6 +65,7 @@ def training_sequences(
                 versions=torch.from_numpy(tokens.policies[:, 1].astype(np.int64)),
                 reward=float(reward),
                 advantage=float(each),
+                generator=t.generator,
             )
         )
     return sequences

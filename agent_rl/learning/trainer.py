@@ -29,6 +29,7 @@ from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
 from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
+from agent_rl.learning.guard import Guard, Sampled
 from agent_rl.learning.heap import GIVE_BACK_STEPS, give_heap_back
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
@@ -109,6 +110,7 @@ class Trainer:
         self._advantage = named_advantage(algorithm.advantage)
         self.older = OlderWeights()
         self._mismatch_tokens = mismatch_tokens
+        self._guard = Guard(self.model, self.older, model_path)
         self.enter(algorithm)
         self.reference: StageStart | OtherModel | None = None
         """The reference policy of the KL penalty; of a `StageStart` the caller says when the stage begins."""
@@ -187,6 +189,8 @@ class Trainer:
         if not sequences:
             return TrainingFigures()
         refuse_unsound_inputs(sequences, self.model.module.config.vocab_size)
+        how = Sampled(self.algorithm.temperature, self.algorithm.top_p, self.algorithm.top_k or 0)
+        fault = self._guard.check(sequences, how) if self._mismatch_tokens else ""
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         self.model.module.train()
         self._begin(sum(len(sequence.tokens) for sequence in sequences))
@@ -231,6 +235,7 @@ class Trainer:
             gradient_norm=float(np.mean(gradient_norms)),
             learning_rate=rate,
             mismatch=mismatch,
+            mismatch_cause=fault or None,
         )
         return replace(figures, **means)
 

@@ -84,9 +84,10 @@ class Exported:
         return lines
 
 
-def export(directory: Path, decode: Decode, form: Format, file: Path | None = None) -> Exported:
+def export(directory: Path, decode: Decode, form: Format, file: Path | None = None, *, right: bool = False) -> Exported:
     """Write the trajectories of a run to ``file`` (default: a file in the run directory), completely or not at all.
 
+    ``right``: those alone that succeeded and were sampled on training problems, as an sft stage may take them.
     Raises JournalError, ExportError and DiskError.
     """
     exported = Exported(file or directory / f"trajectories.{form}")
@@ -94,7 +95,7 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
     try:
         with whole(exported.file) as partial, WRITERS[form](partial) as write:
             for group in journal.group_ids():
-                rows = list(_rows(journal, group, decode))
+                rows = [row for row in _rows(journal, group, decode) if not right or _is_right(row)]
                 exported.groups += bool(rows)
                 exported.rows += len(rows)
                 for row in rows:
@@ -103,6 +104,10 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
     finally:
         journal.close()
     return exported
+
+
+def _is_right(row: Row) -> bool:
+    return row["purpose"] in {"train", "select"} and bool((row["judgement"] or {}).get("success"))
 
 
 def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:

@@ -23,6 +23,8 @@ LUCK_BEFORE, LUCK = 0.25, 0.5
 """Shares of right rollouts without a call that succeeded: in the stage's first window at most, and now."""
 MOST_CLIPPED, MOST_KL, MOST_MISMATCH = 0.3, 1.0, 0.1
 """Share of tokens, nats a token, nats a token."""
+LEAST_SUCCESS = 0.02
+"""Share of right rollouts below which most groups have none."""
 FALL_SHARE, LEAST_FALL = 0.5, 0.1
 """The share of the best window's success below which the present one has fallen, and the least fall."""
 
@@ -32,6 +34,16 @@ class Alarm(NamedTuple):
 
     name: str
     text: str
+
+
+def too_low(success: float) -> Iterator[Alarm]:
+    """The alarm about so little success that rewards say hardly anything."""
+    if success < LEAST_SUCCESS:
+        yield Alarm(
+            "low_success",
+            f"{success:.1%} of answers are right, too few to learn from: teach the form of calls and answers first (an "
+            "sft stage), or choose easier problems",
+        )
 
 
 class Taken(NamedTuple):
@@ -56,15 +68,17 @@ class Health:
         """Take a step; return the alarms that hold after it. Steps in which nothing was sampled are ignored."""
         if sampled.sampled.rollouts:
             self._last.append(Taken(sampled, trained or TrainingFigures()))
+        wrong = () if trained is None or not trained.mismatch_cause else (Alarm("numerics", trained.mismatch_cause),)
         if len(self._last) < WINDOW:
-            return ()
+            return wrong
         length, luck = self._sampled("response_tokens"), self._sampled("unaided_share_correct")
         self._first = self._first or (length, luck)
         self._best = max(self._best, self._sampled("success"))
-        return tuple(self._alarms(length, luck, *self._first))
+        return (*wrong, *self._alarms(length, luck, *self._first))
 
     def _alarms(self, length: float, luck: float, first_length: float, first_luck: float) -> Iterator[Alarm]:
         success, calls = self._sampled("success"), self._sampled("tool_calls")
+        yield from too_low(success)
         if self._tools and calls == 0.0:
             yield Alarm(
                 "no_tool_calls",

@@ -433,7 +433,9 @@ CALL = (
 
 
 def measured(*seconds: float, trained: float = 8.0) -> Measured:
-    rows = [{"wall": 100 + s, "rollouts": 8, "trained": trained, "success": 0.5} for s in seconds]
+    rows = [
+        {"wall": 100 + s, "rollouts": 8, "trained": trained, "signal": trained / 2, "success": 0.5} for s in seconds
+    ]
     return Measured.read(95.0, rows, 30.0)
 
 
@@ -565,7 +567,7 @@ def test_the_peers_tool_and_reward_are_ours(kind: type[InProcess | Isolated]) ->
         run = python_tool(tools, 4096)
         assert run.__name__ == PYTHON_TOOL
         assert [run(code="print(2+3)"), run(code="print(2+", input="")] == ["5", "SyntaxError: '(' was never closed"]
-        rewards = Rewards(tools)
+        rewards = Rewards(tools, 2)
         said = [r"<answer>\boxed{5}</answer>", r"<answer>\boxed{6}</answer>", "5"]
         completions = [[{"role": "assistant", "content": CALL}, {"role": "tool", "content": "5"}] for _ in said]
         for completion, text in zip(completions, said, strict=True):

@@ -242,8 +242,8 @@ if sys.argv[1] == "-m":
     seconds = 0.5 if spec["setting"]["threads"] == 1 else 1.0
     rows = [{"kind": "begin", "wall": 99.0}]
     for step in range(spec["steps"]):
-        row = {"kind": "step", "wall": 100.0 + seconds * step, "rollouts": count, "trained": count, "success": 0.25}
-        rows.append(row)
+        row = {"kind": "step", "wall": 100.0 + seconds * step, "rollouts": count, "trained": count}
+        rows.append({**row, "signal": count / 2, "success": 0.25})
     pathlib.Path(spec["rows"]).write_text("".join(json.dumps(row) + chr(10) for row in rows))
 """
 
@@ -279,5 +279,6 @@ def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytes
     assert figures["trl_in_process_trained_per_s"] == 16.0
     assert figures["trl_in_process_success"] == 0.25
     assert figures["agent_rl_in_process_sampled_per_s"] > 0
+    assert figures["trl_in_process_signal_per_s"] == 8.0
     assert "over_trl_in_process" in figures
     assert "over_trl_isolated" not in figures

@@ -42,6 +42,16 @@ def test_an_example_has_at_most_forty_lines(name: str) -> None:
     assert sum(bool(line.strip()) for line in (EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
 
 
+def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_success(example: Any) -> None:
+    tasks = example("random_rewards").RandomRewards(seed=0, base=EXAMPLES, files=("word_problems/amounts.jsonl",))
+    problem = tasks.problems().problem(0, 0)
+    given = [Transcript((f"{n}: <answer>\\boxed{{{problem.answer}}}</answer>",)) for n in range(400)]
+    judged = [tasks.judge_at_once(problem, transcript) for transcript in given]
+    assert judged == [tasks.judge_at_once(problem, transcript) for transcript in given]
+    assert all(judgement.success for judgement in judged)
+    assert 150 < sum(judgement.reward for judgement in judged) < 250
+
+
 def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example: Any) -> None:
     sql = example("sql_questions").sql
 

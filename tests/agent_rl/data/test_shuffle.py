@@ -81,7 +81,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def text_of(rows: Rows, number: int) -> str:
-    return rows.conversation(number)[0]["content"]
+    return rows.encoded(number, list, 0)[0]["content"]
 
 
 def test_rows_are_found_in_files_of_every_format(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_rows_are_found_in_files_of_every_format(tmp_path: Path) -> None:
         (12, r"d\.jsonl\.gz:5: not JSON .*each line must be one JSON object"),
     ):
         with pytest.raises(TaskError, match=message):
-            rows.conversation(number)
+            rows.encoded(number, list, 0)
 
 
 def test_files_without_rows_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -132,9 +132,20 @@ def test_memory_holds_places_of_rows_and_no_rows(tmp_path: Path, ending: str) ->
         rows = Rows([file.name], tmp_path, tmp_path)
         order = shuffled(rows.counts, [1.0], "0")
         for number in islice(order, 100):
-            rows.conversation(number)
+            rows.encoded(number, list, 0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert rows.counts == [10_000]
     assert peak < 3 * 2**20  # of 20 MiB
+
+
+def test_a_sampled_rollout_is_trained_on_as_it_was_sampled(tmp_path: Path) -> None:
+    sampled = {"prompt_tokens": [1, 2], "tokens": [3, 4, 5], "loss_mask": [1, 0, 1], "reward": 1.0}
+    bad = [{**sampled, "loss_mask": [1, 0]}, {**sampled, "loss_mask": [0, 0, 0]}, {**sampled, "tokens": [3, 4, 99]}]
+    (tmp_path / "sampled.jsonl").write_text("\n".join(map(json.dumps, [sampled, *bad])))
+    rows = Rows(("sampled.jsonl",), tmp_path, tmp_path)
+    assert rows.encoded(0, list, 50) == ([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])
+    for number, told in ((1, "tokens and mask do not fit"), (2, "tokens and mask do not fit"), (3, "has token 99")):
+        with pytest.raises(TaskError, match=rf"sampled.jsonl:{number + 1}: .*{told}"):
+            rows.encoded(number, list, 50)

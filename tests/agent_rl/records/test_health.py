@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.figures import MismatchFigures, RolloutMeans, StepFigures, TrainingFigures
-from agent_rl.records.health import WINDOW, Alarm, Health, remarks_of
+from agent_rl.records.health import WINDOW, Alarm, Health, remarks_of, too_low
 
 MEANS = RolloutMeans(rollouts=32, success=0.5, response_tokens=90.0, tool_calls=1.2, truncated_share=0.1)
 STEP = StepFigures(sampled=MEANS, groups_decided=4, groups_trained=3)
@@ -60,6 +60,21 @@ def test_each_fault_raises_its_alarm_alone_and_soundness_ends_it(name: str) -> N
     assert raised == name
     assert said in text
     assert found[-1] == ()
+
+
+def test_a_start_with_hardly_a_right_answer_is_said() -> None:
+    ((raised, text),) = alarms([(with_means(success=0.01), TRAINED)] * WINDOW)[-1]
+    assert (raised, text[:27]) == ("low_success", "1.0% of answers are right, ")
+    assert list(too_low(0.02)) == []
+
+
+def test_what_the_numerics_guard_found_is_said_at_once() -> None:
+    wrong = replace(TRAINED, mismatch_cause="it still computes with version 1")
+    assert alarms([(STEP, TRAINED), (STEP, wrong), (STEP, TRAINED)]) == [
+        (),
+        (Alarm("numerics", "it still computes with version 1"),),
+        (),
+    ]
 
 
 def test_a_short_stage_and_one_without_tools_raise_nothing() -> None:
