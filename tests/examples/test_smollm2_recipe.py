@@ -26,7 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / RECIPE, tmp_path / RECIPE)
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"id": f"p{n}", "problem": f"Ada has {n} apples and buys 3. How many?", "answer": str(n + 3)} for n in range(300)
+        {"id": f"p{n}", "problem": f"Ada has {n} apples and buys 3. How many?", "answer": str(n + 3)}
+        for n in range(300)
     ]
     for name, part in (("problems", rows[:280]), ("held_out", rows[280:])):
         equations = [{**row, "equation": f"{int(row['answer']) - 3}.0+3.0"} for row in part]
