@@ -326,7 +326,7 @@ def report(by_side: Mapping[tuple[Tools, str], Sequence[Measured]]) -> None:
     header += ["trained in all", "seconds in all"]
     title = f"completions a second, first step's end to the last one's; medians over rounds; success with {INDEPENDENT}"
     print_table(title, header, rows)
-    ratios = {}
+    ratios: dict[str, float] = {}
     for tools in {tools: None for tools, _ in by_side}:
         for suffix, name in (
             ("", "trained_per_s"),

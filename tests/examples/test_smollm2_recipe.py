@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rows = [
         {"id": f"p{n}", "problem": f"Ada has {n} apples and buys 3. How many?", "answer": str(n + 3)}
-        for n in range(300)
+        for n in range(580)
     ]
     for name, part in (("problems", rows[:280]), ("held_out", rows[280:])):
         equations = [{**row, "equation": f"{int(row['answer']) - 3}.0+3.0"} for row in part]
