@@ -228,16 +228,27 @@ def _turn(rollouts: Sequence[TrainingSequence], index: int) -> int:
     return sum(each.generator == rollouts[index].generator for each in rollouts[:index])
 
 
-def _at(rollout: TrainingSequence, logits: Tensor, how: Sampled) -> Tensor:
-    """Log-probabilities [m] of the sampled tokens by ``logits`` [n, vocabulary]."""
-    places = rollout.prompt + rollout.mask.nonzero().squeeze(-1)
-    scaled = (logits[places - 1] / how.temperature).log_softmax(-1)
-    found = scaled.gather(-1, rollout.tokens[places][:, None])[:, 0]
+def _at(rollout: TrainingSequence, logits: Tensor, how: Sampled, ordered: Tensor | None = None) -> Tensor:
+    """Log-probabilities [m] of the sampled tokens by ``logits`` [n, vocabulary]; ``ordered``: see `_ordered`."""
+    found = _scaled(rollout, logits, how).gather(-1, rollout.tokens[_places(rollout)][:, None])[:, 0]
     if how.top_p >= 1.0 and not how.top_k:
         return found
-    kept = scaled.exp().sort(-1, descending=True)[0][:, : how.top_k or None]
+    kept = (_ordered(rollout, logits, how) if ordered is None else ordered)[:, : how.top_k or None]
     running = kept.cumsum(-1)
     return found - (kept * (running - kept < how.top_p * running[:, -1:])).sum(-1).log()
+
+
+def _places(rollout: TrainingSequence) -> Tensor:
+    return rollout.prompt + rollout.mask.nonzero().squeeze(-1)
+
+
+def _scaled(rollout: TrainingSequence, logits: Tensor, how: Sampled) -> Tensor:
+    return (logits[_places(rollout) - 1] / how.temperature).log_softmax(-1)
+
+
+def _ordered(rollout: TrainingSequence, logits: Tensor, how: Sampled) -> Tensor:
+    """Probabilities [m, vocabulary] where tokens were sampled, the largest first; the filters are not applied."""
+    return _scaled(rollout, logits, how).exp().sort(-1, descending=True)[0]
 
 
 def _gap(ours: Sequence[Tensor], said: Sequence[Tensor]) -> float:
@@ -253,10 +264,12 @@ def _of_logits(checked: Checked, logits: Sequence[Tensor], ours: Sequence[Tensor
     ways |= {how._replace(top_k=count): "from fewer tokens than the run knows of: top_k =" for count in TOP_K}
     ways |= {how._replace(top_p=share): "from fewer tokens than the run knows of: top_p =" for share in TOP_P}
     ways |= {how._replace(top_p=1.0, top_k=0): "from all tokens: top_p and top_k do not reach it"}
+    ordered = [_ordered(r, each, how) for r, each in pairs]
     for way, what in ways.items():
+        known = ordered if way.temperature == how.temperature else [None] * len(pairs)
         value = next((f" {new:.3g}" for new, old in zip(way, how, strict=True) if new != old), "")
         text = f"it samples {what}{'' if what.endswith('it') else value}"
-        yield Cause(text, _gap([_at(r, each, way) for r, each in pairs], said))
+        yield Cause(text, _gap([_at(r, each, way, by) for (r, each), by in zip(pairs, known, strict=True)], said))
     for shift, what in ((1, "before"), (-1, "after")):
         shifted = [torch.roll(own, shift)[1:-1] for own in ours]
         text = f"its log-probabilities are of the token {what}: they are shifted by one"
