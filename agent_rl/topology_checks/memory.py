@@ -49,7 +49,8 @@ FRAGMENTED = 0.6
 
 BETWEEN_STEPS = frozenset({"weights", "weights, float32", "float32 copies", "moments", "libraries"})
 """The rows that a learner which shares its device holds between two steps: it frees the gradients."""
-ASLEEP = frozenset({"weights", "libraries"})
+REORDERED = "weights, reordered"
+ASLEEP = frozenset({"weights", REORDERED, "libraries"})
 """The rows that an engine on a processor holds while it sleeps."""
 
 
@@ -222,6 +223,9 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
     divided = f" / {spread}" if spread > 1 else ""
     yield Need(where, "weights", width * shape.weights // spread, f"{shape.weights:,} x {width} bytes{divided}")
     if not gpus_of(entry):
+        again = width * (shape.weights - (0 if shape.tied else shape.embedding))
+        if "vllm" not in str(entry.settings.get("engine", "torch")).lower():
+            yield Need(where, REORDERED, again, f"{again // width:,} weights again, as oneDNN reads them")
         yield Need(where, "libraries", LIBRARIES, LOADED)
     token = shape.kv_bytes(width)
     tokens: Any = entry.settings.get("kv_tokens")

@@ -31,8 +31,11 @@ def test_content_leaves_and_comes_back_with_all_views() -> None:
         assert parts[1].data_ptr() == whole[2:].data_ptr()
 
 
-def test_a_fused_model_computes_the_same_after_its_weights_were_away(tmp_path: Path) -> None:
+def test_a_fused_model_computes_the_same_after_its_weights_were_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU: without oneDNN, parameters are parts of one tensor."""
+    monkeypatch.setattr("actors.engines.torch.model._has_one_dnn", lambda dtype: False)
     save_tiny_model(tmp_path / "model", "qwen3", seed=0)
     with torch.inference_mode():
         model = CausalModel(tmp_path / "model", dtype="bfloat16", device=torch.device("cpu"))
