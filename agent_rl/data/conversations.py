@@ -119,6 +119,12 @@ def tool_turn_without_call(messages: Sequence[Message]) -> bool:
     )
 
 
+def called_tools(messages: Sequence[Message]) -> set[str]:
+    """The names in the calls that the parser of rollouts reads."""
+    calls = (call for message in messages if message["role"] == "assistant" for call in parse_calls(message["content"]))
+    return {call.name for call in calls if isinstance(call, ParsedCall)}
+
+
 def _message(turn: Any) -> Message:
     if not isinstance(turn, Mapping):
         raise NoConversation("a_message_is_no_object")

@@ -25,7 +25,15 @@ from agent_rl.config.selection import SelectStage
 from agent_rl.config.source import Finding
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import EvaluateStage, RlStage, SftStage, Topology
-from agent_rl.data.conversations import first_rows, spells_out, try_conversations
+from agent_rl.data.conversations import (
+    NoConversation,
+    called_tools,
+    conversation,
+    first_rows,
+    spells_out,
+    tool_turn_without_call,
+    try_conversations,
+)
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import OUTPUTS, fault_of, made_up_transcripts, sound_judgement, tried_judge
 from agent_rl.environments.load import Environments, asked, for_each, found_class, settings_model, sound_prompt
@@ -82,6 +90,7 @@ def environment_findings(topology: Topology, facts: Facts, noted: list[Finding])
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
         prompts = list(_prompts(topology, base, environments, tasks, noted))
         noted += _unread_notes(topology, environments, tasks)
+        noted += _call_notes(topology, base, environments)
     except TaskError as error:
         yield from (_of_environment(part, topology, base) for part in error.parts)
         return
@@ -257,6 +266,32 @@ def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: Mixe
             remedy = (
                 "it is spelt out, as in &lt;|im_end|>; `agent-rl data convert --model M --drop` leaves such rows out"
             )
+            yield Finding(place, message, remedy)
+
+
+def _call_notes(topology: Topology, base: Path, environments: Environments) -> Iterator[Finding]:
+    """Which of the first conversations of each stage teach calls that rollouts cannot make."""
+    offered = {name for box in environments.toolboxes.values() for name in box}
+    for index, stage in enumerate(topology.stages):
+        if not isinstance(stage, SftStage) or not stage.data:
+            continue
+        unread: list[str] = []
+        unknown: dict[str, str] = {}
+        with suppress(TaskError):  # try_conversations says it
+            for where, row in first_rows(stage.data, base, CONVERSATIONS):
+                with suppress(NoConversation):
+                    messages = conversation(row)
+                    unread += [where] if tool_turn_without_call(messages) else []
+                    if messages[0]["role"] != "system":  # which may list tools of its own
+                        unknown |= dict.fromkeys(called_tools(messages) - offered, where)
+        place: KeyPath = ("stages", index, "data")
+        if unread:
+            message = f"{count_of(len(unread), 'conversation')} with calls that no parser reads, as {unread[0]!r}"
+            yield Finding(place, message, "rollouts would not run them; `agent-rl data sft` leaves such rows out")
+        if unknown:
+            name, where = next(iter(unknown.items()))
+            message = f"calls of tools that no environment offers: {', '.join(sorted(unknown))}, as {where!r} of {name}"
+            remedy = f"rename them, or offer the tools; there are {', '.join(sorted(offered)) or 'none'}"
             yield Finding(place, message, remedy)
 
 

@@ -169,6 +169,22 @@ def test_a_sound_topology_has_no_faults(folder):
     assert check(folder) == []
 
 
+def test_demonstrations_of_calls_that_rollouts_cannot_make_are_warned_of(folder, capsys):
+    def row(call, system=()):
+        asked = {"role": "user", "content": "hi"}
+        return {"messages": [*system, asked, {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"}]}
+
+    other = '{"name": "calculate", "arguments": {}}'
+    rows = [row("calculate(1)"), row(other), row(other.replace("late", "or"), [{"role": "system", "content": "Tools"}])]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
+    _, path = load(folder, SOUND.replace('[[stages]]\nkind = "rl"', data))
+    sound_topology((path,), ())
+    unread, unknown = capsys.readouterr().err.splitlines()
+    assert "stages.0.data: 1 conversation with calls that no parser reads, as 'chats.jsonl:1'" in unread
+    assert "calls of tools that no environment offers: calculate, as 'chats.jsonl:2' of calculate" in unknown
+
+
 def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, capsys):
     tasks = ACTORS.replace(
         '[Problem("a", "?")]', '[Problem("a", "?"), Problem("b", "? <|end|>"), Problem("c", "<b>?")]'
