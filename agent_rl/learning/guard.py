@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,7 +59,7 @@ class Cause(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """Rollouts that one version sampled whole: tokens, places of sampled ones, and the engine's log-probabilities."""
+    """Beginnings of rollouts, as far as one version has sampled them."""
 
     rollouts: Sequence[TrainingSequence]
     version: int
@@ -87,7 +88,7 @@ class Guard:
         if not due or self._model.ranks.size > 1 or (checked := self._choose(rollouts)) is None:
             return ""
         with self._model.with_weights(checked.weights):
-            logits = [self._logits(rollout.tokens) for rollout in checked.rollouts]
+            logits = [self._logits(rollout) for rollout in checked.rollouts]
         ours = [_at(rollout, each, how) for rollout, each in zip(checked.rollouts, logits, strict=True)]
         wrong = _wrong_generators(checked, ours)
         where = ""
@@ -115,12 +116,10 @@ class Guard:
         return f"engine and learner differ by {gap:.2g} nats a token{where}: {text}"
 
     def _choose(self, rollouts: Sequence[TrainingSequence]) -> Checked | None:
-        """Some rollouts of the newest version whose weights are here, of each generator some."""
+        """The beginnings of some rollouts of the newest version whose weights are here, of each generator some."""
         by_version: dict[int, list[TrainingSequence]] = {}
-        for rollout in rollouts:
-            versions = set(rollout.versions[rollout.mask].tolist())
-            if len(versions) == 1:
-                by_version.setdefault(versions.pop(), []).append(rollout)
+        for part in filter(None, map(_beginning, rollouts)):
+            by_version.setdefault(int(part.versions[part.mask][0]), []).append(part)
         for version in sorted(by_version, reverse=True):
             weights = {} if version == self._older.version else self._older.of(version)
             if weights is not None:
@@ -129,21 +128,31 @@ class Guard:
 
     # The learner's model
 
-    def _logits(self, tokens: Tensor, past: Any = None) -> Tensor:
-        """[n, vocabulary] float32 after each token, with transformers' own attention and one sequence a row.
+    def _logits(self, rollout: TrainingSequence, past: Any = None, skip: int = 0) -> Tensor:
+        """[m, vocabulary] float32 before each sampled token, with transformers' own attention, one sequence a row.
 
-        ``past``: keys and values of what is before the tokens.
+        ``past``: keys and values of the first ``skip`` tokens.
         """
-        logits: Tensor = self._computed(tokens, past_key_values=past, use_cache=past is not None).logits
-        return logits[0].float().cpu()
+        head = self._model.module.get_output_embeddings()
+        with self._plainly():
+            states = self._states(rollout.tokens[skip:], past_key_values=past, use_cache=past is not None)
+            logits: Tensor = head(states.last_hidden_state[0, _places(rollout) - 1 - skip])
+        return logits.float().cpu()
 
-    def _computed(self, tokens: Tensor, **more: Any) -> Any:
-        model, cast = self._model, self._model.cast
-        with (
-            _plain_attention(model.module),
-            torch.autocast(model.device.type, dtype=cast) if cast else nullcontext(),
-        ):
-            return model.module(input_ids=tokens.unsqueeze(0).to(model.device), **more)
+    def _states(self, tokens: Tensor, **more: Any) -> Any:
+        return self._model.module.base_model(input_ids=tokens.unsqueeze(0).to(self._model.device), **more)
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """With the attention of transformers in place of that of packed rows, and products in their type."""
+        model = self._model
+        config, cast = model.module.config.get_text_config(), model.cast
+        kept, config._attn_implementation = config._attn_implementation, "sdpa"  # noqa: SLF001 - read at each call
+        try:
+            with torch.autocast(model.device.type, dtype=cast) if cast else nullcontext():
+                yield
+        finally:
+            config._attn_implementation = kept  # noqa: SLF001 - as above
 
     # Causes
 
@@ -153,7 +162,7 @@ class Guard:
 
         def left(weights: Weights) -> float:
             with self._model.with_weights(weights):
-                found = [_at(r, self._logits(r.tokens), how) for r in checked.rollouts]
+                found = [_at(r, self._logits(r), how) for r in checked.rollouts]
             return _gap(found, checked.said)
 
         for what, old in self._olds(checked, sure=sure):
@@ -191,13 +200,11 @@ class Guard:
         """Log-probabilities where old weights have computed keys and values of all prompt tokens but the last."""
         skip = rollout.prompt - 1
         if skip < 1:
-            return _at(rollout, self._logits(rollout.tokens), how)
-
-        with self._model.with_weights(old):
-            past = self._computed(rollout.tokens[:skip], use_cache=True).past_key_values
+            return _at(rollout, self._logits(rollout), how)
+        with self._model.with_weights(old), self._plainly():
+            past = self._states(rollout.tokens[:skip], use_cache=True).past_key_values
         with self._model.with_weights(present):
-            logits = self._logits(rollout.tokens[skip:], past)
-        return _at(rollout, torch.cat([logits[:1].expand(skip, -1), logits]), how)
+            return _at(rollout, self._logits(rollout, past, skip), how)
 
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -209,6 +216,22 @@ def _halves(weights: Weights) -> tuple[set[str], set[str]]:
     middle = (max(numbers.values(), default=0) + 1) / 2
     first = {name for name in weights if numbers.get(name, 0 if "embed" in name else math.inf) < middle}
     return first, set(weights) - first
+
+
+def _beginning(rollout: TrainingSequence) -> TrainingSequence | None:
+    """A rollout up to the first token that another version has sampled, at most `TOKENS` tokens after the prompt."""
+    sampled = rollout.mask.nonzero().squeeze(-1)
+    if not len(sampled) or sampled[0] >= TOKENS:
+        return None
+    others = (rollout.mask & (rollout.versions != rollout.versions[sampled[0]])).nonzero().squeeze(-1)
+    end = min([TOKENS, len(rollout.mask), *others[:1].tolist()])
+    return replace(
+        rollout,
+        tokens=rollout.tokens[: rollout.prompt + end],
+        mask=rollout.mask[:end],
+        behaviour=rollout.behaviour[:end],
+        versions=rollout.versions[:end],
+    )
 
 
 def _spread(rollouts: Sequence[TrainingSequence]) -> list[TrainingSequence]:
@@ -228,27 +251,25 @@ def _turn(rollouts: Sequence[TrainingSequence], index: int) -> int:
     return sum(each.generator == rollouts[index].generator for each in rollouts[:index])
 
 
+def _places(rollout: TrainingSequence) -> Tensor:
+    """Where the sampled tokens [m] stand."""
+    return rollout.prompt + rollout.mask.nonzero().squeeze(-1)
+
+
 def _at(rollout: TrainingSequence, logits: Tensor, how: Sampled, ordered: Tensor | None = None) -> Tensor:
-    """Log-probabilities [m] of the sampled tokens by ``logits`` [n, vocabulary]; ``ordered``: see `_ordered`."""
-    found = _scaled(rollout, logits, how).gather(-1, rollout.tokens[_places(rollout)][:, None])[:, 0]
+    """Log-probabilities [m] of the sampled tokens by ``logits`` [m, vocabulary]; ``ordered``: see `_ordered`."""
+    scaled = (logits / how.temperature).log_softmax(-1)
+    found = scaled.gather(-1, rollout.tokens[_places(rollout)][:, None])[:, 0]
     if how.top_p >= 1.0 and not how.top_k:
         return found
-    kept = (_ordered(rollout, logits, how) if ordered is None else ordered)[:, : how.top_k or None]
+    kept = (_ordered(logits, how) if ordered is None else ordered)[:, : how.top_k or None]
     running = kept.cumsum(-1)
     return found - (kept * (running - kept < how.top_p * running[:, -1:])).sum(-1).log()
 
 
-def _places(rollout: TrainingSequence) -> Tensor:
-    return rollout.prompt + rollout.mask.nonzero().squeeze(-1)
-
-
-def _scaled(rollout: TrainingSequence, logits: Tensor, how: Sampled) -> Tensor:
-    return (logits[_places(rollout) - 1] / how.temperature).log_softmax(-1)
-
-
-def _ordered(rollout: TrainingSequence, logits: Tensor, how: Sampled) -> Tensor:
-    """Probabilities [m, vocabulary] where tokens were sampled, the largest first; the filters are not applied."""
-    return _scaled(rollout, logits, how).exp().sort(-1, descending=True)[0]
+def _ordered(logits: Tensor, how: Sampled) -> Tensor:
+    """Probabilities [m, vocabulary], the largest first; the filters are not applied."""
+    return (logits / how.temperature).softmax(-1).sort(-1, descending=True)[0]
 
 
 def _gap(ours: Sequence[Tensor], said: Sequence[Tensor]) -> float:
@@ -264,7 +285,7 @@ def _of_logits(checked: Checked, logits: Sequence[Tensor], ours: Sequence[Tensor
     ways |= {how._replace(top_k=count): "from fewer tokens than the run knows of: top_k =" for count in TOP_K}
     ways |= {how._replace(top_p=share): "from fewer tokens than the run knows of: top_p =" for share in TOP_P}
     ways |= {how._replace(top_p=1.0, top_k=0): "from all tokens: top_p and top_k do not reach it"}
-    ordered = [_ordered(r, each, how) for r, each in pairs]
+    ordered = [_ordered(each, how) for each in logits]
     for way, what in ways.items():
         known = ordered if way.temperature == how.temperature else [None] * len(pairs)
         value = next((f" {new:.3g}" for new, old in zip(way, how, strict=True) if new != old), "")
@@ -290,14 +311,3 @@ def _wrong_generators(checked: Checked, ours: Sequence[Tensor]) -> set[str]:
         gaps.setdefault(rollout.generator, []).append(_gap([own], [said]))
     least = min(sum(each) / len(each) for each in gaps.values())
     return {name for name, each in gaps.items() if sum(each) / len(each) >= max(LEAST, FACTOR * least)}
-
-
-@contextmanager
-def _plain_attention(module: Any) -> Iterator[None]:
-    """The attention of transformers itself, in place of that of packed rows."""
-    config = module.config.get_text_config()
-    kept, config._attn_implementation = config._attn_implementation, "sdpa"  # noqa: SLF001 - read at each call
-    try:
-        yield
-    finally:
-        config._attn_implementation = kept  # noqa: SLF001 - as above

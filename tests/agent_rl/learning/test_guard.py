@@ -261,6 +261,18 @@ def test_filters_that_the_run_knows_of_are_sound_and_missed_where_they_are_missi
     assert run.found(run.rollouts(plain(run.engine), filtered=top_p(0.8)), Sampled(1.0, top_p=0.8)) == ""
 
 
+def test_only_the_beginning_of_a_rollout_that_one_version_sampled_is_compared(run: Run) -> None:
+    long = run.rollouts(plain(run.engine))
+    for rollout in long:
+        rollout.versions[15:] = 3
+        rollout.behaviour[15:] -= 9.0
+    assert run.found(long) == ""
+    none = run.rollouts(plain(run.old))
+    for rollout in none:
+        rollout.versions[:] = 0  # whose weights are gone
+    assert run.found(none) == ""
+
+
 def test_adapters_that_were_not_merged_are_named(path: Path) -> None:
     run = Run(path, Lora(rank=4))
     assert run.found(run.rollouts(plain(run.engine))) == ""
