@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -30,7 +31,7 @@ from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
 from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
 from agent_rl.learning.guard import Guard, Sampled
-from agent_rl.learning.heap import GIVE_BACK_STEPS, give_heap_back
+from agent_rl.learning.heap import GIVE_BACK_SECONDS, give_heap_back
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.optimizer import Optimizer
@@ -102,7 +103,7 @@ class Trainer:
         self.under_way = ""
         """The first update while it is computed, and how long it will take, in words; empty before and later."""
         self._first = True
-        self._steps = 0
+        self._gave_back = time.monotonic()
         self.compute_bits = self.model.compute.bits
         """Of a value in matrix products."""
         self.max_length = self.model.max_length
@@ -344,9 +345,9 @@ class Trainer:
 
     def _step_done(self) -> None:
         self.under_way = ""
-        self._steps += 1
-        if self.device.type == "cpu" and self._steps % GIVE_BACK_STEPS == 0:
+        if self.device.type == "cpu" and time.monotonic() - self._gave_back >= GIVE_BACK_SECONDS:
             give_heap_back()
+            self._gave_back = time.monotonic()
 
     def give_memory_back(self) -> None:
         """Free gradients, and the memory that the allocator has kept of the step, for whoever shares the device."""
