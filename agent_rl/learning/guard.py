@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -236,19 +237,19 @@ def _beginning(rollout: TrainingSequence) -> TrainingSequence | None:
 
 def _spread(rollouts: Sequence[TrainingSequence]) -> list[TrainingSequence]:
     """Rollouts of at most some `TOKENS` tokens, at least one, the generators in turn."""
-    turns = sorted(enumerate(rollouts), key=lambda each: (_turn(rollouts, each[0]), each[0]))
+    seen: Counter[str] = Counter()
+    turns = []
+    for rollout in rollouts:
+        turns.append((seen[rollout.generator], rollout))
+        seen[rollout.generator] += 1
     chosen: list[TrainingSequence] = []
     tokens = 0
-    for _, rollout in turns:
+    for _, rollout in sorted(turns, key=lambda turn: turn[0]):
         if chosen and tokens + len(rollout.tokens) > TOKENS:
             break
         chosen.append(rollout)
         tokens += len(rollout.tokens)
     return chosen
-
-
-def _turn(rollouts: Sequence[TrainingSequence], index: int) -> int:
-    return sum(each.generator == rollouts[index].generator for each in rollouts[:index])
 
 
 def _places(rollout: TrainingSequence) -> Tensor:
