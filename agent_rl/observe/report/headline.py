@@ -50,9 +50,10 @@ def headline(records: Records) -> Headline:
         details = ["No RL step was trained and nothing was evaluated: this says nothing about success on problems."]
     else:
         sentence, details = "Nothing was measured yet.", []
-    if records.memory_kills:
-        words = memory_kills_in_words(records.memory_kills)
-        details.insert(0, f"{words[0].upper()}{words[1:]}.")
+    remarks = records.remarks
+    if records.memory_kills and not remarks:  # else the summary has said it
+        remarks = (memory_kills_in_words(records.memory_kills),)
+    details = [*(f"{words[0].upper()}{words[1:]}." for words in remarks), *details]
     if records.stopped:
         details.insert(0, f"The run was stopped: {records.stopped}")
     if skipped := sum(figure(row, "skipped_updates") > 0 for row in records.steps):

@@ -90,6 +90,8 @@ class Records:
     """Why the run was stopped early because of a fault."""
     memory_kills: dict[str, int] = field(default_factory=dict)
     """How often the kernel killed the processes of actors for lack of memory."""
+    remarks: tuple[str, ...] = ()
+    """Those of the summary, which a run that ended has."""
     seconds: float = math.nan
     steps: list[Row] = field(default_factory=list)
     evaluations: list[HeldOutResult] = field(default_factory=list)
@@ -118,6 +120,7 @@ def read_records(directory: Path) -> Records:
     records = Records(directory.resolve().name)
     records.stopped = read_end(directory)
     records.memory_kills = read_memory_kills(directory)
+    records.remarks = tuple(map(str, _summary(directory).get("remarks") or ()))
     _read_settings(directory, records)
     _read_metrics(directory, records)
     records.timeline = [

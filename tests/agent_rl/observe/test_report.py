@@ -372,6 +372,14 @@ def test_processes_that_the_kernel_killed_for_lack_of_memory_are_told(tmp_path: 
     assert "The kernel killed learner.0 (1 time) for lack of memory: " in report(directory).everything()
 
 
+def test_the_remarks_of_the_summary_are_told(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path)
+    run.enter(RL)
+    directory = run.close()
+    (directory / "summary.json").write_text('{"remarks": ["stages.0, steps 3 to 9: success fell"]}')
+    assert "Stages.0, steps 3 to 9: success fell." in report(directory).everything()
+
+
 def test_a_run_of_supervised_training_alone(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path).timeline()
     run.enter(SFT)
