@@ -32,7 +32,7 @@ from actors.roc_filter.replay import (
     restore,
     sampled_row,
 )
-from agent_rl.config.plugins import ContractError, needs_start
+from agent_rl.config.plugins import ContractError, naming, needs_start
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.figures import ActorFigures, FilterFigures
@@ -41,6 +41,7 @@ from agent_rl.groups.instructions import (
     NOT_FINITE,
     STAGE_BOUNDARY,
     Closed,
+    Decided,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
@@ -75,6 +76,7 @@ from agent_rl.messages import (
 from agent_rl.records.history import check_history, refuse_learner
 from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.run_records import RunRecords
+from agent_rl.scheduling.curriculum import curriculum_of, try_curriculum
 from transport import CallRefused
 
 
@@ -142,6 +144,10 @@ class RoCFilter(Actor):
         sizes = {algorithm.samples for _, _, algorithm in topology.rl_algorithms} or {topology.algorithm.samples}
         actor = cls.on_trial(topology, settings)
         try:
+            for algorithm in [each for _, _, each in topology.rl_algorithms][:1]:
+                with naming("algorithm", "curriculum"):
+                    if (curriculum := curriculum_of(algorithm)) is not None:
+                        try_curriculum(curriculum, algorithm.samples)
             for group in (group for size in sorted(sizes) if size > 1 for group in made_up_groups(size, least)):
                 sound_selection(actor.selection(), group, random.Random(0), "a made-up group")
         except ContractError as error:
@@ -348,6 +354,8 @@ class RoCFilter(Actor):
                     self._judging.want(instruction)
                 case Judged(group, sample, attempt, judgement):
                     self._journal.judge(group, sample, attempt, judgement)
+                case Decided(problem):
+                    self._journal.add_outcome(sampled_row(problem))
                 case Ready(group, kept, rewards, oldest, order):
                     self._journal.ready(group, kept, rewards, oldest, order)
                     self._to_learner.send(group)

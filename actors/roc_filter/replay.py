@@ -22,6 +22,7 @@ from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
     GroupOpened,
+    GroupOutcome,
     PolicyVersion,
     StageEntered,
     StepReady,
@@ -92,6 +93,11 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
         last_order=max((row.decided_order for row in rows), default=0),
         surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
     )
+    for sampled in () if isinstance(book.whole, Selection) else journal.sampled(stage):
+        row = journal.group(group_id(stage, sampled.number))
+        drawn = None if row is None else decode_stored(row.opened).drawn
+        drawn = sampled.number if drawn is None else drawn
+        book.observe(GroupOutcome(sampled.number, drawn, sampled.right, sampled.samples - sampled.lost))
     finished = journal.interim_evaluations(stage)
     if book.interim is not None:
         book.interim.opened.update({at_step: count for at_step, count in opened.items() if at_step is not None})

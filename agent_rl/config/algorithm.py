@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
@@ -20,6 +20,7 @@ def _named(kind: Kind, name: str) -> str:
 
 
 SelectionName = Annotated[str, AfterValidator(partial(_named, "selection"))]
+CurriculumName = Annotated[str, AfterValidator(partial(_named, "curriculum"))]
 AdvantageName = Annotated[str, AfterValidator(partial(_named, "advantage"))]
 LossName = Annotated[str, AfterValidator(partial(_named, "loss"))]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -108,6 +109,11 @@ class Algorithm(Part):
     """Whether groups with equal rewards are replaced, so that the batch does not shrink."""
     max_refill: PositiveInt = 3
     """Groups that a step may replace, as a multiple of ``groups_per_step``."""
+    curriculum: CurriculumName = "in_order"
+    """Which problem a group gets, and whether it is trained: ``in_order``; ``frontier`` (half of the groups get
+    problems again that were solved sometimes); or ``module:Name`` (docs/training.md, "Curriculum")."""
+    curriculum_settings: dict[str, Any] = Field(default={})
+    """Arguments of the curriculum's class."""
     rollout_attempts: PositiveInt = 3
     """How often a rollout is sampled that the infrastructure fails."""
 

@@ -27,6 +27,7 @@ Kind: TypeAlias = Literal[
     "actor",
     "advantage",
     "chat_format",
+    "curriculum",
     "engine",
     "environment",
     "loss",
@@ -48,6 +49,10 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "advantage": {"group": "agent_rl.learning.advantages:group_advantages"},
     "chat_format": {"tags": "agent_rl.rollout.prompts:ChatFormat"},
+    "curriculum": {
+        "in_order": "agent_rl.scheduling.curriculum:InOrder",
+        "frontier": "agent_rl.scheduling.curriculum:Frontier",
+    },
     "engine": {
         "torch": "actors.engines.torch:TorchEngine",
         "vllm": "actors.engines.vllm:VllmEngine",

@@ -15,17 +15,19 @@ from itertools import starmap
 import numpy as np
 
 from agent_rl.config.algorithm import Algorithm
-from agent_rl.config.selection import SelectStage
+from agent_rl.config.selection import SelectStage, Solved
 from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.environments.judging import LOST
 from agent_rl.groups.instructions import (
     EQUAL_REWARDS,
+    NOT_ADMITTED,
     NOT_SELECTED,
     PROMPT_TOO_LONG,
     STAGE_BOUNDARY,
     STALE,
     TOO_FEW_ROLLOUTS,
     Closed,
+    Decided,
     Dropped,
     Evaluated,
     EvaluationGroupDone,
@@ -37,11 +39,12 @@ from agent_rl.groups.instructions import (
 )
 from agent_rl.groups.outages import MOST_LOST, LostGroups
 from agent_rl.groups.resampling import Candidate, Select, has_signal, sound_selection
-from agent_rl.groups.selection import InterimEvaluations, Selection, StageEvaluation
+from agent_rl.groups.selection import InterimEvaluations, Selection, StageEvaluation, sampled_problem
 from agent_rl.groups.statistics import RolloutFigures, step_figures
 from agent_rl.messages import (
     Evaluation,
     GroupOpened,
+    GroupOutcome,
     GroupsProgress,
     GroupsUnfinished,
     InterimOpened,
@@ -51,6 +54,7 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroup,
 )
+from agent_rl.scheduling.curriculum import TOLD, Curricula, Curriculum, curriculum_of
 from agent_rl.scheduling.ids import rollout_seed
 from agent_rl.scheduling.staleness import StepAssembler
 
@@ -137,7 +141,8 @@ class UndecidedGroup:
     def retry(self, position: int) -> Retry:
         """The request for a sample's next attempt."""
         opened = self.opened
-        return Retry(opened.group, position, self.samples[position].attempt, opened.number, opened.evaluation)
+        attempt = self.samples[position].attempt
+        return Retry(opened.group, position, attempt, opened.number, opened.evaluation, opened.drawn)
 
     def unfinished(self) -> UnfinishedGroup | None:
         """The samples to request after a restart of the scheduler; None when none is missing."""
@@ -166,6 +171,7 @@ class GroupBook:
     select: Select
     several_environments: bool = False
     """The figures of a step are also given by environment."""
+    curricula: Curricula = curriculum_of
     entered: StageEntered | None = None
     interim: InterimEvaluations | None = None
     """The evaluations within the stage, where an rl stage has some."""
@@ -186,6 +192,9 @@ class GroupBook:
     _lost: list[RolloutFigures] = field(default_factory=list)
     """Attempts of groups that no step counts. The next step's figures count these attempts."""
     _lost_groups: LostGroups | None = None
+    _curriculum: Curriculum | None = None
+    _outcomes: list[GroupOutcome] = field(default_factory=list)
+    """Of the stage's training groups, where it has a curriculum."""
 
     # Events
 
@@ -204,7 +213,8 @@ class GroupBook:
         self._dropped.clear()  # the scheduler cancels all rollouts of another stage
         self._step_rollouts.clear()
         self._lost.clear()
-        self._assembler = self.interim = self.whole = self._lost_groups = None
+        self._assembler = self.interim = self.whole = self._lost_groups = self._curriculum = None
+        self._outcomes.clear()
         stage = self._stage
         if stage is not None:
             self.algorithm = self.algorithm_of(stage)
@@ -219,6 +229,7 @@ class GroupBook:
                 max_refill=self.algorithm.max_refill,
             )
             self._lost_groups = LostGroups(self.algorithm.groups_per_step, trains=True)
+            self._curriculum = self.curricula(self.algorithm)
             if stage.evaluate is not None:
                 self.interim = InterimEvaluations(stage)
         elif isinstance(stage, EvaluateStage):
@@ -228,6 +239,12 @@ class GroupBook:
             self.whole = Selection(stage)
             self._lost_groups = LostGroups(MOST_LOST, trains=True)
         return instructions
+
+    def observe(self, outcome: GroupOutcome) -> None:
+        """A training group was decided."""
+        if self._curriculum is not None:
+            self._outcomes.append(outcome)
+            self._curriculum.observe(outcome.drawn, Solved(outcome.right, outcome.samples))
 
     def restore(self, decided: Sequence[DecidedGroup], *, opened: int, last_order: int, surplus: int) -> None:
         """Restore the stage just entered from the journal: the decided groups in order, and counts.
@@ -345,6 +362,7 @@ class GroupBook:
             uncounted=self._uncounted,
             retries=tuple(self._retries.values()),
             dropped_groups=tuple(sorted(self._dropped)),
+            outcomes=tuple(self._outcomes[-TOLD:]),
         )
 
     def unfinished(self, stage: int) -> GroupsUnfinished | None:
@@ -353,7 +371,8 @@ class GroupBook:
             return None
         groups = tuple(each for group in self._groups.values() if (each := group.unfinished()) is not None)
         interim = tuple(starmap(InterimOpened, self.interim.opened.items())) if self.interim else ()
-        return GroupsUnfinished(stage, self._opened, groups, interim, uncounted=self._uncounted)
+        outcomes = tuple(self._outcomes)
+        return GroupsUnfinished(stage, self._opened, groups, interim, uncounted=self._uncounted, outcomes=outcomes)
 
     @property
     def _uncounted(self) -> int:
@@ -398,6 +417,7 @@ class GroupBook:
             self._assembler.forgotten(name)
             self._lost.extend(group.lost_figures())
             return [self._drop(name, TOO_FEW_ROLLOUTS), *outage, *self.close_steps()]
+        observed, admitted = self._observed(group)
         self._decided += 1
         self._step_rollouts[name] = (*group.judged_figures(), *group.lost_figures())
         kept: tuple[int, ...] = ()
@@ -406,12 +426,14 @@ class GroupBook:
             reason = PROMPT_TOO_LONG
         elif not has_signal([c.reward for c in candidates]):
             reason = EQUAL_REWARDS
+        elif not admitted:
+            reason = NOT_ADMITTED
         else:
             rng = random.Random(f"{self.seed}/{name}/select")
             kept = sound_selection(self.select, candidates, rng, f"the group {name}")
         if not kept:
             self._assembler.decided(name, group.opened.policy.version, signal=False)
-            return [self._drop(name, reason, order=self._decided), *outage, *self.close_steps()]
+            return [*observed, self._drop(name, reason, order=self._decided), *outage, *self.close_steps()]
         del self._groups[name]
         chosen = [candidates[index] for index in kept]
         samples = [(each.sample, group.samples[each.sample]) for each in chosen]
@@ -424,7 +446,18 @@ class GroupBook:
             oldest=oldest,
             order=self._decided,
         )
-        return [ready, *outage, *self.close_steps()]
+        return [*observed, ready, *outage, *self.close_steps()]
+
+    def _observed(self, group: UndecidedGroup) -> tuple[list[Instruction], bool]:
+        """Tell the curriculum of a group that is decided; whether the group is admitted."""
+        if self._curriculum is None:
+            return [], True
+        problem = sampled_problem(group)
+        judged, opened = problem.solved.samples - problem.lost, group.opened
+        admitted = self._curriculum.admits(Solved(problem.solved.right, judged))
+        drawn = opened.number if opened.drawn is None else opened.drawn
+        self.observe(GroupOutcome(opened.number, drawn, problem.solved.right, judged))
+        return [Decided(problem)], admitted
 
     def _outage(self, group: UndecidedGroup, *, lost: bool) -> list[Instruction]:
         """Count a group that is lost, or that has enough rollouts. Too many lost in a row end the run."""

@@ -15,6 +15,8 @@ TOO_FEW_ROLLOUTS = "too_few_rollouts"
 PROMPT_TOO_LONG = "prompt_too_long"
 STALE = "stale"
 NOT_SELECTED = "not_selected"
+NOT_ADMITTED = "not_admitted"
+"""The stage's curriculum refused the group."""
 STAGE_BOUNDARY = "stage_boundary"
 NOT_FINITE = "not_finite"
 """The reason of a skipped step's groups: loss or gradient was not finite, so the learner changed nothing."""
@@ -110,6 +112,13 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """Instruction: record what the stage's curriculum observed of a training group's problem."""
+
+    problem: SampledProblem
+
+
+@dataclass(frozen=True, slots=True)
 class Selected:
     """Instruction: a select stage is complete. Record which problems it keeps, by number, and tell the learner."""
 
@@ -127,5 +136,5 @@ class Outage:
 
 
 Instruction: TypeAlias = (
-    Judge | Judged | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Sampled | Selected | Outage
+    Judge | Judged | Decided | Ready | Dropped | Closed | Evaluated | EvaluationGroupDone | Sampled | Selected | Outage
 )

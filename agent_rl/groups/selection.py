@@ -57,6 +57,20 @@ class StageEvaluation:
         return Evaluated(Evaluation(index), evaluation_figures(self._rollouts, self.stage))
 
 
+def sampled_problem(group: UndecidedGroup) -> SampledProblem:
+    """What is counted of the problem of a group whose samples are all judged or lost."""
+    opened, judged = group.opened, group.judged_figures()
+    return SampledProblem(
+        opened.stage,
+        opened.number,
+        opened.problem.environment,
+        opened.problem.id,
+        Solved.counted((rollout.success for rollout in judged), len(group.samples)),
+        lost=len(group.samples) - len(judged),
+        tokens=sum(rollout.tokens for rollout in judged),
+    )
+
+
 @dataclass(slots=True)
 class Selection:
     """The select stage that the learner is in."""
@@ -72,18 +86,9 @@ class Selection:
 
     def group_done(self, group: UndecidedGroup) -> Sampled:
         """All samples of a group are judged or lost."""
-        opened, judged = group.opened, group.judged_figures()
-        problem = SampledProblem(
-            opened.stage,
-            opened.number,
-            opened.problem.environment,
-            opened.problem.id,
-            Solved.counted((rollout.success for rollout in judged), len(group.samples)),
-            lost=len(group.samples) - len(judged),
-            tokens=sum(rollout.tokens for rollout in judged),
-        )
+        problem = sampled_problem(group)
         self.restore(problem)
-        return Sampled(opened.group, problem)
+        return Sampled(group.opened.group, problem)
 
     def restore(self, *counted: SampledProblem) -> None:
         """Count problems."""

@@ -70,6 +70,7 @@ class GroupOpened:
     ``evaluation`` is None for a training group and for one of a select stage, which alone has ``stage_groups``.
     ``number`` counts the groups of the stage, or of the evaluation within an rl stage. Group id, task and seeds are
     functions of run seed, stage, evaluation and number. ``policy`` is a lower bound for every token of the group.
+    ``drawn``: the number of the problem where a curriculum chose it; None: ``number``.
     """
 
     group: str
@@ -81,6 +82,7 @@ class GroupOpened:
     policy: PolicyVersion
     evaluation: Evaluation | None = None
     stage_groups: int | None = None
+    drawn: int | None = None
 
     @property
     def at_step(self) -> int | None:

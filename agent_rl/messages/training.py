@@ -51,6 +51,7 @@ class GroupsProgress:
 
     ``uncounted``: decided groups that no step counts, less those that short steps forgave; the scheduler may open that
     many more. ``retries`` are rollouts to sample again. The scheduler cancels rollouts of ``dropped_groups``.
+    ``outcomes``: of the groups decided last, where the stage has a curriculum.
     """
 
     stage: int
@@ -58,17 +59,29 @@ class GroupsProgress:
     uncounted: int
     retries: tuple[Retry, ...]
     dropped_groups: tuple[str, ...]
+    outcomes: tuple[GroupOutcome, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """Of the judged rollouts of training group ``number``, so many were right; ``drawn`` is its problem's number."""
+
+    number: int
+    drawn: int
+    right: int
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Sample ``sample`` of ``group`` again, as attempt ``attempt``; number and evaluation are as in its GroupOpened."""
+    """Sample ``sample`` of ``group`` again, as attempt ``attempt``; the rest is as in its GroupOpened."""
 
     group: str
     sample: int
     attempt: int
     number: int
     evaluation: Evaluation | None = None
+    drawn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +254,8 @@ class GroupsUnfinished:
 
     Every number below ``opened`` has been opened in this stage; ``interim_opened`` says the same of each evaluation
     within it. ``kept``: by environment, the ids of the problems that the last select stage has kept; the stage draws
-    from no others. None: there was no select stage. ``uncounted``: as of `GroupsProgress`.
+    from no others. None: there was no select stage. ``uncounted``: as of `GroupsProgress`. ``outcomes``: all of the
+    stage, where it has a curriculum.
     """
 
     stage: int
@@ -250,6 +264,7 @@ class GroupsUnfinished:
     interim_opened: tuple[InterimOpened, ...] = ()
     kept: dict[str, tuple[str, ...]] | None = None
     uncounted: int = 0
+    outcomes: tuple[GroupOutcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,6 +384,10 @@ class Journal(Retention):
         if self._change(group, "open", state="evaluated"):
             self._put(row)
 
+    def add_outcome(self, row: SampledRow) -> None:
+        """Record what a curriculum observed of a training group's problem."""
+        self._put(row)
+
     def add_selection(self, stage: int, kept: Sequence[int], figures: SelectionFigures) -> bool:
         """Record the result of a select stage; False when it was recorded before."""
         known = self.selection(stage) is not None

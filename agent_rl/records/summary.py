@@ -17,6 +17,7 @@ from agent_rl.records.run_directory import memory_kills_in_words
 REASONS = {
     "equal_rewards": "equal rewards",
     "not_selected": "a selection that kept none of their rollouts",
+    "not_admitted": "the curriculum, which refused them",
     "too_few_rollouts": "too few rollouts that ended",
     "prompt_too_long": "a prompt longer than the model allows",
     "stale": "staleness",

@@ -8,17 +8,19 @@ once every engine serves their step's policy, take turns with the groups to trai
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
 from agent_rl.config.algorithm import Algorithm
-from agent_rl.config.selection import SelectStage
+from agent_rl.config.selection import SelectStage, Solved
 from agent_rl.config.topology import EvaluateStage, RlStage, Stage
 from agent_rl.messages import (
     Evaluation,
     GroupOpened,
+    GroupOutcome,
     GroupsUnfinished,
     PolicyPublished,
     PolicyVersion,
@@ -28,6 +30,7 @@ from agent_rl.messages import (
     RolloutRequest,
     Sampling,
 )
+from agent_rl.scheduling.curriculum import Curricula, Curriculum, curriculum_of
 from agent_rl.scheduling.ids import group_id, rollout_id, rollout_seed
 
 Problems: TypeAlias = Callable[[int, int, Purpose], Problem]
@@ -37,7 +40,11 @@ SampledStage: TypeAlias = EvaluateStage | RlStage | SelectStage
 
 
 class Opening:
-    """The groups of the stage that the run is in. Everything is a function of the run's seed and of counters."""
+    """The groups of the stage that the run is in. Everything is a function of the run's seed and of counters.
+
+    Only a curriculum's choice of a problem depends on outcomes too. The journal keeps each choice, in the group's
+    GroupOpened.
+    """
 
     def __init__(
         self,
@@ -47,6 +54,7 @@ class Opening:
         algorithm_of: Callable[[Stage], Algorithm],
         problems: Problems,
         problem_count: Callable[[int], int],
+        curricula: Curricula = curriculum_of,
     ) -> None:
         """``problem_count`` says how many problems a select stage samples: it opens a group of each."""
         self._seed = seed
@@ -54,6 +62,10 @@ class Opening:
         self._algorithms = [algorithm_of(stage) for stage in stages]
         self._problems = problems
         self._problem_count = problem_count
+        self._curricula = curricula
+        self._curriculum: Curriculum | None = None
+        self._fresh = 0
+        self._observed: set[int] = set()
         self._published: PolicyPublished | None = None
         self.oldest = PolicyVersion(0, 0)
         """The newest policy under which a group of the stage was opened; at first that of the stage's start."""
@@ -73,14 +85,29 @@ class Opening:
             return False
         self.oldest = PolicyVersion(published.policy.epoch, published.stage_version)
         self._interim.clear()
+        self._curriculum = self._curricula(self.algorithm) if isinstance(self.stage, RlStage) else None
+        self._fresh = 0
+        self._observed.clear()
         return True
+
+    def observe(self, outcomes: Sequence[GroupOutcome]) -> None:
+        """Groups were decided, some of them perhaps known."""
+        if self._curriculum is None:
+            return
+        for outcome in outcomes:
+            if outcome.number not in self._observed:
+                self._observed.add(outcome.number)
+                self._fresh = max(self._fresh, outcome.drawn + 1)
+                self._curriculum.observe(outcome.drawn, Solved(outcome.right, outcome.samples))
 
     def restore(self, answer: GroupsUnfinished) -> None:
         """The filter says what was opened in this stage."""
         self.opened = answer.opened
         self._interim_opened = Counter({each.at_step: each.groups for each in answer.interim_opened})
         self.uncounted = answer.uncounted
+        self.observe(answer.outcomes)
         for group in answer.groups:
+            self._fresh = max(self._fresh, (group.opened.drawn or 0) + 1)
             if group.opened.policy.epoch == self.oldest.epoch:
                 self.oldest = max(self.oldest, group.opened.policy)
 
@@ -90,7 +117,7 @@ class Opening:
         if following is None:
             return None
         number, at_step = following
-        opened = self.group(number, at_step, served)
+        opened = self.group(number, at_step, served, self._drawn(number) if at_step is None else None)
         if at_step is None:
             self.opened += 1
         else:
@@ -119,7 +146,16 @@ class Opening:
         """Whether recipe and staleness budget permit another group."""
         return self._next(served) is not None
 
-    def group(self, number: int, at_step: int | None, served: int | None) -> GroupOpened:
+    def _drawn(self, number: int) -> int | None:
+        """The number of the problem that the curriculum chooses for a group."""
+        if self._curriculum is None or self._published is None:
+            return None
+        rng = random.Random(f"{self._seed}/{self._published.stage}/{number}/curriculum")
+        drawn = self._curriculum.choose(self._fresh, rng)
+        self._fresh = max(self._fresh, drawn + 1)
+        return drawn
+
+    def group(self, number: int, at_step: int | None, served: int | None, drawn: int | None = None) -> GroupOpened:
         """The stage's group of this number, or that of the evaluation after ``at_step`` steps."""
         assert self._published is not None
         index, spec = self._published.stage, self._spec(at_step)
@@ -135,11 +171,12 @@ class Opening:
             stage=index,
             number=number,
             purpose=purpose,
-            problem=self._problems(index, number, purpose),
+            problem=self._problems(index, number if drawn is None else drawn, purpose),
             samples=samples,
             policy=PolicyVersion(self.oldest.epoch, self.oldest.version if served is None else served),
             evaluation=Evaluation(index, at_step) if spec.kind == "evaluate" else None,
             stage_groups=self._problem_count(index) if spec.kind == "select" else None,
+            drawn=drawn,
         )
 
     def request(self, opened: GroupOpened, sample: int, attempt: int) -> RolloutRequest:
@@ -159,7 +196,7 @@ class Opening:
     def retry(self, retry: Retry, served: int | None) -> RolloutRequest:
         """The request for what the filter wants to have sampled again."""
         at_step = None if retry.evaluation is None else retry.evaluation.at_step
-        return self.request(self.group(retry.number, at_step, served), retry.sample, retry.attempt)
+        return self.request(self.group(retry.number, at_step, served, retry.drawn), retry.sample, retry.attempt)
 
     def _next(self, served: int | None) -> tuple[int, int | None] | None:
         """The next group's number and evaluation. Groups to train and groups of a due evaluation take turns."""

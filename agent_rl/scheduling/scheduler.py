@@ -228,6 +228,7 @@ class GroupScheduler:
         if self._published is None or progress.stage != self._published.stage or not self._ready:
             return []
         self._opening.uncounted = progress.uncounted
+        self._opening.observe(progress.outcomes)
         before, self._dropped = self._dropped, frozenset(progress.dropped_groups)
         self._in_flight.drop(self._dropped)
         for group in self._dropped - before:

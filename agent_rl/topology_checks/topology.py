@@ -111,6 +111,7 @@ def _plugins(topology: Topology, _: Facts) -> Iterator[Finding]:
     algorithm = topology.algorithm
     lookups: list[tuple[Any, Any, str, KeyPath]] = [
         (resolve, "selection", algorithm.resampling, ("algorithm", "resampling")),
+        (resolve, "curriculum", algorithm.curriculum, ("algorithm", "curriculum")),
         (resolve, "advantage", algorithm.advantage, ("algorithm", "advantage")),
         (find, "loss", algorithm.loss, ("algorithm", "loss")),
         *((resolve, "tracker", name, ("run", "trackers", at)) for at, name in enumerate(topology.run.trackers)),

@@ -23,6 +23,7 @@ from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
+    GroupOutcome,
     GroupsProgress,
     GroupsUnfinished,
     Judgement,
@@ -62,10 +63,11 @@ async def settle_group(
     answers: list[str],
     *,
     version: int = 5,
+    drawn: int | None = None,
     tags: Callable[[int], TagCounts] = lambda _: TagCounts(),
 ) -> list[str]:
     """Open a group and push a trajectory for each answer; the names that were acknowledged are added to the list."""
-    group = builders.opened(number, stage=RL, version=version)
+    group = replace(builders.opened(number, stage=RL, version=version), drawn=drawn)
     acknowledged: list[str] = []
     opened = stage["kv_scheduler"].push("groups", FILTER)
     await opened.send(group, on_ack=lambda: acknowledged.append(group.group))
@@ -212,6 +214,26 @@ async def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_res
     balance = audit(tmp_path)
     assert balance.balanced, balance.faults
     assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
+
+
+async def test_what_a_curriculum_observed_is_known_after_a_restart(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    algorithm = topology.algorithm.model_copy(update={"curriculum": "frontier"})
+    topology = topology.model_copy(update={"algorithm": algorithm})
+    outcomes = (GroupOutcome(0, 7, 2, 4), GroupOutcome(1, 3, 0, 4))
+    async with stand_ins(topology, "roc_filter") as stage:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
+            await enter(stage)
+            await settle_group(stage, 0, ["4", "5", "4", "5"], drawn=7)
+            await settle_group(stage, 1, ["7"] * 4, drawn=3)
+            await stage["learner"].receive(StepReady)
+            progress: GroupsProgress = await stage["kv_scheduler"].receive(GroupsProgress)
+            while progress.outcomes != outcomes:
+                progress = await stage["kv_scheduler"].receive(GroupsProgress)
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
+            link = stage["kv_scheduler"].call("journal", FILTER)
+            answer: GroupsUnfinished = await ask(link, UnfinishedGroups(RL), timeout=10)
+            assert answer.outcomes == outcomes
 
 
 async def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ FATES = {
     "all_right": ("dropped: every rollout right", 3),
     "all_wrong": ("dropped: every rollout wrong", 2),
     "not_selected": ("dropped: no rollout selected", 7),
+    "not_admitted": ("dropped: refused by the curriculum", 7),
     "too_few_rollouts": ("dropped: too few rollouts", 5),
     "prompt_too_long": ("dropped: prompt too long", 7),
     "stale": ("dropped: stale", 4),

@@ -193,6 +193,18 @@ class Nowhere(WorstCase):
 
 class Needs:
     def __init__(self, more): pass
+
+
+from agent_rl.scheduling.curriculum import InOrder
+
+class Minus(InOrder):
+    def choose(self, fresh, rng): return fresh - 1
+
+class Undecided(InOrder):
+    def admits(self, solved): return None
+
+class Divides(InOrder):
+    def observe(self, problem, solved): self.odds = solved.right / (solved.samples - solved.right)
 """
 
 
@@ -211,6 +223,7 @@ def test_a_selection_advantage_loss_and_policy_of_ones_own_take_their_places(tmp
         f"algorithm.resampling={name}:select",
         f"algorithm.advantage={name}:ranked",
         f"actors.kv_scheduler.settings.policy={name}:Own",
+        "algorithm.curriculum=frontier",
     )
     assert said == []
     group = next(made_up_groups(8, 8))
@@ -258,6 +271,10 @@ def test_an_advantage_beyond_float32_is_refused(module) -> None:
         ),
         ("algorithm.advantage", "rank", "algorithm.advantage: plugged_.* has no function 'rank'"),
         ("algorithm.loss", "lost", "algorithm.loss: plugged_.* has no function 'lost'"),
+        ("algorithm.curriculum", "Minu", "plugged_.* has no class 'Minu' .*did you mean 'Minus'"),
+        ("algorithm.curriculum", "Minus", r"Minus.choose returned -1 with fresh = 0: return a number of 0 or more"),
+        ("algorithm.curriculum", "Undecided", r"Undecided.admits returned None with Solved\(right=0, samples=\d+\)"),
+        ("algorithm.curriculum", "Divides", r"Divides.observe fails with problem .* ZeroDivisionError.*line 53"),
         (
             "actors.kv_scheduler.settings.policy",
             "Nowhere",
