@@ -12,7 +12,7 @@ import pytest
 
 from actors.contract import EnvironmentContract
 from agent_rl.environments.base import ToolOutput
-from agent_rl.messages import Judgement, Transcript
+from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.audit import audit
 from tests.actors.sandbox.running import run_with
 
@@ -50,6 +50,17 @@ def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_succe
     assert judged == [tasks.judge_at_once(problem, transcript) for transcript in given]
     assert all(judgement.success for judgement in judged)
     assert 150 < sum(judgement.reward for judgement in judged) < 250
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [("3 + 4 = 7.", "7", True), ("It is 1,200 apples", "1200", True), ("-3.50", "-3.5", True), ("7 of 9", "7", False)],
+)
+def test_without_tools_the_last_number_is_the_answer(example: Any, text: str, answer: str, right: bool) -> None:
+    tasks = example("without_tools").Direct(seed=0, base=EXAMPLES)
+    judgement = tasks.judge_at_once(Problem("p", "How many?", answer), Transcript((text,)))
+    assert judgement is not None
+    assert judgement.success == right
 
 
 def test_what_a_statement_changes_lasts_as_long_as_its_rollout(example: Any) -> None:
