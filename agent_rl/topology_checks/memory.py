@@ -20,7 +20,7 @@ from typing import Any
 
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import engine_gpus, gpus_of, partners
-from agent_rl.config.topology import RlStage, Topology
+from agent_rl.config.topology import RlStage, SftStage, Topology
 from agent_rl.models.hub import HubError, described_model
 from agent_rl.models.model_files import Unreadable
 from agent_rl.models.shapes import Shape
@@ -214,6 +214,10 @@ def _learner(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
     yield from learner_needs(shape, training, where)
 
 
+PROMPT = 1024
+"""The tokens of a prompt for which the KV cache is planned; a longer one takes more."""
+
+
 def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
     entry = topology.actors.get(GENERATOR)
     if entry is None:
@@ -236,8 +240,12 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         yield Need(where, "KV cache", 0, f"what gpu_memory_utilization leaves, at {each}{divided}")
     else:
         rows = int(entry.settings.get("max_rollouts", 64))
-        how = f"at most {rows} rollouts x {shape.length:,} tokens x {each}"
-        yield Need(where, "KV cache", rows * shape.length * token, how)
+        response = max(
+            (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
+        )
+        longest = min(shape.length, response + PROMPT)
+        how = f"at most {rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
+        yield Need(where, "KV cache", rows * longest * token, how)
     if kept := int(entry.settings.get("engine_settings", {}).get("host_kv_tokens", 0)):
         yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
 
