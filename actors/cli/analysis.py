@@ -105,7 +105,8 @@ def _score(
     for (trajectory, problem), each in zip(rollouts, passed, strict=True):
         body = trajectory.unpack()
         pieces = texts(body.tokens.tolist(), lambda some: str(tokenizer.decode(some, skip_special_tokens=False)))
-        turns = {call.turn for call in trajectory.transcript.calls}
+        called = {call.turn for call in trajectory.transcript.calls}
+        turns = {place for place, turn in enumerate(trajectory.turn_order, 1) if turn in called}
         tokens = read_tokens(pieces, body.loss_mask > 0, turns, window)
         entropy, gap = each.entropy.astype(float), each.logprob.astype(float) - body.logprobs
         scored.append(Scored(tokens, entropy, gap, highest(entropy, share), problem))

@@ -18,17 +18,23 @@ from actors.engines.base import EngineError, TurnRequest
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, ObserveTurn, ToolCallRecord, TurnObserved
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+from agent_rl.scheduling.ids import strand_seed
 
 if TYPE_CHECKING:
     from actors.base import ActorContext
     from actors.engines.base import Engine
     from agent_rl.messages import PolicyVersion
-    from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.episode import Episode, Strand
     from agent_rl.rollout.prompts import ChatFormat
 
 
 class EnvironmentFaultError(Exception):
     """A fault of the environment: it did not answer a turn. The message says where."""
+
+
+def sequence_name(rollout: str, strand: Strand) -> str:
+    """The name by which the engine knows a sequence of a rollout."""
+    return f"{rollout}+{strand.number}" if strand.number else rollout
 
 
 class AgentLoop:
@@ -80,25 +86,32 @@ class AgentLoop:
             raise EnvironmentFaultError(answer.fault)
         return answer
 
-    async def write(self, episode: Episode) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
+    async def write(
+        self, episode: Episode, strand: Strand | None = None
+    ) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
         """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
-        request = episode.request
+        request, strand = episode.request, strand or episode.strands[0]
         result = await self._engine.generate(
             TurnRequest(
-                rollout=request.rollout,
-                tokens=episode.tokens,
-                max_tokens=episode.budget,
+                rollout=sequence_name(request.rollout, strand),
+                tokens=episode.tokens_of(strand),
+                max_tokens=strand.room or episode.budget_of(strand),
                 temperature=request.sampling.temperature,
                 stop_tokens=self.chat.stop_tokens,
-                seed=request.seed,
+                seed=strand_seed(request.seed, strand.number),
                 top_p=request.sampling.top_p,
                 top_k=request.sampling.top_k,
             )
         )
         turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
-        if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens):
+        if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens, strand=strand):
             raise EngineError(f"the engine returned {fault}")
         return turn, stopped
+
+    def release(self, episode: Episode) -> None:
+        """The rollout has ended: the engine drops its KV cache."""
+        for strand in episode.strands:
+            self._engine.release(sequence_name(episode.request.rollout, strand))
 
     async def answer(
         self, episode: Episode, calls: Sequence[ParsedCall | MalformedCall]

@@ -315,7 +315,7 @@ class RolloutGenerator(Actor):
                 failure = ("failed", str(error))
             finally:
                 running.sampled = True
-                self._engine.release(request.rollout)
+                self._loop.release(episode)
                 self._tools.end(request, episode.tool_states)
         if running.left and episode.ended is None:
             running.abandoned = True

@@ -8,6 +8,9 @@
 The loop runs in the generator. Its own time, without waiting for ``model`` and ``tools``, is bounded. The rollout ends
 when the loop returns. When the model has no turn or token left, and when engine or executors fail, the loop is
 cancelled; it never sees such a failure.
+
+A loop may call ``model`` several times at once, and open conversations beside the first one with ``model.branch()``. A
+turn may have all tokens that turns under way leave, or ``max_tokens``; one that gets none waits for those to end.
 """
 
 from __future__ import annotations
@@ -30,7 +33,23 @@ from agent_rl.rollout.parsing import ParsedCall
 if TYPE_CHECKING:
     from actors.user_threads import Pause
     from agent_rl.environments.base import Rollout, Tool
-    from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.episode import Episode, Strand
+
+
+class LoopModel:
+    """The ``model`` of a loop: called with messages, it returns the model's next turn."""
+
+    def __init__(self, loop: UserLoop, conversation: Conversation) -> None:
+        self._loop = loop
+        self._conversation = conversation
+
+    async def __call__(self, messages: object, *, max_tokens: int | None = None) -> str:
+        """The model's next turn after these messages, of at most ``max_tokens`` tokens."""
+        return await self._loop.write(self._conversation, messages, max_tokens)
+
+    def branch(self) -> LoopModel:
+        """A conversation of its own, of a sub-agent for instance. Its turns are trained with the rollout's reward."""
+        return LoopModel(self._loop, self._loop.conversation())
 
 
 class UserLoop:
@@ -42,13 +61,14 @@ class UserLoop:
         """``seconds``: limit of the loop's own time; ``pause``: of the generator, after a loop has blocked it."""
         self._agent = agent
         self._episode = episode
-        self._conversation = Conversation(episode, agent.chat)
+        self._writing: dict[int, Strand] = {}
+        """The strands whose turns are being written."""
+        self._turn_over = trio.lowlevel.ParkingLot()
         self._known = tools
         self._deadline = Deadline(seconds)
         self._seconds = seconds
         self._pause = pause
         self._scope = trio.CancelScope()
-        self._writing = False
         self._calls = 0
         self._in_order = trio.Lock()
         self._failure: Exception | BlockedError | None = None
@@ -60,7 +80,8 @@ class UserLoop:
         await self._pause.over()
         try:
             with self._scope, self._deadline.enforced():
-                await rollout(episode.request.problem, self._model, {name: self._tool(name) for name in self._known})
+                model = LoopModel(self, Conversation(episode, self._agent.chat))
+                await rollout(episode.request.problem, model, {name: self._tool(name) for name in self._known})
         except DeadlineError:
             fault = f"has taken more than {self._seconds:g} s of its own time, without model() and tools"
         except (Exception, BlockedError) as error:  # noqa: BLE001 - the user's code may raise anything
@@ -82,25 +103,27 @@ class UserLoop:
             )
         episode.finish()
 
-    async def _model(self, messages: object) -> str:
+    async def write(self, conversation: Conversation, messages: object, max_tokens: int | None) -> str:
         """The model's next turn after these messages."""
         episode = self._episode
-        if self._failure is not None:
+        if self._failure is not None or episode.ended is not None:
             await self._end()
-        if self._writing:
-            self._failure = ContractError("model() was called during an earlier call; await the earlier call first")
-            raise self._failure
-        self._writing = True
+        strand: Strand | None = None
         try:
             with self._deadline.suspended():
+                while self._writing and episode.turns + len(self._writing) >= episode.request.sampling.max_turns:
+                    await self._turn_over.park()
                 if episode.ended is None and not episode.may_go_on:
                     episode.ended = "turn_limit"
                 if episode.ended is None:
-                    self._conversation.continue_with(messages, self._agent.policy)
-                if episode.ended is None:
-                    turn, stopped = await self._agent.write(episode)
-                    text = episode.wrote_text(*turn, stopped=stopped)
-                    self._conversation.wrote(text)
+                    strand = conversation.open(messages, self._agent.policy)
+                if strand is not None and episode.ended is None:
+                    await self._reserve(strand, max_tokens)
+                if strand is None or episode.ended is not None:
+                    await self._end()
+                turn, stopped = await self._agent.write(episode, strand)
+                text = episode.wrote_text(*turn, stopped=stopped, strand=strand)
+                conversation.wrote(strand, text, stopped=stopped)
                 if episode.ended is not None:
                     await self._end()
                 await self._pause.over()
@@ -112,12 +135,31 @@ class UserLoop:
             self._failure = error
             await self._end()
         finally:
-            self._writing = False
+            if strand is not None and self._writing.pop(strand.number, None) is not None:
+                strand.room = 0
+                self._turn_over.unpark_all()
+
+    async def _reserve(self, strand: Strand, max_tokens: int | None) -> None:
+        """Give the turn its tokens, as soon as turns under way leave some. The rollout ends where none are left."""
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise ContractError(f"max_tokens is {max_tokens!r:.60}; give a number of at least 1, or None")
+        while (left := self._episode.budget_of(strand) - sum(each.room for each in self._writing.values())) < 1:
+            if not self._writing:
+                self._episode.ended = "truncated"
+                return
+            await self._turn_over.park()
+        strand.room = left if max_tokens is None else min(left, max_tokens)
+        strand.limited = strand.room < left
+        self._writing[strand.number] = strand
 
     async def _end(self) -> NoReturn:
         self._scope.cancel()
         await trio.sleep_forever()
         raise AssertionError
+
+    def conversation(self) -> Conversation:
+        """A conversation beside the first one."""
+        return Conversation(self._episode, self._agent.chat, "sub_agent")
 
     def _tool(self, name: str) -> Callable[..., Awaitable[str]]:
         """A tool of the environment: from its arguments to the text that a model would read."""

@@ -18,7 +18,7 @@ from actors.engines.base import TurnResult
 from agent_rl.environments.base import ChatMessages, Context, Environment, TaskSource, Tool, ToolOutput
 from agent_rl.environments.tasks import DrawnTasks
 from agent_rl.messages import Judgement, PolicyVersion, Problem, Transcript
-from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.parsing import AnyCall, ParsedCall
 from agent_rl.rollout.prompts import ChatFormat
 
@@ -67,20 +67,18 @@ def written(runs: Sequence[tuple[PolicyVersion, int]], flag: int, *, plain: bool
 class RunsEpisode(Episode):
     """An episode whose tokens are runs."""
 
-    @property
-    def tokens(self) -> Sequence[int]:
+    def tokens_of(self, strand: Strand) -> Sequence[int]:
         """As many as all runs have. Nobody reads their values: an engine of the twin only counts them."""
-        return range(length(self._prompt) + length(self._tokens))
+        return range(length(strand.shared) + length(strand.tokens))
 
     @property
     def lengths(self) -> tuple[int, int]:
         """As many as all runs have."""
-        return length(self._prompt), length(self._tokens)
+        return length(self._first.shared), length(self._first.tokens)
 
-    @property
-    def budget(self) -> int:
+    def budget_of(self, strand: Strand) -> int:
         """Response tokens left, and two for the end of a turn of one token."""
-        return self._room - length(self._tokens) + 2
+        return self._room - length(strand.tokens) + 2
 
 
 class RunsFormat(ChatFormat):

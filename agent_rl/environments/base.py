@@ -216,16 +216,24 @@ class Observation:
     done: bool = False
 
 
-Model: TypeAlias = Callable[[ChatMessages], Awaitable[str]]
-"""The next turn: the conversation so far in, the text that the model writes out."""
+class Model(Protocol):
+    """The model of a loop of the user's own."""
+
+    async def __call__(self, messages: ChatMessages, *, max_tokens: int | None = None) -> str:
+        """The next turn: the conversation so far in, the text that the model writes out, of at most so many tokens."""
+
+    def branch(self) -> Model:
+        """A conversation of its own beside this one, of the same rollout."""
+
+
 Tools: TypeAlias = Mapping[str, Callable[..., Awaitable[str]]]
 """The environment's tools by name: arguments in, as keywords, the text that a model would read out."""
 Rollout: TypeAlias = Callable[[Problem, Model, Tools], Awaitable[None]]
 """A loop of the user's own: it writes a rollout by awaiting the model, and may call tools. The rollout ends when it
 returns.
 
-The messages of each call of the model continue those of the call before: they are those messages, the turn that was
-returned, as it was, and what follows. So every token stays as it was sampled. See `agent_rl.rollout.conversation`. """
+Messages that go on from those of an earlier call, and the turn that it returned, as it was, continue its tokens; others
+begin a branch. So every token is trained where it was sampled. See `agent_rl.rollout.conversation`. """
 
 
 class Environment(Protocol):

@@ -12,7 +12,7 @@ import torch
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import Type
-from agent_rl.messages import Float32Vector, Tokens, Trajectory
+from agent_rl.messages import Float32Vector, Tokens, TokenSequence, Trajectory
 
 
 class Passed(NamedTuple):
@@ -39,12 +39,13 @@ def entropies(
     """
     loaded = PolicyModel(model, dtype=dtype, device=device, options=ModelOptions(), compute=dtype)
     bodies = [each.unpack() for each in trajectories]
-    rows = [np.concatenate([each.prompt_tokens, each.tokens]).astype(np.int64) for each in bodies]
+    owned = [(body, place, each) for place, body in enumerate(bodies) for each in body.sequences]
+    rows = [each.tokens.astype(np.int64) for _, _, each in owned]
     sequences = [torch.from_numpy(row) for row in rows]
     _refuse_unfitting(model, loaded, rows)
-    found: dict[int, Passed] = {}
+    found = [Passed(*(np.full(len(body.tokens), np.nan, dtype=np.float32) for _ in range(2))) for body in bodies]
     for batch in loaded.microbatches(sequences, max_tokens=microbatch_tokens):
-        places = [_written(bodies[index]) for index in batch]
+        places = [_written(body, each) for body, _, each in (owned[index] for index in batch)]
         with torch.no_grad():
             logprobs, entropy = loaded.logprobs([sequences[index] for index in batch], places, temperature=temperature)
         if not (torch.isfinite(logprobs).all() and torch.isfinite(entropy).all()):
@@ -55,14 +56,15 @@ def entropies(
         for index, mask, *parts in zip(
             batch, places, entropy.cpu().split(sizes), logprobs.cpu().split(sizes), strict=True
         ):
-            prompt = len(bodies[index].prompt_tokens)
-            found[index] = Passed(*(_spread(values, mask)[prompt:] for values in parts))
-    return [found[index] for index in range(len(rows))]
+            _, place, each = owned[index]
+            for array, values in zip(found[place], parts, strict=True):
+                array[each.own] = _spread(values, mask)[each.shared :]
+    return found
 
 
-def _written(trajectory: Tokens) -> torch.Tensor:
-    """Flags [p + n] the tokens that the model wrote. A sequence's first token has no distribution."""
-    mask = np.concatenate([np.zeros(len(trajectory.prompt_tokens), dtype=np.uint8), trajectory.loss_mask]) > 0
+def _written(body: Tokens, sequence: TokenSequence) -> torch.Tensor:
+    """Flags [length] a sequence's own tokens that the model wrote. Its first token has no distribution."""
+    mask = np.concatenate([np.zeros(sequence.shared, dtype=np.uint8), body.loss_mask[sequence.own]]) > 0
     mask[:1] = False
     return torch.from_numpy(mask)
 

@@ -220,18 +220,23 @@ def _halves(weights: Weights) -> tuple[set[str], set[str]]:
 
 
 def _beginning(rollout: TrainingSequence) -> TrainingSequence | None:
-    """A rollout up to the first token that another version has sampled, at most `TOKENS` tokens after the prompt."""
-    sampled = rollout.mask.nonzero().squeeze(-1)
+    """A rollout up to the first token that another version has sampled, at most `TOKENS` tokens after the prompt.
+
+    Its branches are left out.
+    """
+    first = len(rollout.tokens) - rollout.prompt
+    sampled = rollout.mask[:first].nonzero().squeeze(-1)
     if not len(sampled) or sampled[0] >= TOKENS:
         return None
     others = (rollout.mask & (rollout.versions != rollout.versions[sampled[0]])).nonzero().squeeze(-1)
-    end = min([TOKENS, len(rollout.mask), *others[:1].tolist()])
+    end = min([TOKENS, first, *others[:1].tolist()])
     return replace(
         rollout,
         tokens=rollout.tokens[: rollout.prompt + end],
         mask=rollout.mask[:end],
         behaviour=rollout.behaviour[:end],
         versions=rollout.versions[:end],
+        branches=(),
     )
 
 

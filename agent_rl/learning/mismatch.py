@@ -65,7 +65,9 @@ def measure(
     ranks, chosen_rollouts = model.ranks, rollouts[::every]
     _share_proximal(chosen_rollouts, ranks)
     for version, sampled in _by_version(chosen_rollouts).items():
-        for batch in model.microbatches([rollout.tokens for rollout, _ in sampled], max_tokens=microbatch_tokens):
+        firsts = [rollout.tokens for rollout, _ in sampled]
+        beside = [rollout.beside(shared_once=bool(model.block)) for rollout, _ in sampled]
+        for batch in model.microbatches(firsts, max_tokens=microbatch_tokens, beside=beside):
             parts = [sampled[index] for index in batch]
             if version != older.version and (weights := older.of(version)) is not None and not parts:
                 with torch.no_grad(), model.with_weights(weights):
@@ -77,11 +79,9 @@ def measure(
             if version == older.version:
                 at_version = proximal
             elif (weights := older.of(version)) is not None:
-                places = [torch.cat([torch.zeros(r.prompt, dtype=torch.bool), chosen]) for r, chosen in parts]
+                paths, places = zip(*(path for rollout, chosen in parts for path in rollout.paths(chosen)), strict=True)
                 with torch.no_grad(), model.with_weights(weights):
-                    logprobs, _ = model.logprobs(
-                        [rollout.tokens for rollout, _ in parts], places, temperature=temperature, with_entropy=False
-                    )
+                    logprobs, _ = model.logprobs(paths, places, temperature=temperature, with_entropy=False)
                 at_version = logprobs.cpu()
             else:
                 continue

@@ -163,10 +163,16 @@ class PolicyModel:
         """The trained parameters: all, or the adapters."""
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
-    def microbatches(self, sequences: Sequence[Tensor], *, max_tokens: int) -> list[list[int]]:
-        """Split sequences of tokens into packed rows of at most ``max_tokens``; returns indices. See `Ranks`."""
+    def microbatches(
+        self, sequences: Sequence[Tensor], *, max_tokens: int, beside: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """Split sequences of tokens into packed rows of at most ``max_tokens``; returns indices. See `Ranks`.
+
+        ``beside``: of each, the tokens of its branches, which stand in the same row.
+        """
         prefixes = Prefixes.of([sequence.numpy() for sequence in sequences], self.block) if self.block else None
-        return self.ranks.microbatches(list(map(len, sequences)), max_tokens=max_tokens, prefixes=prefixes)
+        lengths = [len(own) + more for own, more in zip(sequences, beside or [0] * len(sequences), strict=True)]
+        return self.ranks.microbatches(lengths, max_tokens=max_tokens, prefixes=prefixes)
 
     def logprobs(
         self,

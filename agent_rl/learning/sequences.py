@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,11 @@ from agent_rl.messages import BodyError, Float32Vector, Tokens, TrainingGroup, T
 
 @dataclass(slots=True)
 class TrainingSequence:
-    """One trajectory in training: tensors over its n response tokens, ``tokens`` over prompt and response."""
+    """One trajectory in training: tensors over its n response tokens, ``tokens`` over prompt and response.
+
+    A trajectory with branches has further sequences: ``tokens`` are those of the first one, and the response is that of
+    the first one and what is own to each branch.
+    """
 
     name: str
     tokens: Tensor
@@ -32,6 +36,18 @@ class TrainingSequence:
     generator: str = ""
     proximal: Tensor | None = None
     reference: Tensor | None = None
+    branches: tuple[tuple[Tensor, int, slice], ...] = ()
+    """The tokens of each branch [length], how many it shares, and its place in the response."""
+
+    def beside(self, *, shared_once: bool) -> int:
+        """The tokens that its branches add to a packed row, which may hold what sequences share once."""
+        return sum(len(tokens) - (shared if shared_once else 0) for tokens, shared, _ in self.branches)
+
+    def paths(self, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each sequence with the flags [length] of its own tokens, of ``wanted`` [n] bool of the response."""
+        first = len(self.tokens) - self.prompt
+        for tokens, shared, own in ((self.tokens, self.prompt, slice(0, first)), *self.branches):
+            yield tokens, torch.cat([torch.zeros(shared, dtype=torch.bool), wanted[own]])
 
 
 def training_sequences(
@@ -53,19 +69,22 @@ def training_sequences(
             continue
         tokens = _unpacked(t)
         mask = tokens.loss_mask > 0
+        begins = np.diff(mask, prepend=False) & mask  # between two turns there are tokens of others, or a branch begins
+        begins[tokens.branches[:, 2]] |= mask[tokens.branches[:, 2]]
+        first, *branches = ((torch.from_numpy(s.tokens.astype(np.int64)), s.shared, s.own) for s in tokens.sequences)
         sequences.append(
             TrainingSequence(
                 name=f"{group.group}, sample {t.sample}",
-                tokens=torch.from_numpy(np.concatenate([tokens.prompt_tokens, tokens.tokens]).astype(np.int64)),
+                tokens=first[0],
                 prompt=len(tokens.prompt_tokens),
                 mask=torch.from_numpy(mask),
-                # A turn begins where the model's tokens begin; between two turns there are tokens of others.
-                turns=torch.from_numpy((np.diff(mask, prepend=False) & mask).cumsum() - 1),
+                turns=torch.from_numpy(begins.cumsum() - 1),
                 behaviour=torch.from_numpy(np.where(mask, tokens.logprobs, np.float32(0.0))),
                 versions=torch.from_numpy(tokens.policies[:, 1].astype(np.int64)),
                 reward=float(reward),
                 advantage=float(each),
                 generator=t.generator,
+                branches=tuple(branches),
             )
         )
     return sequences
@@ -93,7 +112,8 @@ def refuse_unsound_inputs(sequences: Sequence[TrainingSequence], vocabulary: int
     The engine's log-probabilities too: the capped correction may hide an infinite one, so that the loss is finite.
     """
     for sequence in sequences:
-        if len(sequence.tokens) and (token := int(sequence.tokens.max())) >= vocabulary:
+        tokens = torch.cat([sequence.tokens, *(branch[shared:] for branch, shared, _ in sequence.branches)])
+        if len(tokens) and (token := int(tokens.max())) >= vocabulary:
             raise NotFiniteError(
                 f"cannot be trained: {sequence.name} has the token {token}, and the model the tokens 0 to "
                 f"{vocabulary - 1}"

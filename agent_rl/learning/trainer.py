@@ -320,17 +320,18 @@ class Trainer:
 
     def _microbatches(self, sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
         """The micro-batches of this rank, some of which may be empty."""
-        tokens = [sequence.tokens for sequence in sequences]
-        batches = self.model.microbatches(tokens, max_tokens=self.algorithm.microbatch_tokens)
+        most, tokens = self.algorithm.microbatch_tokens, [sequence.tokens for sequence in sequences]
+        beside = [sequence.beside(shared_once=bool(self.model.block)) for sequence in sequences]
+        batches = self.model.microbatches(tokens, max_tokens=most, beside=beside)
         return [[sequences[index] for index in batch] for batch in batches]
 
     def _response_logprobs(
         self, batch: Sequence[TrainingSequence], model: PolicyModel, *, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [rows, longest response], 0 where masked, and entropies of the model's tokens."""
-        places = [torch.cat([torch.zeros(s.prompt, dtype=torch.bool), s.mask]) for s in batch]
+        tokens, places = zip(*(path for s in batch for path in s.paths(s.mask)), strict=True)
         logprobs, entropy = model.logprobs(
-            [s.tokens for s in batch], places, temperature=self.algorithm.temperature, with_entropy=with_entropy
+            tokens, places, temperature=self.algorithm.temperature, with_entropy=with_entropy
         )
         mask = self._stack([s.mask for s in batch])
         return torch.zeros(mask.shape, device=self.device).masked_scatter(mask, logprobs), entropy

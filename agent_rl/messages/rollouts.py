@@ -248,12 +248,23 @@ class TagCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Why a branch of a rollout began, and the numbers of the turns, from 1, that were written there.
+
+    ``rewrite``: a loop changed what was said before; ``again``: it asked once more; ``sub_agent``: a helper of its own.
+    """
+
+    cause: Literal["rewrite", "again", "sub_agent"]
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One rollout from prompt to end: a head, by which the filter decides, and a ``body`` with all tokens.
 
     The generator packs the body once (`Tokens.pack`), and the learner unpacks it. Lengths count tokens, with those of
     tools. ``oldest`` and ``newest`` are versions of the policies that the model wrote with. ``judgement`` is None where
-    an executor has to judge, and for a rollout without a result.
+    an executor has to judge, and for a rollout without a result. ``branches`` are those of the body.
     """
 
     rollout: str
@@ -273,6 +284,7 @@ class Trajectory:
     body: bytes
     judgement: Judgement | None = None
     tags: TagCounts = field(default_factory=TagCounts)
+    branches: tuple[Branch, ...] = ()
 
     @property
     def status(self) -> TrajectoryStatus:
@@ -283,6 +295,12 @@ class Trajectory:
     def turns(self) -> int:
         """How many turns the model wrote."""
         return len(self.transcript.texts)
+
+    @property
+    def turn_order(self) -> list[int]:
+        """The turns, by number, in the order in which they stand in the response."""
+        elsewhere = [turn for branch in self.branches for turn in branch.turns]
+        return [*sorted({*range(1, self.turns + 1)}.difference(elsewhere)), *elsewhere]
 
     def unpack(self) -> Tokens:
         """The tokens of the body. Raises BodyError, also where head and body have other lengths."""

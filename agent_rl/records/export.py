@@ -5,7 +5,8 @@
     journal (read-only) --> one group --> its rows --> JSON lines, or a batch of a Parquet file --> renamed to FILE
 
 A row holds the group and its fate, the judgement, and the trajectory as the filter received it. Policies are run-length
-coded: ``[epoch, version, tokens]`` in the order of the response's tokens.
+coded: ``[epoch, version, tokens]`` in the order of the response's tokens. ``branches`` are ``[sequence that it goes on
+from, tokens shared, where its own begin in the response, cause]``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value
+from agent_rl.messages import Tokens
 from agent_rl.records.journal import GroupRow, Journal, JournalError, read_journal
 
 Format = Literal["jsonl", "parquet"]
@@ -52,6 +54,7 @@ PARQUET = {
     "loss_mask": "uint8s",
     "logprobs": "float32s",
     "policies": "json",
+    "branches": "json",
     "generator": "string",
     "seconds": "float64",
 }
@@ -95,7 +98,7 @@ def export(directory: Path, decode: Decode, form: Format, file: Path | None = No
     try:
         with whole(exported.file) as partial, WRITERS[form](partial) as write:
             for group in journal.group_ids():
-                rows = [row for row in _rows(journal, group, decode) if not right or _is_right(row)]
+                rows = [row for row in _rows(journal, group, decode, apart=right) if not right or _is_right(row)]
                 exported.groups += bool(rows)
                 exported.rows += len(rows)
                 for row in rows:
@@ -110,7 +113,8 @@ def _is_right(row: Row) -> bool:
     return row["purpose"] in {"train", "select"} and bool((row["judgement"] or {}).get("success"))
 
 
-def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:
+def _rows(journal: Journal, group: str, decode: Decode, *, apart: bool) -> Iterator[Row]:
+    """A row for each trajectory; ``apart``: for each of its sequences, what it shares as its prompt."""
     row = journal.group(group)
     assert row is not None
     stored = journal.trajectories(group)
@@ -121,7 +125,10 @@ def _rows(journal: Journal, group: str, decode: Decode) -> Iterator[Row]:
             about |= {"sample": each.sample, "attempt": each.attempt, "status": each.status, "reward": each.reward}
             about["judgement"] = None if each.judgement is None else asdict(each.judgement)
             about["kept"] = (each.sample, each.attempt) in row.kept if row.kept else None
-            yield _columns(decode(each.payload)) | about
+            trajectory = decode(each.payload)
+            body = trajectory.unpack()  # raises ValueError where it is damaged
+            for part in body.apart if apart else (body,):
+                yield _columns(trajectory, part) | about
     except ValueError as error:
         raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
 
@@ -140,12 +147,14 @@ def _about(journal: Journal, row: GroupRow) -> Row:
     }
 
 
-def _columns(trajectory: Any) -> Row:
-    """The fields of a trajectory, without those that `_about` gives. Raises ValueError for a body that is damaged."""
-    fields = {**asdict(trajectory), **trajectory.unpack()._asdict()}
+def _columns(trajectory: Any, body: Tokens) -> Row:
+    """The fields of a trajectory with this body, without those that `_about` gives."""
+    fields = {**asdict(trajectory), **body._asdict()}
     found = {name: value for name, value in fields.items() if name in PARQUET}
     policies = map(tuple, found["policies"].tolist())
     found["policies"] = [[*policy, sum(1 for _ in tokens)] for policy, tokens in groupby(policies)]
+    causes = [branch.cause for branch in trajectory.branches]
+    found["branches"] = [[*row, cause] for row, cause in zip(body.branches.tolist(), causes, strict=False)]
     return found
 
 

@@ -1,19 +1,19 @@
-"""The conversation of a user's own loop as one sequence of tokens.
+"""The conversations of a user's own loop as a tree of tokens.
 
 ::
 
-    loop --messages--> Conversation.continue_with --> Episode.begin or .add_messages --> engine --> Conversation.wrote
+    loop --messages--> Conversation.open --> Episode.begin, .add_messages or .branch --> engine --> Conversation.wrote
 
-A rollout is one sequence: each of its tokens was sampled after exactly the tokens before it, and is trained in this
-place. So the messages of a call to ``model`` are the messages of the call before, the turn that the call returned, and
-new messages. The tokens of turns are kept and never encoded again. A loop that changes earlier messages is refused: its
-later turns would be sampled after another text than they are trained after.
+Each token was sampled after exactly the tokens before it, and is trained in this place. Messages that extend what was
+said continue the very tokens: those of turns are kept and never encoded again. Messages that change what was said begin
+a branch at the last place that both have in common. Turns before that place are shared, and all others of the branch
+are context there, whoever wrote them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from agent_rl.config.plugins import ContractError
 from agent_rl.environments.judging import sound_message
@@ -21,7 +21,7 @@ from agent_rl.messages import EnvironmentMessage
 
 if TYPE_CHECKING:
     from agent_rl.messages import PolicyVersion
-    from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.episode import Episode, Strand
     from agent_rl.rollout.prompts import ChatFormat
 from typing import Any
 from zlib import crc32
@@ -30,52 +30,103 @@ import numpy as np
 
 from agent_rl.messages import CompletedTurn, Int32Matrix, Int32Vector
 
+Message: TypeAlias = tuple[str, str]
+"""Role and content."""
 SHOWN = 60
 """Characters of a text in an error message."""
 
 
-class Conversation:
-    """The messages of a loop and the turns of the model. The episode holds their tokens."""
+class Mark(NamedTuple):
+    """A place of a strand: after its first ``length`` tokens, so many of its messages are said.
 
-    def __init__(self, episode: Episode, chat: ChatFormat) -> None:
+    ``asks``: the model writes here. Otherwise its turn has just ended, and further messages may follow.
+    """
+
+    strand: Strand
+    messages: tuple[Message, ...]
+    length: int
+    asks: bool
+
+
+class Conversation:
+    """What a loop's calls of ``model`` have said. The episode holds the tokens."""
+
+    def __init__(self, episode: Episode, chat: ChatFormat, cause: str = "") -> None:
+        """``cause``: why this conversation begins a branch; empty: it is the first."""
         self._episode = episode
         self._chat = chat
-        self._messages: list[tuple[str, str]] = []
+        self._cause = cause
+        self._marks: list[Mark] = []
+        self._open: dict[int, Mark] = {}
+        """By strand: where its last turn ended, or is being written."""
 
-    def continue_with(self, messages: object, policy: PolicyVersion) -> None:
-        """Append the new messages of a call to ``model``. Then the model may write, or the episode has ended.
+    def open(self, messages: object, policy: PolicyVersion) -> Strand:
+        """The strand that these messages continue or begin. Then the model may write there, or the episode has ended.
 
-        ``policy`` is served now. Raises ContractError when earlier messages have changed.
+        ``policy`` is served now. Raises ContractError for what is no list of messages.
         """
-        given = sound_messages(messages)
-        if not self._messages:
-            self._episode.begin(self._chat.opening_tokens(given, self._episode.request.problem))
+        given = tuple(sound_messages(messages))
+        mark = self._continued(given)
+        if mark is None and not self._marks and not self._cause:
+            self._episode.begin(self._prompt(given))
+            strand = self._episode.strands[0]
+        elif mark is not None and not mark.asks and mark is self._open[mark.strand.number]:
+            strand = mark.strand
+            self._episode.add_messages(self._added(given[len(mark.messages) :]), policy, strand)
         else:
-            self._require_unchanged(given)
-            turn = self._episode.turns
-            added = [EnvironmentMessage(turn, role, content) for role, content in given[len(self._messages) :]]
-            self._episode.add_messages(added, policy)
-        self._messages = given
+            strand = self._branch(given, mark, policy)
+        self._marked(Mark(strand, given, len(strand.whole), asks=True))
+        return strand
 
-    def wrote(self, text: str) -> None:
-        """Add a turn of the model."""
-        self._messages.append(("assistant", text))
+    def wrote(self, strand: Strand, text: str, *, stopped: bool) -> None:
+        """The model wrote a turn. One that did not stop cannot be continued."""
+        messages = (*self._open[strand.number].messages, ("assistant", text))
+        if stopped:
+            self._marked(Mark(strand, messages, len(strand.whole), asks=False))
 
-    def _require_unchanged(self, given: Sequence[tuple[str, str]]) -> None:
-        for number, (before, now) in enumerate(zip(self._messages, given, strict=False), 1):
-            if before != now:
-                raise ContractError(
-                    f"message {number} of the conversation was {_shown(before)} and is now {_shown(now)}; a rollout is "
-                    "one sequence of tokens: give model() its earlier messages and turns unchanged, then new messages"
-                )
-        if len(given) < len(self._messages):
-            raise ContractError(
-                f"the conversation has {len(given)} messages, and had {len(self._messages)} with the model's last "
-                "turn; give model() all of them, then new messages"
-            )
+    def _marked(self, mark: Mark) -> None:
+        self._marks.append(mark)
+        self._open[mark.strand.number] = mark
+
+    def _continued(self, given: tuple[Message, ...]) -> Mark | None:
+        """The longest part of what was said that the messages begin with and can be continued."""
+        fitting = [
+            mark
+            for mark in self._marks
+            if given[: len(mark.messages)] == mark.messages and (not mark.asks or len(given) == len(mark.messages))
+        ]
+        return max(fitting, key=lambda mark: (len(mark.messages), mark.length), default=None)
+
+    def _branch(self, given: tuple[Message, ...], mark: Mark | None, policy: PolicyVersion) -> Strand:
+        episode = self._episode
+        if mark is not None:
+            rest = given[len(mark.messages) :]
+            tokens = self._chat.message_tokens(rest) if rest else []
+            cause = "again" if mark.asks else "rewrite"
+            episode.said(self._added(rest))
+            return episode.branch(mark.strand, mark.length, tokens, policy, cause)
+        prompt = self._prompt(given)
+        parent, shared = max(
+            ((each, common_length(each.whole, prompt)) for each in episode.strands), key=lambda found: found[1]
+        )
+        cause = "rewrite" if self._marks else self._cause
+        episode.said(self._added(given))
+        return episode.branch(parent, shared, prompt[shared:], policy, cause)
+
+    def _prompt(self, given: Sequence[Message]) -> list[int]:
+        return self._chat.opening_tokens(given, self._episode.request.problem)
+
+    def _added(self, messages: Sequence[Message]) -> list[EnvironmentMessage]:
+        turn = self._episode.turns
+        return [EnvironmentMessage(turn, role, content) for role, content in messages]
 
 
-def sound_messages(messages: object) -> list[tuple[str, str]]:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def sound_messages(messages: object) -> list[Message]:
     """Role and content of each message. Raises ContractError when there are none, or when one is not a message."""
     if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
         raise ContractError(
@@ -85,11 +136,6 @@ def sound_messages(messages: object) -> list[tuple[str, str]]:
     if not found:
         raise ContractError("there are no messages; give at least one of the user")
     return found
-
-
-def _shown(message: tuple[str, str]) -> str:
-    role, content = message
-    return f"{role}: {content!r:.{SHOWN}}"
 
 
 def prompt_check(prompt: Sequence[int]) -> int:

@@ -9,6 +9,9 @@
 Tokens are only ever appended. Every token has its log-probability, the policy that sampled it, and a mask that says
 whether the model wrote it. `Episode.complete` gives each turn that is answered, and `Episode.resume` takes such turns
 in: the episode is then as the one that gave them.
+
+A rollout is a tree of strands. The agent loop has one; a loop of a user's own may leave what was said, and `branch`
+then begins another strand, which shares tokens with an earlier one.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from agent_rl.messages import (
+    Branch,
     CompletedTurn,
     EnvironmentMessage,
     Float32Vector,
@@ -80,6 +85,40 @@ class RolloutTally:
         self.responses_cut += sum(call.cut for call in trajectory.transcript.calls)
 
 
+@dataclass(slots=True)
+class Strand:
+    """A sequence of a rollout: tokens shared with an earlier one (or the prompt), then its own."""
+
+    number: int
+    shared: list[int]
+    parent: int = 0
+    cause: Any = ""
+    turns: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    parts: list[Int32Vector] = field(default_factory=list)
+    """Its own tokens again: a turn of the model, its answer, the next turn."""
+    logprobs: list[Float32Vector] = field(default_factory=list)
+    policies: list[Int32Matrix] = field(default_factory=list)
+    room: int = 0
+    """Tokens that a turn which is being written may have; 0: what the rollout has left."""
+    limited: bool = False
+    """The loop asked for fewer tokens than the rollout has left: a turn that ends there does not end the rollout."""
+
+    @property
+    def whole(self) -> list[int]:
+        """All tokens so far."""
+        return self.shared + self.tokens
+
+    def append(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, mask: int) -> None:
+        """Append own tokens."""
+        self.tokens.extend(tokens.tolist())
+        self.parts.append(tokens)
+        self.mask.extend([mask] * len(tokens))
+        self.logprobs.append(logprobs)
+        self.policies.append(policies)
+
+
 class Episode:
     """One running rollout."""
 
@@ -117,15 +156,9 @@ class Episode:
         self._calls_per_turn = calls_per_turn
         self._calls: tuple[AnyCall, ...] = ()
         """Those of the last turn."""
-        self._prompt: list[int] = []
         self._room = request.sampling.max_response_tokens
         self._reason = ""
-        self._tokens: list[int] = []
-        self._mask: list[int] = []
-        self._parts: list[Int32Vector] = []
-        """The tokens again: a turn of the model, its answer, the next turn."""
-        self._logprobs: list[Float32Vector] = []
-        self._policies: list[Int32Matrix] = []
+        self.strands: list[Strand] = [Strand(0, [])]
         self._records: list[ToolCallRecord] = []
         self._texts: list[str] = []
         self._replies: list[EnvironmentMessage] = []
@@ -139,12 +172,26 @@ class Episode:
         A prompt that leaves less than ``max_response_tokens`` reduces the budget to what is left. When nothing is left,
         the rollout ends here.
         """
-        self._prompt = list(prompt)
-        if self._longest is not None and self._longest - len(self._prompt) < self._room:
+        self._first.shared = list(prompt)
+        if self._longest is not None and self._longest - len(prompt) < self._room:
             self._shrink(self._longest)
 
+    @property
+    def _first(self) -> Strand:
+        return self.strands[0]
+
+    def branch(self, parent: Strand, shared: int, given: Sequence[int], policy: PolicyVersion, cause: str) -> Strand:
+        """Begin a strand with the first ``shared`` tokens of another one and the ``given`` tokens of others.
+
+        The rollout ends if these leave no room. A strand must get a turn of the model before another one begins.
+        """
+        made = Strand(len(self.strands), parent.whole[:shared], parent.number, cause)
+        self.strands.append(made)
+        self._append_given(given, policy, made)
+        return made
+
     def _shrink(self, longest: int) -> None:
-        count, full = len(self._prompt), self._room
+        count, full = len(self._first.shared), self._room
         self._room = max(0, longest - count)
         self._reason = (
             f"the prompt of problem {self.request.problem.id} has {count} of the {longest} tokens a sequence may have"
@@ -156,18 +203,29 @@ class Episode:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Prompt and response so far."""
-        return self._prompt + self._tokens
+        """Prompt and response so far, of the first strand."""
+        return self.tokens_of(self._first)
+
+    def tokens_of(self, strand: Strand) -> Sequence[int]:
+        """All tokens of a strand so far."""
+        return strand.whole
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The number of tokens of the prompt, and of the response so far."""
-        return len(self._prompt), len(self._tokens)
+        return len(self._first.shared), sum(len(strand.tokens) for strand in self.strands)
 
     @property
     def budget(self) -> int:
-        """Number of response tokens left."""
-        return self._room - len(self._tokens)
+        """Number of response tokens left to the first strand."""
+        return self.budget_of(self._first)
+
+    def budget_of(self, strand: Strand) -> int:
+        """Number of response tokens left to a strand."""
+        left = self._room - self.lengths[1]
+        if self._longest is None or not strand.number:
+            return left
+        return min(left, self._longest - len(strand.shared) - len(strand.tokens))
 
     @property
     def turns(self) -> int:
@@ -185,12 +243,22 @@ class Episode:
         """Whether the model may write another turn."""
         return self.turns < self.request.sampling.max_turns
 
-    def wrote_text(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, stopped: bool) -> str:
+    def wrote_text(
+        self,
+        tokens: Int32Vector,
+        logprobs: Float32Vector,
+        policies: Int32Matrix,
+        *,
+        stopped: bool,
+        strand: Strand | None = None,
+    ) -> str:
         """Append a turn of the model, shapes [n], [n], [n, 2]; returns its text. Without a stop, the rollout ends."""
-        self._append(tokens, logprobs, policies, mask=1)
+        strand = strand or self._first
+        strand.append(tokens, logprobs, policies, mask=1)
         text = self._chat.turn_text((tokens[:-1] if stopped else tokens).tolist())
         self._texts.append(text)
-        if not stopped:
+        strand.turns.append(len(self._texts))
+        if not stopped and not strand.limited:
             self.ended = "truncated"
         return text
 
@@ -226,21 +294,24 @@ class Episode:
         *,
         stopped: bool,
         stop: frozenset[int],
+        strand: Strand | None = None,
     ) -> str:
         """Why a turn from an engine is not valid, shapes as of `wrote`; empty if it is. ``stop``: the stop tokens."""
         count = len(tokens)
         if tokens.shape != (count,) or logprobs.shape != (count,) or policies.shape != (count, 2):
             return f"shapes {tokens.shape}, {logprobs.shape} and {policies.shape}, not [n], [n] and [n, 2]"
-        if not 0 < count <= self.budget:
-            return f"{count} tokens, where 1 to {self.budget} were asked for"
+        strand = strand or self._first
+        budget = strand.room or self.budget_of(strand)
+        if not 0 < count <= budget:
+            return f"{count} tokens, where 1 to {budget} were asked for"
         if tokens.min() < 0:
             return f"the token {tokens.min()}"
         if not np.isfinite(logprobs).all():
             return "log-probabilities that are not finite"
         if stopped and int(tokens[-1]) not in stop:
             return f"a turn with finish 'stop' that ends in the token {tokens[-1]}, which is no stop token"
-        if not stopped and count < self.budget:
-            return f"a turn with finish 'length' and {count} tokens, where {self.budget} were asked for"
+        if not stopped and count < budget:
+            return f"a turn with finish 'length' and {count} tokens, where {budget} were asked for"
         epochs, versions = np.diff(policies, axis=0).T
         if ((epochs < 0) | ((epochs == 0) & (versions < 0))).any():
             return "a turn whose versions fall"
@@ -260,10 +331,17 @@ class Episode:
         else:
             self.add_messages(answer.messages, policy)
 
-    def add_messages(self, messages: Sequence[EnvironmentMessage], policy: PolicyVersion) -> None:
+    def add_messages(
+        self, messages: Sequence[EnvironmentMessage], policy: PolicyVersion, strand: Strand | None = None
+    ) -> None:
         """Append messages after the turn. The rollout ends if they exceed the budget."""
         self._replies.extend(messages)
-        self._append_given(self._chat.message_tokens([(each.role, each.content) for each in messages]), policy)
+        tokens = self._chat.message_tokens([(each.role, each.content) for each in messages])
+        self._append_given(tokens, policy, strand)
+
+    def said(self, messages: Sequence[EnvironmentMessage]) -> None:
+        """Record messages whose tokens a branch has."""
+        self._replies.extend(messages)
 
     def called(self, record: ToolCallRecord) -> None:
         """Record a tool call of a user's own loop."""
@@ -273,20 +351,21 @@ class Episode:
         """End the rollout after its last turn."""
         self.ended = self.ended or "finished"
 
-    def _append_given(self, added: Sequence[int], policy: PolicyVersion) -> None:
-        count = len(added)
-        if count >= self.budget:
+    def _append_given(self, added: Sequence[int], policy: PolicyVersion, strand: Strand | None = None) -> None:
+        strand, count = strand or self._first, len(added)
+        if count >= self.budget_of(strand):
             self.ended = "truncated"
             return
         self._answered_under = policy
         policies = np.tile(np.array([[policy.epoch, policy.version]], dtype=np.int32), (count, 1))
-        self._append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
+        strand.append(np.array(added, dtype=np.int32), np.zeros(count, dtype=np.float32), policies, mask=0)
 
     def complete(self, seconds: float) -> CompletedTurn:
         """The last turn, which was answered and did not end the rollout. ``seconds`` of this generator have passed."""
-        before = self.completed[-1].after if self.completed else prompt_check(self._prompt)
+        strand = self._first
+        before = self.completed[-1].after if self.completed else prompt_check(strand.shared)
         calls, replies, states = self._complete
-        arrays = (self._parts[-2], self._logprobs[-2], runs_of(self._policies[-2]), self._parts[-1])
+        arrays = (strand.parts[-2], strand.logprobs[-2], runs_of(strand.policies[-2]), strand.parts[-1])
         changed = {name: state for name, state in self.tool_states.items() if states.get(name) != state}
         written, logprobs, policies, answer = arrays
         made = CompletedTurn(
@@ -319,15 +398,16 @@ class Episode:
         length = sum(len(turn.written) + len(turn.answer) for turn in turns)
         if self.ended is not None or length >= self.budget or len(turns) >= self.request.sampling.max_turns:
             return f"{len(turns)} turns of {length} tokens leave no room for another"
-        if fault := chain_fault(prompt_check(self._prompt), turns):
+        strand = self._first
+        if fault := chain_fault(prompt_check(strand.shared), turns):
             return fault
         for turn in turns:
-            self._append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
+            strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
             self._texts.append(self._chat.turn_text(turn.written[:-1].tolist()))
             self._records.extend(turn.calls)
             self._replies.extend(turn.replies)
             tokens, policies = answered(turn)
-            self._append(tokens, np.zeros(len(tokens), dtype=np.float32), policies, mask=0)
+            strand.append(tokens, np.zeros(len(tokens), dtype=np.float32), policies, mask=0)
             self.tool_states.update(turn.tool_states)
             self.state, self.seconds = turn.state, turn.seconds
             self._completed(turn)
@@ -341,13 +421,7 @@ class Episode:
         if status in {"truncated", "prompt_too_long"}:
             reason = self._reason
         request = self.request
-        tokens = Tokens(
-            np.array(self._prompt, dtype=np.int32),
-            np.array(self._tokens, dtype=np.int32),
-            np.array(self._mask, dtype=np.uint8),
-            np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
-            np.concatenate([np.zeros((0, 2), dtype=np.int32), *self._policies]),
-        )
+        tokens = self._packed()
         prompt_length, response_length = self.lengths
         oldest, newest = tokens.versions
         return Trajectory(
@@ -366,12 +440,32 @@ class Episode:
             oldest=oldest,
             newest=newest,
             body=tokens.pack(),
-            tags=tag_counts(self._chat.decode(self._tokens)),
+            tags=tag_counts(self._chat.decode(tokens.tokens.tolist())),
+            branches=tuple(Branch(strand.cause, tuple(strand.turns)) for strand in self._kept[1:]),
         )
 
-    def _append(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix, *, mask: int) -> None:
-        self._tokens.extend(tokens.tolist())
-        self._parts.append(tokens)
-        self._mask.extend([mask] * len(tokens))
-        self._logprobs.append(logprobs)
-        self._policies.append(policies)
+    @property
+    def _kept(self) -> list[Strand]:
+        """The first strand, and those with tokens of their own: each has a turn, or the rollout ended before it."""
+        return [strand for strand in self.strands if strand.tokens or not strand.number]
+
+    def _packed(self) -> Tokens:
+        strands = self._kept
+        places = {strand.number: place for place, strand in enumerate(strands)}
+        starts = np.cumsum([0, *(len(strand.tokens) for strand in strands)]).tolist()
+        rows = []
+        for strand, start in zip(strands[1:], starts[1:], strict=False):
+            parent = strand.parent
+            while parent not in places:  # it has no tokens of its own
+                parent = self.strands[parent].parent
+            rows.append((places[parent], len(strand.shared), start))
+        logprobs = [part for strand in strands for part in strand.logprobs]
+        policies = [part for strand in strands for part in strand.policies]
+        return Tokens(
+            np.array(self._first.shared, dtype=np.int32),
+            np.array([token for strand in strands for token in strand.tokens], dtype=np.int32),
+            np.array([flag for strand in strands for flag in strand.mask], dtype=np.uint8),
+            np.concatenate([np.zeros(0, dtype=np.float32), *logprobs]),
+            np.concatenate([np.zeros((0, 2), dtype=np.int32), *policies]),
+            np.array(rows, dtype=np.int32).reshape(-1, 3),
+        )

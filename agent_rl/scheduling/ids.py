@@ -19,3 +19,8 @@ def rollout_seed(run_seed: int, group: str, sample: int, attempt: int) -> int:
     """A seed in [0, 2**63) for one rollout, from the run's seed and the rollout's name."""
     digest = hashlib.blake2b(f"{run_seed}/{group}/{sample}/{attempt}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def strand_seed(seed: int, strand: int) -> int:
+    """The seed of a rollout's branch; that of its first sequence is the rollout's."""
+    return seed if not strand else rollout_seed(seed, "strand", strand, 0)

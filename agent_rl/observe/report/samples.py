@@ -76,7 +76,7 @@ class Transcripts:
             return {"title": title, "note": "No trajectory is stored."}
         trajectory = stored.trajectory
         pieces = self._pieces(trajectory)
-        turns = _turns(pieces, trajectory.transcript.calls)
+        turns = _turns(pieces, trajectory)
         written = json.dumps(turns)
         self._left -= len(written) + 5 * sum(written.count(sign) for sign in "<>&")  # which the page writes as numbers
         fits = self._left >= 0
@@ -129,13 +129,18 @@ def _sizes(trajectory: Trajectory) -> list[str]:
     return sizes + ([count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else [])
 
 
-def _turns(pieces: Sequence[tuple[str, str, str]], calls: Sequence[ToolCallRecord]) -> list[Block]:
+def _turns(pieces: Sequence[tuple[str, str, str]], trajectory: Trajectory) -> list[Block]:
     """The pieces with who wrote them; the text of tools with how their calls ended."""
-    turn, turns = 0, []
+    turns: list[Block] = []
+    order = iter(trajectory.turn_order)
+    calls = trajectory.transcript.calls
     records: list[ToolCallRecord] = []
     for origin, text, policies in pieces:
+        if origin == "branch":
+            turns.append({"class": "tool", "who": text, "parts": []})
+            continue
         if origin == "model":
-            turn += 1
+            turn = next(order, 0)
             records = [record for record in calls if record.turn == turn]
             turns.append({"class": "model", "who": f"model \u00b7 {policies}", "parts": calls_in(text)})
             continue
@@ -175,15 +180,18 @@ def split(trajectory: Trajectory, to_text: TokensToText) -> list[tuple[str, str,
     mask = body.loss_mask > 0
     if not len(mask):
         return []
-    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
-    return [
-        (
-            "model" if mask[start] else "tool",
-            to_text(body.tokens[start:end].tolist()),
-            _policies(body.policies[start:end, 1]),
-        )
-        for start, end in pairwise(edges)
-    ]
+    begins = {int(start): number for number, start in enumerate(body.branches[:, 2], 1)}
+    edges = sorted({0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), *begins, len(mask)})
+    pieces = []
+    for start, end in pairwise(edges):
+        if start in begins:
+            number = begins[start]
+            parent, shared, _ = body.branches[number - 1].tolist()
+            cause = trajectory.branches[number - 1].cause.replace("_", " ")
+            pieces.append(("branch", f"branch {number} ({cause}), after {shared} tokens of sequence {parent}", ""))
+        origin, text = "model" if mask[start] else "tool", to_text(body.tokens[start:end].tolist())
+        pieces.append((origin, text, _policies(body.policies[start:end, 1])))
+    return pieces
 
 
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)

@@ -5,17 +5,20 @@ on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+from transformers import AutoTokenizer
 
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import EngineError, EngineRefusedError
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.messages import Sampling, ToolCall, ToolResult, Trajectory
+from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
 from tests.actors.test_rollout_generator import CALL, ask, generator, simulate
 from tests.actors.topologies import micro
@@ -78,17 +81,29 @@ async def rewrites(problem: Any, model: Any, tools: Any) -> None:
     await model([*start(problem), {"role": "assistant", "content": said.upper()}, {"role": "user", "content": "?"}])
 
 
-async def hides_its_rewriting(problem: Any, model: Any, tools: Any) -> None:
-    try:
-        await rewrites(problem, model, tools)
-    except Exception:  # noqa: BLE001
-        await model(start(problem))
+async def asks_for_nothing(problem: Any, model: Any, tools: Any) -> None:
+    await model(start(problem), max_tokens=0)
 
 
 async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
     async with trio.open_nursery() as nursery:
-        for _ in range(2):
-            nursery.start_soon(model, start(problem))
+        for limit in (None, 9, 9):
+            nursery.start_soon(partial(model, start(problem), max_tokens=limit))
+
+
+async def goes_on_after_a_short_turn(problem: Any, model: Any, tools: Any) -> None:
+    said = await model(start(problem), max_tokens=5)
+    await model([*start(problem), {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}])
+
+
+async def has_a_helper(problem: Any, model: Any, tools: Any) -> None:
+    messages = start(problem)
+    said = await model(messages)
+    helper = model.branch()
+    seen = [{"role": "user", "content": f"Look at {said}."}]
+    found = await helper(seen)
+    await helper([*seen, {"role": "assistant", "content": found}, {"role": "user", "content": "Sure?"}])
+    await model([*messages, {"role": "assistant", "content": said}, {"role": "user", "content": found}])
 
 
 async def calls_what_is_not_there(problem: Any, model: Any, tools: Any) -> None:
@@ -122,9 +137,7 @@ async def uses_its_tool(problem: Any, model: Any, tools: Any) -> None:
         (raises, "fails with KeyError: 'answer' (test_turns.py, line "),
         (never_asks, "has returned without a turn of the model; await model(messages)"),
         (hangs, "has taken more than 5 s of its own time"),
-        (rewrites, "message 2 of the conversation was assistant: 'turn 1' and is now assistant: 'TURN 1'"),
-        (hides_its_rewriting, "message 2 of the conversation was assistant: 'turn 1'"),
-        (asks_at_once, "model() was called during an earlier call"),
+        (asks_for_nothing, "max_tokens is 0; give a number of at least 1, or None"),
         (calls_what_is_not_there, "KeyError: 'search'"),
         (gives_what_is_no_json, "ToolCall.arguments"),
     ],
@@ -138,6 +151,50 @@ def test_a_loop_at_fault_loses_its_rollout_with_the_place(
     assert made.reason.startswith("environment 'game': its own rollout: ")
     assert reason in made.reason
     assert "(test_turns.py, line " in made.reason
+
+
+def conversations(made: Trajectory, folder: Path) -> list[tuple[str, list[str]]]:
+    """Each sequence as text, and its own turns."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    found = []
+    for each in (body := made.unpack()).sequences:
+        mask = np.concatenate([np.zeros(each.shared), body.loss_mask[each.own]]) > 0
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+        texts = [tokenizer.decode(each.tokens[a:b].tolist()) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        found.append((tokenizer.decode(each.tokens.tolist()), [text.removesuffix("<|end|>") for text in texts]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loop", "causes", "turns"),
+    [
+        (rewrites, ("rewrite",), [["turn 1"], ["turn 1"]]),
+        (asks_at_once, ("again", "again"), [["turn 1"], ["turn 1"], ["turn 1"]]),
+        (has_a_helper, ("sub_agent",), [["turn 1", "turn 2"], ["turn 1", "turn 2"]]),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_loop_may_leave_what_was_said_ask_at_once_and_have_helpers(
+    loop: Callable[..., Any], causes: tuple[str, ...], turns: list[list[str]], tmp_path: Path, model: Path
+) -> None:
+    made = sampled(tmp_path, model, loop)
+    assert (made.status, tuple(branch.cause for branch in made.branches)) == ("finished", causes)
+    found = conversations(made, model)
+    assert [own for _, own in found] == turns
+    assert made.turns == sum(map(len, turns))
+    assert made.response_length == len(made.unpack().tokens)
+    if loop is rewrites:
+        assert "TURN 1<|end|>" in found[1][0]
+        assert "turn 1<|end|>" in found[0][0]
+        assert made.unpack().sequences[1].shared > made.prompt_length / 2
+    if loop is asks_at_once:
+        assert made.unpack().branches[:, 1].tolist() == [made.prompt_length] * 2
+
+
+def test_a_turn_that_a_loop_has_limited_ends_nothing_and_cannot_be_continued(tmp_path: Path, model: Path) -> None:
+    made = sampled(tmp_path, model, goes_on_after_a_short_turn, lambda *_: "y" * 60, tokens=50)
+    assert (made.status, made.turns, made.branches) == ("truncated", 2, (Branch("rewrite", (2,)),))
+    assert made.unpack().sequences[0].own == slice(0, 5)
 
 
 def test_waiting_for_model_and_tools_is_no_time_of_the_loops_own(tmp_path: Path, model: Path) -> None:

@@ -46,10 +46,20 @@ def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[T
     """What the model says before each response token, at the rollout's temperature, as log-probabilities of all
     tokens.
     """
-    prompt, response = rollout.unpack().prompt_tokens.tolist(), rollout.unpack().tokens.tolist()
-    logits = model(torch.tensor([prompt + response])).logits[0] / temperature
-    distribution = torch.log_softmax(logits, dim=-1)
-    return [distribution[len(prompt) + t - 1] for t in range(len(response))]
+    body = rollout.unpack()
+    prompt, response = body.prompt_tokens.tolist(), body.tokens.tolist()
+    starts = [int(start) for _, _, start in body.branches]
+    said: list[Tensor] = []
+    rows: list[list[int]] = []
+    for number, (start, end) in enumerate(zip([0, *starts], [*starts, len(response)], strict=True)):
+        before = prompt
+        if number:  # a branch: an earlier row, up to where it parts
+            parent, shared, _ = body.branches[number - 1].tolist()
+            before = rows[parent][:shared]
+        rows.append(before + response[start:end])
+        distribution = torch.log_softmax(model(torch.tensor([rows[-1]])).logits[0] / temperature, dim=-1)
+        said += [distribution[at - 1] for at in range(len(before), len(rows[-1]))]
+    return said
 
 
 def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:

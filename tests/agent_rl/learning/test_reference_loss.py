@@ -294,6 +294,41 @@ def test_gradients_with_shared_prefixes_computed_once_are_the_references(
     assert (max(shared) > 0) == ("microbatch_tokens" not in asked or asked["microbatch_tokens"] > 1)
 
 
+def with_branches(groups: list[TrainingGroup], seed: int) -> list[TrainingGroup]:
+    """The groups, the tokens of each rollout on a first sequence and up to three branches, some of them of branches."""
+    rng = np.random.default_rng(seed)
+
+    def grown(rollout: Trajectory) -> Trajectory:
+        body = rollout.unpack()
+        cuts = sorted(
+            rng.choice(np.arange(1, len(body.tokens)), min(int(rng.integers(4)), len(body.tokens) - 1), False)
+        )
+        lengths, rows = [len(body.prompt_tokens) + int([*cuts, len(body.tokens)][0])], []
+        for start, end in zip(cuts, [*cuts[1:], len(body.tokens)], strict=False):
+            parent = int(rng.integers(len(lengths)))
+            shared = int(rng.integers(1, lengths[parent] + 1))
+            rows.append((parent, shared, int(start)))
+            lengths.append(shared + int(end - start))
+        return builders.repacked(rollout, branches=np.array(rows, np.int32).reshape(-1, 3))
+
+    return [replace(group, trajectories=tuple(map(grown, group.trajectories))) for group in groups]
+
+
+@pytest.mark.parametrize("block", [0, 1])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_over_branches_are_the_references(model: Path, other: Path, loss: str, block: int) -> None:
+    """Each token is trained once in its place, and a rollout counts as one, however many branches it has."""
+    groups = with_branches(branching(sampled(4, spread=0.5), 4), 4)
+    assert sum(len(each.unpack().branches) for group in groups for each in group.trajectories) > 4
+    changes = {"loss": loss, "correction": "masked", "updates_per_step": 2, "entropy_coefficient": 0.5}
+    kl = {"coefficient": 0.7, "reference": str(other)}
+    figures = assert_equal_to_the_reference(
+        model, groups, other, least=3e-3, microbatch_tokens=40, block=block, kl=kl, **changes
+    )
+    assert figures.trained_rollouts == 8
+    assert figures.mismatch is None or figures.mismatch.mismatch_tokens > 0
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reference policy: another architecture with the same tokenizer."""

@@ -188,6 +188,6 @@ def test_turns_that_leave_no_room_for_another_are_refused() -> None:
 def test_turns_of_two_runs_of_one_rollout_have_other_checksums() -> None:
     one, other = completed(1), completed(1)
     other.completed.clear()
-    other._logprobs[-2] = other._logprobs[-2] - 1
+    other.strands[0].logprobs[-2] = other.strands[0].logprobs[-2] - 1
     other._complete = (0, 0, {})
     assert other.complete(1.0).after != one.completed[0].after

@@ -52,7 +52,47 @@ def test_changed_bytes_are_refused_or_fit_their_lengths(seed: int, data: st.Data
         found = Tokens.unpack(bytes(body))
     except BodyError:
         return
-    assert len({len(array) for array in found[1:]}) == 1
+    assert len({len(array) for array in found[1:-1]}) == 1
+    own = [place for each in found.sequences for place in range(*each.own.indices(len(found.tokens)))]
+    assert own == list(range(len(found.tokens)))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tokens:
+    """A rollout with branches of branches."""
+    seed, prompt, first = draw(st.integers(0, 99)), draw(st.integers(0, 3)), draw(st.integers(0, 5))
+    lengths, rows, end = [prompt + first], [], first
+    for own in draw(st.lists(st.integers(1, 5), max_size=5)):
+        parent = draw(st.integers(0, len(lengths) - 1))
+        shared = draw(st.integers(0, lengths[parent]))
+        rows.append((parent, shared, end))
+        lengths.append(shared + own)
+        end += own
+    return tokens(prompt, end, seed)._replace(branches=np.array(rows, np.int32).reshape(-1, 3))
+
+
+@given(trees())
+def test_a_tree_comes_back_and_each_of_its_sequences_begins_as_the_one_it_goes_on_from(given: Tokens) -> None:
+    found = Tokens.unpack(given.pack())
+    assert np.array_equal(found.branches, given.branches)
+    first, *branches = found.sequences
+    assert np.array_equal(first.tokens[: first.shared], given.prompt_tokens)
+    for each, (parent, shared, _) in zip(branches, given.branches.tolist(), strict=True):
+        assert np.array_equal(each.tokens[:shared], found.sequences[parent].tokens[:shared])
+    for each in found.sequences:
+        assert np.array_equal(each.tokens[each.shared :], given.tokens[each.own])
+    assert sum(len(each.tokens) - each.shared for each in found.sequences) == len(given.tokens)
+
+
+@given(trees(), st.data())
+def test_a_tree_with_changed_bytes_is_refused_or_whole(given: Tokens, data: st.DataObject) -> None:
+    body = bytearray(given.pack())
+    body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        found = Tokens.unpack(bytes(body))
+    except BodyError:
+        return
+    assert sum(len(each.tokens) - each.shared for each in found.sequences) == len(found.tokens)
 
 
 ONE = tokens(3, 4, 0)
@@ -67,6 +107,9 @@ ONE = tokens(3, 4, 0)
         (ONE._replace(logprobs=np.zeros(3, np.float32)).pack(), "an array of 12 bytes, where its lengths ask for 16"),
         (ONE._replace(tokens=np.array([1, -2, 3, 4], np.int32)).pack(), "token ids below 0"),
         (ONE._replace(loss_mask=np.array([1, 2, 1, 1], np.uint8)).pack(), "a loss mask of other values"),
+        (ONE._replace(branches=np.array([[1, 0, 2]], np.int32)).pack(), "branch 1 does not fit"),
+        (ONE._replace(branches=np.array([[0, 6, 2]], np.int32)).pack(), "branch 1 does not fit"),
+        (ONE._replace(branches=np.array([[0, 1, 4]], np.int32)).pack(), "branch 1 does not fit"),
         (HEADER.pack(1, 1 << 31, 0) + PART.pack(RAW, 4) + bytes(4), "where its lengths ask for 8589934592"),
         (HEADER.pack(1, 1 << 20, 0) + PART.pack(RUNS, 13) + b"\0" + b"\xff" * 12, "runs of other lengths"),
     ],

@@ -165,9 +165,12 @@ def begun(chat: ChatFormat, **changes: Any) -> tuple[Episode, Conversation]:
     return episode, Conversation(episode, chat)
 
 
-def write(episode: Episode, conversation: Conversation, chat: ChatFormat, text: str) -> dict[str, str]:
-    said = episode.wrote_text(**turn(chat, text))
-    conversation.wrote(said)
+def write(
+    episode: Episode, conversation: Conversation, chat: ChatFormat, messages: list[dict[str, str]], text: str
+) -> dict[str, str]:
+    strand = conversation.open(messages, POLICY)
+    said = episode.wrote_text(**turn(chat, text), strand=strand)
+    conversation.wrote(strand, said, stopped=True)
     return {"role": "assistant", "content": said}
 
 
@@ -175,7 +178,7 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
     tokenizer, chat = chatml
     episode, conversation = begun(chat)
     messages = list(START)
-    conversation.continue_with(messages, POLICY)
+    strand = conversation.open(messages, POLICY)
     written = []
     for text, question in (("<think>4?</think> 4", "Are you sure?"), ("yes", "Why?")):
         # another way to write the same text: nothing may encode it again
@@ -184,10 +187,10 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
         )
         policies = np.ones((len(tokens), 2), dtype=np.int32)
         said = episode.wrote_text(tokens, np.full(len(tokens), -0.1, np.float32), policies, stopped=True)
-        conversation.wrote(said)
+        conversation.wrote(strand, said, stopped=True)
         written += tokens.tolist()
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
-        conversation.continue_with(messages, POLICY)
+        assert conversation.open(messages, POLICY) is strand
     made = episode.trajectory(generator="g", seconds=0.0)
     assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist() == written
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -196,39 +199,64 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
     assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "Are you sure?"), (2, "Why?")]
 
 
-def test_a_loop_that_changes_what_was_said_is_refused(chat: ChatFormat) -> None:
+def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat: ChatFormat) -> None:
     def refused(messages: Any) -> str:
         episode, conversation = begun(chat)
-        conversation.continue_with(START, POLICY)
-        write(episode, conversation, chat, "4 ")
+        write(episode, conversation, chat, START, "4 ")
         before = episode.tokens
         with pytest.raises(ContractError) as raised:
-            conversation.continue_with(messages, POLICY)
-        assert episode.tokens == before
+            conversation.open(messages, POLICY)
+        assert (episode.tokens, len(episode.strands)) == (before, 1)
         return str(raised.value)
 
-    go_on = {"role": "user", "content": "Go on."}
-    assert refused([*START, {"role": "assistant", "content": "4"}, go_on]).startswith(
-        "message 2 of the conversation was assistant: '4 ' and is now assistant: '4'"
-    )
-    assert refused([{"role": "system", "content": "x"}, *START, go_on]).startswith(
-        "message 1 of the conversation was user"
-    )
-    assert refused(START).startswith("the conversation has 1 messages, and had 2")
-    assert refused([go_on]).startswith("message 1 of the conversation")
     assert "there are no messages" in refused([])
     assert "give a list" in refused("Go on.")
     assert "message 1 is None" in refused([None])
+
+
+def test_what_changes_the_conversation_branches_at_the_last_place_that_both_have(
+    chatml: tuple[Any, ChatFormat],
+) -> None:
+    tokenizer, chat = chatml
+    go_on, other = ({"role": "user", "content": text} for text in ("Go on.", "Stop."))
+
+    def branched(messages: list[dict[str, str]]) -> tuple[str, str, str]:
+        """Why it branched, the text that is shared, and that of the whole branch."""
+        episode, conversation = begun(chat)
+        first = write(episode, conversation, chat, START, "4 ")
+        write(episode, conversation, chat, [*START, first, go_on], "5")
+        strand = conversation.open(messages, POLICY)
+        conversation.wrote(strand, episode.wrote_text(**turn(chat, "6"), strand=strand), stopped=True)
+        made = episode.trajectory(generator="g", seconds=0.0)
+        (_, shared, _), sequence = made.unpack().branches[0], made.unpack().sequences[1]
+        assert sum(made.unpack().loss_mask[sequence.own]) == len(turn(chat, "6")["tokens"])
+        assert chat.decode(sequence.tokens.tolist()).endswith("6<|im_end|>")
+        return (
+            made.branches[0].cause,
+            chat.decode(sequence.tokens[:shared].tolist()),
+            chat.decode(sequence.tokens.tolist()),
+        )
+
+    said = {"role": "assistant", "content": "4 "}
+    begin = tokenizer.apply_chat_template(START, add_generation_prompt=True, tokenize=False)
+    assert branched(START)[:2] == ("again", begin)
+    assert branched([*START, said, other])[:2] == ("rewrite", f"{begin}4 <|im_end|>")
+    changed = [*START, {**said, "content": "9"}, go_on]
+    cause, shared, whole = branched(changed)
+    assert (cause, shared) == ("rewrite", begin)
+    assert whole == tokenizer.apply_chat_template(changed, add_generation_prompt=True, tokenize=False) + "6<|im_end|>"
+    cause, shared, whole = branched([go_on])
+    assert cause == "rewrite"
+    assert begin.startswith(shared)
 
 
 def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tuple[Any, ChatFormat]) -> None:
     _, chat = chatml
     shown = [*START, {"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3 + 3?"}]
     episode, conversation = begun(chat)
-    conversation.continue_with(shown, POLICY)
-    prompt = len(episode.tokens)
-    again = write(episode, conversation, chat, "6")
-    conversation.continue_with([*shown, again], POLICY)
+    prompt = len(chat.opening_tokens([(each["role"], each["content"]) for each in shown], builders.problem()))
+    again = write(episode, conversation, chat, shown, "6")
+    conversation.open([*shown, again], POLICY)
     text = chat.decode(episode.tokens)
     assert text.endswith("<|im_start|>assistant\n6<|im_end|>\n<|im_start|>assistant\n")
     made = episode.trajectory(generator="g", seconds=0.0)
@@ -242,5 +270,5 @@ def test_a_prompt_of_a_loop_is_told_of_tools_and_may_be_too_long(chatml: tuple[A
     tokens = chat.opening_tokens([("user", "What is 2 + 2?")], builders.problem())
     assert "<tools>" in chat.decode(tokens)
     episode = Episode(builders.request(), chat, len(tokens), begun=False)
-    Conversation(episode, chat).continue_with(START, POLICY)
+    Conversation(episode, chat).open(START, POLICY)
     assert episode.ended == "prompt_too_long"
