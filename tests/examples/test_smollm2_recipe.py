@@ -59,3 +59,25 @@ def test_the_recipe_runs_shortened_and_its_right_rollouts_can_be_trained_on(fold
     (folder / "right.jsonl").write_text("".join(json.dumps(row) + "\n" for row in right))
     again = ["stages=[{kind='sft', steps=2, batch=4, data=['../right.jsonl']}]", "run.directory='runs/again'"]
     assert main(["run", RECIPE, *(part for each in again for part in ("--set", each))]) == 0
+
+
+@pytest.mark.slow
+def test_the_recipe_and_its_controls_begin_from_one_taught_model_and_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("random_rewards.py", "without_tools.py"):
+        shutil.copy(ROOT / "examples" / name, folder / "examples")
+    short = ["stages.0.steps=2", "stages.2.steps=4", "stages.3.problems=4", "algorithm.keep=4", "algorithm.samples=4"]
+    asked = [*(part for each in (*short, "algorithm.groups_per_step=2") for part in ("--set", each)), "--length", "0.5"]
+    command = ["bench", "real", RECIPE, "--only", "rl", "random", "demonstrations", "direct", *asked]
+    command += ["--more", str(folder / "examples/data/word_problems/demonstrations.jsonl")]
+    assert main(command) == 0, capsys.readouterr().err
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures.keys() > {f"real.{name}_success" for name in ("random", "demonstrations", "direct")}
+    seed = folder / "runs/real/seed-0"
+    assert json.loads((seed / "rl/run/summary.json").read_text())["steps"] == 2
+    began = [(seed / name / "run/topology.local.toml").read_text() for name in ("rl", "random", "demonstrations")]
+    assert all("taught/run/checkpoints" in each for each in began)
+    shutil.rmtree(seed / "direct")
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == figures
