@@ -78,6 +78,9 @@ class Algorithm(Part):
     """A ratio above ``1 + clip_high`` is clipped."""
     updates_per_step: PositiveInt = 1
     """Mini-batches of a step."""
+    epochs: PositiveInt = 1
+    """Passes over a step's rollouts, each with ``updates_per_step`` updates. Several learn more of each rollout, where
+    sampling takes most of the time; `clip_share` says whether they go too far."""
     microbatch_tokens: PositiveInt = 16384
     """Tokens of a packed row, prompts included. A longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0

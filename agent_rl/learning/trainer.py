@@ -203,10 +203,11 @@ class Trainer:
                 self._fill("reference", updates, model)
         if len(batches) > 1:  # with one update, its forward pass gives the proximal log-probabilities
             self._fill("proximal", updates, self.model)
+        epochs = self.algorithm.epochs
         # A single update fails before it changes anything. With several, an earlier update may have been applied.
-        put_back = self.optimizer.snapshot() if len(batches) > 1 else None
+        put_back = self.optimizer.snapshot() if len(batches) * epochs > 1 else None
         try:
-            gradient_norms = [self._update(update, totals, rate, longest) for update in updates]
+            gradient_norms = [self._update(update, totals, rate, longest) for _ in range(epochs) for update in updates]
         except NotFiniteError:
             self.optimizer.zero_grad()
             if put_back is not None:
@@ -214,11 +215,11 @@ class Trainer:
             raise
         self._step_done()
         summed = dict(zip(SUMS, self.ranks.total([totals[name] for name in SUMS]), strict=True))
-        loss = summed.pop("loss") / len(batches)
+        loss = summed.pop("loss") / (len(batches) * epochs)
         if self.algorithm.kl is None:
             del summed["kl"]
         trained_tokens = sum(int(s.mask.sum()) for s in sequences)
-        means: dict[str, Any] = {name: total / max(1, trained_tokens) for name, total in summed.items()}
+        means: dict[str, Any] = {name: total / (max(1, trained_tokens) * epochs) for name, total in summed.items()}
         mismatch = None
         if self._mismatch_tokens:
             mismatch = measure(

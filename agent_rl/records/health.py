@@ -120,7 +120,7 @@ class Health:
                 "guesses; read them, and whether answers can be guessed",
             )
         for name, most, of, remedy in (
-            ("clip_share", MOST_CLIPPED, "of tokens are clipped", "a lower learning_rate or fewer updates_per_step"),
+            ("clip_share", MOST_CLIPPED, "of tokens are clipped", "a lower learning_rate or fewer updates"),
             ("kl", MOST_KL, "nats a token from the reference", "a lower learning_rate or a larger kl coefficient"),
         ):
             value = self._trained(lambda figures, name=name: getattr(figures, name))  # type: ignore[misc]

@@ -297,7 +297,7 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
         here = entry.ranks_per_host
         how = f"{here} ranks x {rollouts:,} rollouts x at most {tokens:,} tokens x {ROLLOUT_BYTES} bytes"
         yield from _each(hosts, "memory: rollouts of a step", here * rollouts * tokens * ROLLOUT_BYTES, how)
-    if topology.algorithm.updates_per_step > 1:
+    if topology.algorithm.updates_per_step * topology.algorithm.epochs > 1:
         before = f"{count:,} weights x 12 bytes{divided}"
         yield from _each(hosts, "memory: state before a step", 12 * count // parts, before)
     if way == "shared_memory":

@@ -149,7 +149,7 @@ def step_gradients(
     size = len(batch) // a.updates_per_step
     assert size * a.updates_per_step == len(batch)
     gradients, losses = [], []
-    for start in range(0, len(batch), size):
+    for start in [*range(0, len(batch), size)] * a.epochs:
         part = range(start, start + size)
         tokens = sum(int(batch[i][0].unpack().loss_mask.sum()) for i in part)
         model.zero_grad()

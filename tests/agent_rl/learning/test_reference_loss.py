@@ -197,6 +197,13 @@ def test_gradients_are_the_references(model: Path, mode: str, *, divide_by_std: 
     assert (figures.clip_share > 0) == (updates > 1)
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_further_epochs_go_on_from_the_proximal_policy_of_the_first(model: Path, updates: int) -> None:
+    figures = assert_equal_to_the_reference(model, sampled(3, spread=0.5), epochs=3, updates_per_step=updates)
+    assert 0 < figures.clip_share < 1
+    assert figures.trained_rollouts == 8
+
+
 @pytest.mark.parametrize("correction", ["none", "truncated", "masked", "decoupled"])
 @pytest.mark.parametrize("sequence_mask", [None, (0.7, 1.4)])
 def test_gradients_are_the_references_under_every_correction(
