@@ -46,7 +46,7 @@ from agent_rl.messages import (
     Trajectory,
     UnfinishedGroups,
 )
-from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, OpenGroup, Unwanted
 
@@ -343,16 +343,31 @@ def generator_with(**overrides: Any) -> type[RolloutGenerator]:
     return Other
 
 
+def appending(append: Any) -> type[RolloutGenerator]:
+    """A generator whose episodes append tokens in another way."""
+
+    class Broken(Strand):
+        pass
+
+    Broken.append = append  # type: ignore[method-assign]
+
+    def begin(self: Any, *given: Any, **options: Any) -> None:
+        Episode.__init__(self, *given, **options)
+        self.strands = [Broken(0, self.strands[0].shared)]
+
+    return generator_with(__init__=begin)
+
+
 def all_the_models(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Episode._append(self, tokens, logprobs, policies, mask=1)
+    Strand.append(self, tokens, logprobs, policies, mask=1)
 
 
 def without_logprobs(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Episode._append(self, tokens, np.zeros_like(logprobs), policies, mask=mask)
+    Strand.append(self, tokens, np.zeros_like(logprobs), policies, mask=mask)
 
 
 def of_a_later_policy(self: Any, tokens: Any, logprobs: Any, policies: Any, *, mask: int) -> None:
-    Episode._append(self, tokens, logprobs, policies + 1, mask=mask)
+    Strand.append(self, tokens, logprobs, policies + 1, mask=mask)
 
 
 def without_tags(self: Any, **outcome: Any) -> Trajectory:
@@ -442,16 +457,16 @@ class ForgetsItsRequests(RolloutGenerator):
 GENERATORS = [
     (AcknowledgesOnReceipt, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "before its"),
     (OneRolloutAtATime, "each_request_is_answered_by_one_trajectory_and_acknowledged_with_it", "waits for"),
-    (generator_with(_append=all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
-    (generator_with(_append=without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
-    (generator_with(_append=of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
+    (appending(all_the_models), "every_token_says_who_wrote_it_and_how_likely_it_was", "loss mask"),
+    (appending(without_logprobs), "every_token_says_who_wrote_it_and_how_likely_it_was", "Log-prob"),
+    (appending(of_a_later_policy), "every_token_says_who_wrote_it_and_how_likely_it_was", "policy"),
     (
         generator_with(trajectory=without_tags),
         "every_token_says_who_wrote_it_and_how_likely_it_was",
         "the response has",
     ),
     (
-        generator_with(tokens=property(lambda self: self._tokens)),
+        generator_with(tokens_of=lambda self, strand: strand.tokens),
         "tokens_go_in_as_they_came_out",
         "continue the prompt",
     ),
@@ -464,7 +479,7 @@ GENERATORS = [
     (NeverCancels, "rollouts_nobody_wants_are_cancelled_and_others_go_on", "no Trajectory"),
     (KeepsTheFirstPolicy, "a_policy_published_in_flight_shows_on_every_later_token", "waits for the rollout"),
     (StartsWithoutAPolicy, "nothing_is_sampled_before_a_policy_is_published", "nobody published"),
-    (generator_with(budget=property(lambda self: 10_000)), "a_rollout_ends_at_its_limits", "1: 'finished'"),
+    (generator_with(budget_of=lambda self, strand: 10_000), "a_rollout_ends_at_its_limits", "1: 'finished'"),
     (ForgetsItsRequests, "killed_in_the_middle_it_answers_every_request_after_its_restart", "of the samples []"),
 ]
 
