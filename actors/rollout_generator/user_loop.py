@@ -143,9 +143,13 @@ class UserLoop:
         """Give the turn its tokens, as soon as turns under way leave some. The rollout ends where none are left."""
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
             raise ContractError(f"max_tokens is {max_tokens!r:.60}; give a number of at least 1, or None")
-        while (left := self._episode.budget_of(strand) - sum(each.room for each in self._writing.values())) < 1:
+        episode, most = self._episode, self._episode.request.sampling.max_turns
+        while True:
+            left = episode.budget_of(strand) - sum(each.room for each in self._writing.values())
+            if left > 0 and episode.turns + len(self._writing) < most:
+                break
             if not self._writing:
-                self._episode.ended = "truncated"
+                episode.ended = "truncated" if left < 1 else "turn_limit"
                 return
             await self._turn_over.park()
         strand.room = left if max_tokens is None else min(left, max_tokens)
