@@ -8,6 +8,7 @@ The flow, sender to receiver (kind of link in brackets)::
     rollout_generator  TurnsCompleted [push] ---------------------> kv_scheduler
     rollout_generator  ToolCall / ToolResult [call] --------------> tool_executor
     rollout_generator  ObserveTurn / TurnObserved [call] ---------> tool_executor
+    gateway            TurnAsked / TurnGiven [call] --------------> rollout_generator
     rollout_generator  Trajectory [push] -------------------------> roc_filter
     rollout_generator  EngineLoad [announce] ---------------------> kv_scheduler, learner
     roc_filter         JudgementWanted / JudgementReply [call] --> tool_executor
@@ -40,6 +41,7 @@ the codec checks the former on arrival.
 from __future__ import annotations
 
 from agent_rl.messages.changes import *
+from agent_rl.messages.gateway import *
 from agent_rl.messages.rollouts import *
 from agent_rl.messages.status import *
 from agent_rl.messages.tokens import *
