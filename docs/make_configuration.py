@@ -48,6 +48,7 @@ TABLES: dict[str, str] = {
     "Lora": "[model.lora]",
     "Parallel": "[model.parallel]",
     "EnvironmentEntry": "[[environments]]",
+    "Harness": "harness = { ... } of [[environments]]",
     "Algorithm": "[algorithm]",
     "KlPenalty": "kl = { ... } of [algorithm]",
     "SftStage": '[[stages]] kind = "sft"',

@@ -262,14 +262,19 @@ class CallLink:
         for outbound in targets.values():
             outbound.call_links.append(self)
 
-    async def __call__(self, message: Any, *, timeout: float | None = None, key: str | None = None) -> Any:
+    async def __call__(
+        self, message: Any, *, timeout: float | None = None, key: str | None = None, to: str | None = None
+    ) -> Any:
         """Call the replica with the fewest calls outstanding; return its reply. Calls wait for room in order.
 
         Replicas that are silent or about to leave are not called; a call waits while there is no other. All calls with
         the same ``key`` go to one replica, until ``forget(key)`` or until that replica is lost or about to leave.
-        ``timeout`` in seconds includes these waits. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
+        ``to``: the replica to call, until it is lost or about to leave; then it is any. ``timeout`` in seconds includes
+        these waits. Raises EncodeError, CallTimeout, CallFailed, PeerLost.
         """
         seconds = self._timeout if timeout is None else timeout
+        if to is not None:
+            key = self.router.pin(to)
         call = PendingCall(self, encode(message, self._limits), key, trio.current_time() + seconds)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._wait(call)

@@ -243,6 +243,14 @@ class CallRouter:
         """The replica to which a key is pinned."""
         return None if key is None else self._pins.get(key)
 
+    def pin(self, target: str) -> str:
+        """A key that is pinned to a replica."""
+        if target not in self._outstanding:
+            raise ValueError(f"{target} is none of {', '.join(self._outstanding)}")
+        key = f"to {target}"
+        self._pins[key] = target
+        return key
+
     def begin(self, key: str | None, unavailable: Collection[str]) -> str | None:
         """Choose a replica and count the call; None when there is no room, or nobody is available. Ties go by name."""
         pinned = self.pinned(key)

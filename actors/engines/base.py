@@ -7,7 +7,7 @@ wraps vLLM.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -50,6 +50,14 @@ class TurnRequest:
     seed: int
     top_p: float = 1.0
     top_k: int = 0
+    wrote: Callable[[Int32Vector, Float32Vector, Int32Matrix], None] | None = None
+    """A listener, called on the trio thread with the tokens [k], log-probabilities [k] and policies [k, 2] that were
+    written since its last call.
+
+    When `Engine.generate` returns, it has been told every token of the turn, once and in order. When `Engine.generate`
+    raises, calls have ended. It must return soon and raise nothing. An engine may ignore it: then the caller takes all
+    tokens from the result, so compare what was told with the result.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

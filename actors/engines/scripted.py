@@ -83,11 +83,14 @@ class ScriptedEngine:
                 seconds = self._pace(request)
                 await trio.sleep(seconds)
                 self._busy += seconds / self._rows
-            for _ in tokens:
+            for number, token in enumerate(tokens):
                 if self._pace is None:
                     await trio.sleep(0.001)
                 await self._awake.wait()
                 policies.append([self._policy.epoch, self._policy.version])
+                if request.wrote is not None and number < request.max_tokens:
+                    logprobs, policy = np.full(1, LOGPROB, np.float32), np.array(policies[-1:], np.int32)
+                    request.wrote(np.array([token], np.int32), logprobs, policy)
         finally:
             self._running -= 1
         stopped = len(tokens) <= request.max_tokens

@@ -15,7 +15,7 @@ Engines that can share a device in time must also pass ``SLEEP_CHECKS``.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +30,8 @@ from agent_rl.messages import PolicyVersion, TransferOffer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -384,6 +386,48 @@ async def check_an_update_with_many_in_flight(subject: Subject) -> None:
         assert np.isfinite(result.logprobs).all()
 
 
+async def check_tokens_are_told_while_they_are_written(subject: Subject) -> None:
+    """Listeners hear the result before it comes, beside other turns, with little KV cache, and over an update.
+
+    A cancelled turn tells no more. An engine may tell nothing at all.
+    """
+    published = PolicyVersion(FIRST_POLICY.epoch, FIRST_POLICY.version + 1)
+    save_other_weights(subject, subject.model_path.parent / "told", seed=51)
+    told: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in range(6)]
+    versions: set[int] = set()
+    cancelled = trio.CancelScope()
+
+    async def one(index: int) -> None:
+        request = turn(f"r{index}", random_prompt(index, 20 + index), 400 + index, temperature=1.0, seed=index)
+        listener = None if index % 3 == 1 else lambda *written: told[index].append(written)
+        result = await engine.generate(replace(request, wrote=listener))
+        assert listener is None or len(told[index]) != 1, "a long turn is told in one piece"
+        whole = (result.tokens, result.logprobs, result.policies)
+        for parts, expected in zip(zip(*told[index], strict=True), whole, strict=False):
+            assert all(len(part) for part in parts)
+            assert parts[0].dtype == expected.dtype
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
+        versions.update(result.policies[:, 1].tolist())
+
+    async def cancel_one() -> None:
+        with cancelled:
+            await one(5)
+        told[5].append(())
+
+    async with subject.running(max_rollouts=6, kv_tokens=1024) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_one)
+            for index in range(5):
+                nursery.start_soon(one, index)
+            await eventually(lambda: engine.figures.generated_tokens > 6 * 20, "tokens are generated", 60.0)
+            cancelled.cancel()
+            await engine.load_weights(subject.model_path.parent / "told" / "model.safetensors", published)
+        assert versions == {FIRST_POLICY.version, published.version}
+        assert told[5][-1] == (), "a cancelled turn was told"
+        assert not told[1] + told[4]
+        assert len({bool(told[index]) for index in (0, 2, 3)}) == 1, "some turns are told, and some are not"
+
+
 async def check_weights_that_do_not_fit_are_refused(subject: Subject) -> None:
     """A missing, truncated, incomplete or misshapen file raises EngineError; the old weights and policy stay."""
     directory = subject.model_path.parent / "faulty"
@@ -420,6 +464,7 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     check_what_can_never_fit_is_refused,
     check_weights_change_under_way,
     check_an_update_with_many_in_flight,
+    check_tokens_are_told_while_they_are_written,
     check_weights_that_do_not_fit_are_refused,
 )
 """All checks of the contract, for ``trio.run(check, subject)``."""

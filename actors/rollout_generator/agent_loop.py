@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -35,6 +36,26 @@ class EnvironmentFaultError(Exception):
 def sequence_name(rollout: str, strand: Strand) -> str:
     """The name by which the engine knows a sequence of a rollout."""
     return f"{rollout}+{strand.number}" if strand.number else rollout
+
+
+class Watch(Protocol):
+    """Sees a turn while it is written, and may cut it: then ``cut`` is set and ``scope`` cancelled."""
+
+    scope: trio.CancelScope
+    cut: bool
+
+    def began(self, prompt: Sequence[int]) -> None:
+        """The engine is asked to go on from these tokens."""
+
+    def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """As `TurnRequest.wrote`."""
+
+    def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """The whole turn, of which an engine may have told a part or nothing."""
+
+    @property
+    def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
+        """What was told of a turn that was cut, at least one token."""
 
 
 class AgentLoop:
@@ -87,26 +108,40 @@ class AgentLoop:
         return answer
 
     async def write(
-        self, episode: Episode, strand: Strand | None = None
+        self, episode: Episode, strand: Strand | None = None, watch: Watch | None = None
     ) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
         """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
         request, strand = episode.request, strand or episode.strands[0]
-        result = await self._engine.generate(
-            TurnRequest(
-                rollout=sequence_name(request.rollout, strand),
-                tokens=episode.tokens_of(strand),
-                max_tokens=strand.room or episode.budget_of(strand),
-                temperature=request.sampling.temperature,
-                stop_tokens=self.chat.stop_tokens,
-                seed=strand_seed(request.seed, strand.number),
-                top_p=request.sampling.top_p,
-                top_k=request.sampling.top_k,
-            )
+        asked = TurnRequest(
+            rollout=sequence_name(request.rollout, strand),
+            tokens=episode.tokens_of(strand),
+            max_tokens=strand.room or episode.budget_of(strand),
+            temperature=request.sampling.temperature,
+            stop_tokens=self.chat.stop_tokens,
+            seed=strand_seed(request.seed, strand.number),
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            wrote=None if watch is None else watch.wrote,
         )
-        turn, stopped = (result.tokens, result.logprobs, result.policies), result.finish == "stop"
+        turn, stopped = await self._generated(asked, strand, watch)
         if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens, strand=strand):
             raise EngineError(f"the engine returned {fault}")
         return turn, stopped
+
+    async def _generated(
+        self, asked: TurnRequest, strand: Strand, watch: Watch | None
+    ) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
+        if watch is not None:
+            watch.began(asked.tokens)
+        with watch.scope if watch is not None else nullcontext():
+            result = await self._engine.generate(asked)
+            turn = result.tokens, result.logprobs, result.policies
+            if watch is not None:
+                watch.ended(*turn)
+            return turn, result.finish == "stop"
+        assert watch is not None
+        strand.room, strand.limited = len(watch.turn[0]), True  # it ends here, and the rollout goes on
+        return watch.turn, False
 
     def release(self, episode: Episode) -> None:
         """The rollout has ended: the engine drops its KV cache."""

@@ -24,14 +24,17 @@ from actors.engines.base import Engine, EngineError, EngineFigures, EngineRefuse
 from actors.engines.checking import engine_faults
 from actors.processor_time import seconds_of_children
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.rollout_generator.harness import HarnessRun
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
+from actors.rollout_generator.served import ServedRollouts
 from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_device
 from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.user_loop import UserLoop
 from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
+from agent_rl.config.gateway import gateway_url
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.environments.judging import judged_at_once
@@ -50,6 +53,8 @@ from agent_rl.messages import (
     Trajectory,
     TransferOffer,
     TransferWanted,
+    TurnAsked,
+    TurnGiven,
     TurnObserved,
     TurnsCompleted,
     WeightsPart,
@@ -146,6 +151,7 @@ class RolloutGenerator(Actor):
         Announce(GroupsUnwanted),
         Announce(DeviceTurn, required=False),
         Call(WeightsWanted, WeightsPart, required=False),
+        Call(TurnAsked, TurnGiven, required=False),
     )
     links: ClassVar = {
         "trajectories": Push(Trajectory),
@@ -228,6 +234,8 @@ class RolloutGenerator(Actor):
         self._pause = Pause()
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
         self._kept = KeptTurns(self.context)
+        self._served_rollouts = ServedRollouts(self.context.replica)
+        self._gateway = gateway_url(self.context.topology, self.context.name)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         self._rate = Rate(self.context.now)
         self._announced: EngineLoad | None = None
@@ -255,13 +263,12 @@ class RolloutGenerator(Actor):
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The decisions of one rollout."""
         environment = self._environments[request.problem.environment]
-        own_loop = environment.rollout is not None
         return Episode(
             request,
             self._chat,
             self._engine.longest,
             observes=environment.observes,
-            begun=not own_loop,
+            begun=not environment.own_loop,
             calls_per_turn=self.context.settings.tool_calls_per_turn,
         )
 
@@ -278,6 +285,8 @@ class RolloutGenerator(Actor):
         match message:
             case RolloutRequest():
                 await self._rollout(message)
+            case TurnAsked():
+                return await self._served_rollouts.answer(message)
             case WeightsWanted():
                 return await self._served.part(message)
             case PolicyPublished():
@@ -388,8 +397,11 @@ class RolloutGenerator(Actor):
         self.log.info("rollout goes on", rollout=episode.request.rollout, after_turn=len(turns))
 
     async def _run(self, running: Running, episode: Episode, started: float) -> None:
-        rollout = self._environments[episode.request.problem.environment].rollout
-        if rollout is None:
+        environment = self._environments[episode.request.problem.environment]
+        rollout = environment.rollout
+        if environment.harness is not None:
+            await HarnessRun(self._loop, self._served_rollouts, environment, self._gateway).run(episode)
+        elif rollout is None:
             keep = self.context.settings.keep_turns
             completed = partial(self._turn_completed, running, episode, started)
             asks = partial(self._turn_asks, running, episode)

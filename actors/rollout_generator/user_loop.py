@@ -9,14 +9,14 @@ The loop runs in the generator. Its own time, without waiting for ``model`` and 
 when the loop returns. When the model has no turn or token left, and when engine or executors fail, the loop is
 cancelled; it never sees such a failure.
 
-A loop may call ``model`` several times at once, and open conversations beside the first one with ``model.branch()``. A
-turn may have all tokens that turns under way leave, or ``max_tokens``; one that gets none waits for those to end.
+A loop may call ``model`` several times at once, and open conversations beside the first one with ``model.branch()``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
@@ -24,16 +24,18 @@ import trio
 from actors.engines.base import EngineError
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
+from actors.rollout_generator.turns import RolloutOver, TurnWriter
 from actors.user_threads import Deadline, DeadlineError
 from agent_rl.config.plugins import ContractError, defined_at, place_of
 from agent_rl.environments.base import BlockedError
-from agent_rl.rollout.conversation import Conversation
+from agent_rl.rollout.conversation import Conversation, LoopSpeech, sound_messages
 from agent_rl.rollout.parsing import ParsedCall
 
 if TYPE_CHECKING:
     from actors.user_threads import Pause
     from agent_rl.environments.base import Rollout, Tool
-    from agent_rl.rollout.episode import Episode, Strand
+    from agent_rl.messages import BranchCause
+    from agent_rl.rollout.episode import Episode
 
 
 class LoopModel:
@@ -49,7 +51,7 @@ class LoopModel:
 
     def branch(self) -> LoopModel:
         """A conversation of its own, of a sub-agent for instance. Its turns are trained with the rollout's reward."""
-        return LoopModel(self._loop, self._loop.conversation())
+        return LoopModel(self._loop, self._loop.conversation("sub_agent"))
 
 
 class UserLoop:
@@ -61,9 +63,7 @@ class UserLoop:
         """``seconds``: limit of the loop's own time; ``pause``: of the generator, after a loop has blocked it."""
         self._agent = agent
         self._episode = episode
-        self._writing: dict[int, Strand] = {}
-        """The strands whose turns are being written."""
-        self._turn_over = trio.lowlevel.ParkingLot()
+        self._writer = TurnWriter(agent, episode)
         self._known = tools
         self._deadline = Deadline(seconds)
         self._seconds = seconds
@@ -80,7 +80,7 @@ class UserLoop:
         await self._pause.over()
         try:
             with self._scope, self._deadline.enforced():
-                model = LoopModel(self, Conversation(episode, self._agent.chat))
+                model = LoopModel(self, self.conversation())
                 await rollout(episode.request.problem, model, {name: self._tool(name) for name in self._known})
         except DeadlineError:
             fault = f"has taken more than {self._seconds:g} s of its own time, without model() and tools"
@@ -105,65 +105,35 @@ class UserLoop:
 
     async def write(self, conversation: Conversation, messages: object, max_tokens: int | None) -> str:
         """The model's next turn after these messages."""
-        episode = self._episode
-        if self._failure is not None or episode.ended is not None:
+        if self._failure is not None or self._episode.ended is not None:
             await self._end()
-        strand: Strand | None = None
         try:
+            planned = partial(conversation.plan, sound_messages(messages))
+            _require_limit(max_tokens)
             with self._deadline.suspended():
-                while self._writing and episode.turns + len(self._writing) >= episode.request.sampling.max_turns:
-                    await self._turn_over.park()
-                if episode.ended is None and not episode.may_go_on:
-                    episode.ended = "turn_limit"
-                if episode.ended is None:
-                    strand = conversation.open(messages, self._agent.policy)
-                if strand is not None and episode.ended is None:
-                    await self._reserve(strand, max_tokens)
-                if strand is None or episode.ended is not None:
-                    await self._end()
-                turn, stopped = await self._agent.write(episode, strand)
-                text = episode.wrote_text(*turn, stopped=stopped, strand=strand)
-                conversation.wrote(strand, text, stopped=stopped)
-                if episode.ended is not None:
+                written = await self._writer.write(conversation, planned, max_tokens=max_tokens)
+                if self._episode.ended is not None:
                     await self._end()
                 await self._pause.over()
-                return text
+                return written.text
         except ContractError as error:
             self._failure = error
             raise
         except EngineError as error:
             self._failure = error
             await self._end()
-        finally:
-            if strand is not None and self._writing.pop(strand.number, None) is not None:
-                strand.room = 0
-                self._turn_over.unpark_all()
-
-    async def _reserve(self, strand: Strand, max_tokens: int | None) -> None:
-        """Give the turn its tokens, as soon as turns under way leave some. The rollout ends where none are left."""
-        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise ContractError(f"max_tokens is {max_tokens!r:.60}; give a number of at least 1, or None")
-        episode, most = self._episode, self._episode.request.sampling.max_turns
-        while True:
-            left = episode.budget_of(strand) - sum(each.room for each in self._writing.values())
-            if left > 0 and episode.turns + len(self._writing) < most:
-                break
-            if not self._writing:
-                episode.ended = "truncated" if left < 1 else "turn_limit"
-                return
-            await self._turn_over.park()
-        strand.room = left if max_tokens is None else min(left, max_tokens)
-        strand.limited = strand.room < left
-        self._writing[strand.number] = strand
+        except RolloutOver:
+            await self._end()
 
     async def _end(self) -> NoReturn:
         self._scope.cancel()
         await trio.sleep_forever()
         raise AssertionError
 
-    def conversation(self) -> Conversation:
-        """A conversation beside the first one."""
-        return Conversation(self._episode, self._agent.chat, "sub_agent")
+    def conversation(self, cause: BranchCause | None = None) -> Conversation:
+        """A conversation; with a cause, one beside the first one."""
+        speech = LoopSpeech(self._agent.chat, self._episode.request.problem)
+        return Conversation(self._episode, speech, cause)
 
     def _tool(self, name: str) -> Callable[..., Awaitable[str]]:
         """A tool of the environment: from its arguments to the text that a model would read."""
@@ -183,3 +153,8 @@ class UserLoop:
                 return text
 
         return call
+
+
+def _require_limit(max_tokens: object) -> None:
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise ContractError(f"max_tokens is {max_tokens!r:.60}; give a number of at least 1, or None")

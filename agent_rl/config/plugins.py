@@ -46,6 +46,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "tool_executor": "actors.tool_executor:ToolExecutor",
         "roc_filter": "actors.roc_filter:RoCFilter",
         "learner": "actors.learner:Learner",
+        "gateway": "actors.gateway:Gateway",
     },
     "advantage": {"group": "agent_rl.learning.advantages:group_advantages"},
     "chat_format": {"tags": "agent_rl.rollout.prompts:ChatFormat"},

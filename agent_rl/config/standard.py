@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agent_rl.config.gateway import ROLE as GATEWAY
 from agent_rl.config.plugins import ALIASES, PluginError, resolve
 
 STANDARD = ALIASES["actor"]
@@ -38,7 +39,12 @@ def completed(data: Mapping[str, Any]) -> dict[str, Any]:
     actors = data.get("actors", {})
     if not isinstance(actors, dict) or not all(isinstance(entry, dict) for entry in actors.values()):
         return dict(data)
-    entries: Entries = {role: dict(entry) for role, entry in (actors or {key: {} for key in STANDARD}).items()}
+    named = actors or {role: {} for role in STANDARD if role != GATEWAY}
+    entries: Entries = {role: dict(entry) for role, entry in named.items()}
+    environments = data.get("environments")
+    listed = environments if isinstance(environments, list | tuple) else ()
+    if any(isinstance(each, Mapping) and each.get("harness") for each in listed):
+        entries.setdefault(GATEWAY, {})
     classes = {role: _actor_class(role, entry) for role, entry in entries.items()}
     while lacking := _lacking(entries, classes):
         entries |= {role: {} for role in lacking}
@@ -104,7 +110,7 @@ def _declaring(path: Any) -> Any:
 
 def _lacking(entries: Entries, classes: Mapping[str, Any]) -> list[str]:
     """Standard roles that a role of the file needs and the file does not name."""
-    absent = [role for role in STANDARD if role not in entries]
+    absent = [role for role in STANDARD if role not in entries and role != GATEWAY]
     if not absent:
         return []
     standard = {role: _actor_class(role, {}) for role in absent}

@@ -86,6 +86,19 @@ class Model(Part):
     """``chatml``, or a Jinja file relative to the topology file; None: the tokenizer's."""
 
 
+class Harness(Part):
+    """A program that writes the rollouts of an environment: it asks the gateway for turns (docs/gateway.md)."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
+    ``{seed}`` the rollout's seed, ``{model}`` the name of the model."""
+    environment: dict[str, str] = Field(default={})
+    """Environment variables of the program, besides those that lead to the gateway. A value ``"env:NAME"`` is that of
+    NAME on each host."""
+    seconds: PositiveFloat = 600.0
+    """A program that takes longer is killed; what it has asked for is judged."""
+
+
 class EnvironmentEntry(Part):
     """One environment: its problems, its tools, and the judgement of its rollouts."""
 
@@ -104,6 +117,8 @@ class EnvironmentEntry(Part):
     """Further tools, each ``module:name`` or a short name."""
     rollout: str | None = None
     """A loop in place of the agent loop: ``module:function`` (``async def rollout(problem, model, tools)``)."""
+    harness: Harness | None = None
+    """A program in place of the agent loop."""
 
     @model_validator(mode="before")
     @classmethod

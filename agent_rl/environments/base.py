@@ -19,7 +19,10 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from agent_rl.config.topology import Harness
 
 from agent_rl.messages import Judgement, Problem, ToolOutcome, Transcript
 
@@ -251,6 +254,13 @@ class Environment(Protocol):
     """Whether ``observe`` is asked about turns without a tool call; False where they end the rollout."""
     rollout: Rollout | None = None
     """A loop of its own in place of the agent loop, as a method: ``async def rollout(self, problem, model, tools)``."""
+    harness: Harness | None = None
+    """A program in place of the agent loop, from the topology."""
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether something else than the agent loop writes rollouts."""
+        return self.rollout is not None or self.harness is not None
 
     def problems(self) -> TaskSource:
         """Training and held-out problems, and demonstrations. Problem ids are unique within the environment."""

@@ -209,6 +209,7 @@ def _made(entry: EnvironmentEntry, *, seed: int, base: Path) -> Environment:
     environment = asked(entry.name, "the constructor", made, cls.__init__)
     if entry.rollout is not None:
         environment.rollout = resolve("rollout", entry.rollout)
+    environment.harness = entry.harness
     if fault := methods_fault(environment):
         raise TaskError(f"environment {entry.name!r}: {fault}", environment=entry.name)
     return environment

@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_rl.messages import Refusal, TurnAsked, TurnGiven, TurnPart
+import numpy as np
+
+from agent_rl.messages import Int32Vector, Refusal, TurnAsked, TurnGiven, TurnPart
+
+NO_TOKENS: Int32Vector = np.zeros(0, dtype=np.int32)
 
 
 class RequestError(Exception):
@@ -41,8 +45,8 @@ class Stream(Protocol):
     keepalive: bytes
     """An event or a comment that clients skip."""
 
-    def opened(self) -> bytes:
-        """Before the first part."""
+    def opened(self, prompt: Int32Vector = NO_TOKENS) -> bytes:
+        """Before the first part. ``prompt`` [n]: its tokens, if they are known already; `ended` has them too."""
 
     def part(self, part: TurnPart) -> bytes:
         """Of a part."""

@@ -247,14 +247,17 @@ class TagCounts:
     turns: int = 0
 
 
+BranchCause: TypeAlias = Literal["rewrite", "again", "sub_agent", "compaction", "side_call"]
+"""``rewrite``: what was said before was changed; ``again``: the model was asked once more; ``sub_agent``: a
+conversation of its own; ``compaction``: one that goes on from the model's own summary; ``side_call``: what an agent
+asks beside its task, as a title."""
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Why a branch of a rollout began, and the numbers of the turns, from 1, that were written there.
+    """Why a branch of a rollout began, and the numbers of the turns, from 1, that were written there."""
 
-    ``rewrite``: a loop changed what was said before; ``again``: it asked once more; ``sub_agent``: a helper of its own.
-    """
-
-    cause: Literal["rewrite", "again", "sub_agent"]
+    cause: BranchCause
     turns: tuple[int, ...]
 
 
@@ -285,6 +288,8 @@ class Trajectory:
     judgement: Judgement | None = None
     tags: TagCounts = field(default_factory=TagCounts)
     branches: tuple[Branch, ...] = ()
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens that are not trained, by cause."""
 
     @property
     def status(self) -> TrajectoryStatus:

@@ -1,124 +1,198 @@
-"""The conversations of a user's own loop as a tree of tokens.
+"""The conversations of a user's own loop, or of an agent behind the gateway, as a tree of tokens.
 
 ::
 
-    loop --messages--> Conversation.open --> Episode.begin, .add_messages or .branch --> engine --> Conversation.wrote
+    messages --> Conversation.plan --> Plan --> Conversation.open --> Episode.begin, .add_messages or .branch
+                                                                          | engine
+                                                                          `--> Conversation.wrote
 
 Each token was sampled after exactly the tokens before it, and is trained in this place. Messages that extend what was
 said continue the very tokens: those of turns are kept and never encoded again. Messages that change what was said begin
-a branch at the last place that both have in common. Turns before that place are shared, and all others of the branch
+a branch at the last token that both have in common. Turns before that place are shared, and all others of the branch
 are context there, whoever wrote them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-from agent_rl.config.plugins import ContractError
-from agent_rl.environments.judging import sound_message
-from agent_rl.messages import EnvironmentMessage
-
-if TYPE_CHECKING:
-    from agent_rl.messages import PolicyVersion
-    from agent_rl.rollout.episode import Episode, Strand
-    from agent_rl.rollout.prompts import ChatFormat
-from typing import Any
-from zlib import crc32
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from agent_rl.messages import CompletedTurn, Int32Matrix, Int32Vector
+from agent_rl.config.plugins import ContractError
+from agent_rl.environments.judging import sound_message
+from agent_rl.messages import BranchCause, EnvironmentMessage
 
-Message: TypeAlias = tuple[str, str]
-"""Role and content."""
+if TYPE_CHECKING:
+    from agent_rl.messages import PolicyVersion, Problem
+    from agent_rl.rollout.episode import Episode, Strand
+    from agent_rl.rollout.prompts import ChatFormat
+
 SHOWN = 60
 """Characters of a text in an error message."""
 
 
-class Mark(NamedTuple):
-    """A place of a strand: after its first ``length`` tokens, so many of its messages are said.
+class Message(NamedTuple):
+    """A message. ``same``: by which it is recognised when it comes back, in place of its content."""
 
-    ``asks``: the model writes here. Otherwise its turn has just ended, and further messages may follow.
+    role: str
+    content: str
+    same: str = ""
+
+
+class Speech(Protocol):
+    """How messages become tokens. Raises PromptError for those that the chat template does not take."""
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation's tokens up to the model's first one."""
+
+    def later(self, messages: Sequence[Message], turn: Message) -> list[int]:
+        """The tokens from the end of the model's turn to its next one."""
+
+
+class LoopSpeech:
+    """As the loop of a problem's environment speaks."""
+
+    def __init__(self, chat: ChatFormat, problem: Problem) -> None:
+        self._chat = chat
+        self._problem = problem
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """With the environment's tools."""
+        return self._chat.opening_tokens([(each.role, each.content) for each in messages], self._problem)
+
+    def later(self, messages: Sequence[Message], turn: Message) -> list[int]:
+        """As the chat template continues."""
+        del turn
+        return self._chat.message_tokens([(each.role, each.content) for each in messages])
+
+
+class Mark(NamedTuple):
+    """A place of a strand: after its first ``length`` tokens ``said`` messages are said.
+
+    ``asks``: the model writes here. Otherwise its turn has just ended with ``turn``, and further messages may follow.
     """
 
     strand: Strand
-    messages: tuple[Message, ...]
+    said: int
     length: int
     asks: bool
+    turn: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What messages would do: begin the rollout, continue ``strand``, or branch from it after ``shared`` tokens.
+
+    ``tokens``: what is given then. ``said``: the messages that are new. ``digests``: of all, cumulative.
+    """
+
+    digests: tuple[bytes, ...]
+    tokens: Sequence[int]
+    said: Sequence[Message]
+    strand: Strand | None = None
+    shared: int = 0
+    cause: BranchCause | None = None
+    """Why it is a branch; None: it is none."""
 
 
 class Conversation:
-    """What a loop's calls of ``model`` have said. The episode holds the tokens."""
+    """What was said to the model and by it. The episode holds the tokens."""
 
-    def __init__(self, episode: Episode, chat: ChatFormat, cause: str = "") -> None:
-        """``cause``: why this conversation begins a branch; empty: it is the first."""
+    def __init__(self, episode: Episode, speech: Speech, cause: BranchCause | None = None) -> None:
+        """``cause``: why this conversation begins a branch; None: it is the first."""
         self._episode = episode
-        self._chat = chat
+        self._speech = speech
         self._cause = cause
-        self._marks: list[Mark] = []
-        self._open: dict[int, Mark] = {}
+        self._marks: dict[bytes, list[Mark]] = {}
+        """By the digest of the messages that are said there."""
+        self._open: dict[int, tuple[bytes, Mark]] = {}
         """By strand: where its last turn ended, or is being written."""
 
-    def open(self, messages: object, policy: PolicyVersion) -> Strand:
-        """The strand that these messages continue or begin. Then the model may write there, or the episode has ended.
-
-        ``policy`` is served now. Raises ContractError for what is no list of messages.
-        """
-        given = tuple(sound_messages(messages))
-        mark = self._continued(given)
-        if mark is None and not self._marks and not self._cause:
-            self._episode.begin(self._prompt(given))
-            strand = self._episode.strands[0]
-        elif mark is not None and not mark.asks and mark is self._open[mark.strand.number]:
-            strand = mark.strand
-            self._episode.add_messages(self._added(given[len(mark.messages) :]), policy, strand)
+    def plan(self, given: Sequence[Message], cause: BranchCause = "rewrite") -> Plan:
+        """What these messages continue or begin; nothing is changed. ``cause``: of a branch that nothing leads to."""
+        digests = _digests(given)
+        mark = self._continued(digests)
+        if mark is not None and not mark.asks and mark is self._open[mark.strand.number][1]:
+            rest = given[mark.said :]
+            return Plan(digests, self._speech.later(rest, mark.turn), rest, mark.strand, mark.length)
+        episode = self._episode
+        if mark is None:
+            prompt, said = self._speech.opening(given), given
+            if not self._marks and self._cause is None:
+                return Plan(digests, prompt, ())
         else:
-            strand = self._branch(given, mark, policy)
-        self._marked(Mark(strand, given, len(strand.whole), asks=True))
+            said = given[mark.said :]
+            prompt = mark.strand.whole[: mark.length] + (self._speech.later(said, mark.turn) if said else [])
+        found = [(common_length(each.whole, prompt), -each.number, each) for each in episode.strands]
+        shared, _, parent = max(found)
+        why: BranchCause = "again" if mark is not None and mark.asks else "rewrite" if mark is not None else cause
+        if not self._marks and self._cause is not None:
+            why = self._cause
+        return Plan(digests, prompt[shared:], said, parent, shared, why)
+
+    def plan_tokens(self, tokens: Sequence[int]) -> Plan:
+        """As `plan`, of an agent that speaks in tokens."""
+        digests = (blake2b(np.array(tokens, dtype=np.int32).tobytes(), digest_size=16).digest(),)
+        if not self._marks and self._cause is None:
+            return Plan(digests, tokens, ())
+        found = [(common_length(each.whole, tokens), -each.number, each) for each in self._episode.strands]
+        shared, _, parent = max(found)
+        mark = self._open.get(parent.number)
+        if mark is not None and not mark[1].asks and shared == mark[1].length < len(tokens):
+            return Plan(digests, tokens[shared:], (), parent, shared)
+        return Plan(digests, tokens[shared:], (), parent, shared, "again" if shared == len(tokens) else "rewrite")
+
+    def open(self, plan: Plan, policy: PolicyVersion) -> Strand:
+        """Do as planned; ``policy`` is served now. Then the model may write there, or the rollout has ended."""
+        episode, turn = self._episode, self._episode.turns
+        said = [EnvironmentMessage(turn, each.role, each.content) for each in plan.said]
+        if plan.strand is None:
+            episode.begin(plan.tokens)
+            strand = episode.strands[0]
+        elif plan.cause is None:
+            strand = plan.strand
+            episode.give(said, plan.tokens, policy, strand)
+        else:
+            episode.said(said)
+            strand = episode.branch(plan.strand, plan.shared, plan.tokens, policy, plan.cause)
+        count = len(plan.digests)
+        self._marked(plan.digests[-1], Mark(strand, count, len(strand.whole), asks=True, turn=Message("", "")))
         return strand
 
-    def wrote(self, strand: Strand, text: str, *, stopped: bool) -> None:
+    def wrote(self, strand: Strand, turn: Message, *, stopped: bool) -> None:
         """The model wrote a turn. One that did not stop cannot be continued."""
-        messages = (*self._open[strand.number].messages, ("assistant", text))
         if stopped:
-            self._marked(Mark(strand, messages, len(strand.whole), asks=False))
+            before, mark = self._open[strand.number]
+            digest = _digest(before, turn)
+            self._marked(digest, Mark(strand, mark.said + 1, len(strand.whole), asks=False, turn=turn))
 
-    def _marked(self, mark: Mark) -> None:
-        self._marks.append(mark)
-        self._open[mark.strand.number] = mark
+    def _marked(self, digest: bytes, mark: Mark) -> None:
+        self._marks.setdefault(digest, []).append(mark)
+        self._open[mark.strand.number] = (digest, mark)
 
-    def _continued(self, given: tuple[Message, ...]) -> Mark | None:
+    def _continued(self, digests: Sequence[bytes]) -> Mark | None:
         """The longest part of what was said that the messages begin with and can be continued."""
-        fitting = [
-            mark
-            for mark in self._marks
-            if given[: len(mark.messages)] == mark.messages and (not mark.asks or len(given) == len(mark.messages))
-        ]
-        return max(fitting, key=lambda mark: (len(mark.messages), mark.length), default=None)
+        for count in range(len(digests), 0, -1):
+            marks = self._marks.get(digests[count - 1], ())
+            if marks := [mark for mark in marks if not mark.asks or count == len(digests)]:
+                return max(marks, key=lambda mark: (mark is self._open[mark.strand.number][1], mark.length))
+        return None
 
-    def _branch(self, given: tuple[Message, ...], mark: Mark | None, policy: PolicyVersion) -> Strand:
-        episode = self._episode
-        if mark is not None:
-            rest = given[len(mark.messages) :]
-            tokens = self._chat.message_tokens(rest) if rest else []
-            cause = "again" if mark.asks else "rewrite"
-            episode.said(self._added(rest))
-            return episode.branch(mark.strand, mark.length, tokens, policy, cause)
-        prompt = self._prompt(given)
-        parent, shared = max(
-            ((each, common_length(each.whole, prompt)) for each in episode.strands), key=lambda found: found[1]
-        )
-        cause = "rewrite" if self._marks else self._cause
-        episode.said(self._added(given))
-        return episode.branch(parent, shared, prompt[shared:], policy, cause)
 
-    def _prompt(self, given: Sequence[Message]) -> list[int]:
-        return self._chat.opening_tokens(given, self._episode.request.problem)
+def _digest(before: bytes, message: Message) -> bytes:
+    parts = (message.role, message.same or message.content)
+    return blake2b(before + b"".join(blake2b(part.encode()).digest() for part in parts), digest_size=16).digest()
 
-    def _added(self, messages: Sequence[Message]) -> list[EnvironmentMessage]:
-        turn = self._episode.turns
-        return [EnvironmentMessage(turn, role, content) for role, content in messages]
+
+def _digests(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """The digest of the first message, of the first two, ..."""
+    found = [b""]
+    for message in messages:
+        found.append(_digest(found[-1], message))
+    return tuple(found[1:])
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -126,8 +200,8 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def sound_messages(messages: object) -> list[Message]:
-    """Role and content of each message. Raises ContractError when there are none, or when one is not a message."""
+def sound_messages(messages: object) -> tuple[Message, ...]:
+    """The messages of a user's loop. Raises ContractError when there are none, or when one is not a message."""
     if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
         raise ContractError(
             f"the messages are {messages!r:.{SHOWN}}; give a list of dictionaries with role and content"
@@ -135,70 +209,4 @@ def sound_messages(messages: object) -> list[Message]:
     found = [sound_message(message, number) for number, message in enumerate(messages, 1)]
     if not found:
         raise ContractError("there are no messages; give at least one of the user")
-    return found
-
-
-def prompt_check(prompt: Sequence[int]) -> int:
-    """The checksum that the first turn continues."""
-    return crc32(np.array(prompt, dtype=np.int32).data)
-
-
-def checksum(
-    before: int, arrays: Sequence[np.ndarray[Any, Any]], state: bytes, tool_states: Mapping[str, bytes]
-) -> int:
-    """The checksum of a rollout after a turn, from that before it."""
-    check = before
-    for array in arrays:
-        check = crc32(np.ascontiguousarray(array).data, check)
-    check = crc32(state, check)
-    for name in sorted(tool_states):
-        check = crc32(tool_states[name], crc32(name.encode(), check))
-    return check
-
-
-def turn_check(turn: CompletedTurn) -> int:
-    """The checksum that the turn ought to have."""
-    arrays = (turn.written, turn.logprobs, turn.policies, turn.answer)
-    return checksum(turn.before, arrays, turn.state, turn.tool_states)
-
-
-def runs_of(policies: Int32Matrix) -> Int32Matrix:
-    """Policies token by token [n, 2] as runs of equal ones [r, 3]: epoch, version, length."""
-    count = len(policies)
-    if policies.tobytes() == policies[:1].tobytes() * count:  # most turns: one policy
-        return np.array([[*policies[0].tolist(), count]], dtype=np.int32)
-    changes = np.flatnonzero((policies[1:] != policies[:-1]).any(axis=1)) + 1
-    starts = np.concatenate([[0], changes])
-    lengths = np.diff(np.append(starts, count))
-    return np.column_stack([policies[starts], lengths]).astype(np.int32)
-
-
-def token_by_token(runs: Int32Matrix) -> Int32Matrix:
-    """The inverse of `runs_of`: [r, 3] -> [n, 2]."""
-    policies: Int32Matrix = np.repeat(runs[:, :2], runs[:, 2], axis=0)
-    return policies
-
-
-def chain_fault(before: int, turns: Sequence[CompletedTurn]) -> str:
-    """Why the turns do not continue each other from the checksum ``before``; empty if they do."""
-    for number, turn in enumerate(turns, 1):
-        if turn.number != number:
-            return f"turn {number} is missing"
-        if turn.before != before:
-            return "they continue another prompt" if number == 1 else f"turn {number} continues another turn"
-        if turn_check(turn) != turn.after or not _sound(turn):
-            return f"turn {number} is damaged"
-        before = turn.after
-    return ""
-
-
-def _sound(turn: CompletedTurn) -> bool:
-    runs, count = turn.policies, len(turn.written)
-    fits = len(turn.logprobs) == count > 0 and runs.shape[1:] == (3,)
-    return fits and bool((runs[:, 2] > 0).all()) and int(runs[:, 2].sum()) == count
-
-
-def answered(turn: CompletedTurn) -> tuple[Int32Vector, Int32Matrix]:
-    """The tokens of a turn's answer [g], and their policies [g, 2]."""
-    policy = np.array([[turn.policy.epoch, turn.policy.version]], dtype=np.int32)
-    return turn.answer, np.tile(policy, (len(turn.answer), 1))
+    return tuple(Message(*each) for each in found)

@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agent_rl.messages import (
     Branch,
+    BranchCause,
     CompletedTurn,
     EnvironmentMessage,
     Float32Vector,
@@ -40,9 +41,12 @@ from agent_rl.messages import (
     Transcript,
     TurnObserved,
 )
-from agent_rl.rollout.conversation import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
+from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
 from agent_rl.rollout.prompts import ChatFormat
+
+if TYPE_CHECKING:
+    from agent_rl.rollout.conversation import Plan
 
 
 def tag_counts(text: str) -> TagCounts:
@@ -85,14 +89,14 @@ class RolloutTally:
         self.responses_cut += sum(call.cut for call in trajectory.transcript.calls)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Strand:
     """A sequence of a rollout: tokens shared with an earlier one (or the prompt), then its own."""
 
     number: int
     shared: list[int]
     parent: int = 0
-    cause: Any = ""
+    cause: BranchCause = "rewrite"
     turns: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -102,8 +106,15 @@ class Strand:
     policies: list[Int32Matrix] = field(default_factory=list)
     room: int = 0
     """Tokens that a turn which is being written may have; 0: what the rollout has left."""
+    side: bool = False
+    """What was written here is beside the rollout's task: a side call."""
     limited: bool = False
     """The loop asked for fewer tokens than the rollout has left: a turn that ends there does not end the rollout."""
+
+    @property
+    def began(self) -> int:
+        """Number of tokens before its first turn."""
+        return len(self.shared) + self.mask.index(1) if 1 in self.mask else len(self.shared) + len(self.tokens)
 
     @property
     def whole(self) -> list[int]:
@@ -180,7 +191,9 @@ class Episode:
     def _first(self) -> Strand:
         return self.strands[0]
 
-    def branch(self, parent: Strand, shared: int, given: Sequence[int], policy: PolicyVersion, cause: str) -> Strand:
+    def branch(
+        self, parent: Strand, shared: int, given: Sequence[int], policy: PolicyVersion, cause: BranchCause
+    ) -> Strand:
         """Begin a strand with the first ``shared`` tokens of another one and the ``given`` tokens of others.
 
         The rollout ends if these leave no room. A strand must get a turn of the model before another one begins.
@@ -226,6 +239,16 @@ class Episode:
         if self._longest is None or not strand.number:
             return left
         return min(left, self._longest - len(strand.shared) - len(strand.tokens))
+
+    def room_after(self, plan: Plan) -> int:
+        """Number of response tokens that are left to a turn after what is planned; without room, at most 0."""
+        count = len(plan.tokens)
+        if plan.strand is None:
+            return self._room if self._longest is None else min(self._room, self._longest - count)
+        if plan.cause is None:
+            return self.budget_of(plan.strand) - count
+        left = self._room - self.lengths[1] - count
+        return left if self._longest is None else min(left, self._longest - plan.shared - count)
 
     @property
     def turns(self) -> int:
@@ -329,14 +352,18 @@ class Episode:
             self._replies.extend(answer.messages)
             self.ended = "finished" if answer.done else "turn_limit"
         else:
-            self.add_messages(answer.messages, policy)
+            tokens = self._chat.message_tokens([(each.role, each.content) for each in answer.messages])
+            self.give(answer.messages, tokens, policy)
 
-    def add_messages(
-        self, messages: Sequence[EnvironmentMessage], policy: PolicyVersion, strand: Strand | None = None
+    def give(
+        self,
+        messages: Sequence[EnvironmentMessage],
+        tokens: Sequence[int],
+        policy: PolicyVersion,
+        strand: Strand | None = None,
     ) -> None:
-        """Append messages after the turn. The rollout ends if they exceed the budget."""
+        """Append messages, as tokens, after a turn. The rollout ends if they exceed the budget."""
         self._replies.extend(messages)
-        tokens = self._chat.message_tokens([(each.role, each.content) for each in messages])
         self._append_given(tokens, policy, strand)
 
     def said(self, messages: Sequence[EnvironmentMessage]) -> None:
@@ -441,6 +468,7 @@ class Episode:
             newest=newest,
             body=tokens.pack(),
             tags=tag_counts(self._chat.decode(tokens.tokens.tolist())),
+            excluded=self.excluded,
             branches=tuple(Branch(strand.cause, tuple(strand.turns)) for strand in self._kept[1:]),
         )
 
@@ -449,8 +477,21 @@ class Episode:
         """The first strand, and those with tokens of their own: each has a turn, or the rollout ended before it."""
         return [strand for strand in self.strands if strand.tokens or not strand.number]
 
+    @property
+    def _left_out(self) -> list[Strand]:
+        """The strands whose turns are not trained: side calls with which nothing went on."""
+        trained = [strand for strand in self._kept if strand.turns and not strand.side]
+        went_on = {each.parent for each in trained if len(each.shared) > self.strands[each.parent].began}
+        return [strand for strand in self._kept if strand.side and strand.number not in went_on]
+
+    @property
+    def excluded(self) -> dict[str, int]:
+        """Sampled tokens that are not trained, by cause."""
+        count = sum(sum(strand.mask) for strand in self._left_out)
+        return {"side_call": count} if count else {}
+
     def _packed(self) -> Tokens:
-        strands = self._kept
+        strands, left_out = self._kept, self._left_out
         places = {strand.number: place for place, strand in enumerate(strands)}
         starts = np.cumsum([0, *(len(strand.tokens) for strand in strands)]).tolist()
         rows = []
@@ -464,7 +505,7 @@ class Episode:
         return Tokens(
             np.array(self._first.shared, dtype=np.int32),
             np.array([token for strand in strands for token in strand.tokens], dtype=np.int32),
-            np.array([flag for strand in strands for flag in strand.mask], dtype=np.uint8),
+            np.array([flag and strand not in left_out for strand in strands for flag in strand.mask], dtype=np.uint8),
             np.concatenate([np.zeros(0, dtype=np.float32), *logprobs]),
             np.concatenate([np.zeros((0, 2), dtype=np.int32), *policies]),
             np.array(rows, dtype=np.int32).reshape(-1, 3),

@@ -66,6 +66,29 @@ def parse_calls(text: str) -> tuple[AnyCall, ...]:
     return tuple(calls)
 
 
+def without_calls(text: str) -> str:
+    """The text of a turn without its valid calls, as `parse_calls` finds them."""
+    kept, position = [], 0
+    while (start := text.find(OPENING, position)) >= 0:
+        call, end = _parse_call(text, start + len(OPENING))
+        kept.append(text[position : end if isinstance(call, MalformedCall) else start])
+        position = end
+    return "".join([*kept, text[position:]])
+
+
+def certain(text: str, opening: str = OPENING) -> int:
+    """How many characters of a turn that is being written come before any call, whatever follows."""
+    start = text.find(opening)
+    if start >= 0:
+        return start
+    return len(text) - begun(text, opening)
+
+
+def begun(text: str, tag: str) -> int:
+    """How many characters at the end of a text may be the beginning of ``tag``."""
+    return next((count for count in range(len(tag) - 1, 0, -1) if text.endswith(tag[:count])), 0)
+
+
 def harmless(text: str) -> str:
     """``text`` with the tags and control tokens of the conversation escaped to ``&lt;...``."""
     return _FRAMING.sub("&lt;", text)

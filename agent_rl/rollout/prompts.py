@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_rl.config.plugins import ContractError, called
 from agent_rl.environments.load import sound_prompt
-from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, harmless, parse_calls
+from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, certain, harmless, parse_calls, without_calls
 
 if TYPE_CHECKING:
     from agent_rl.environments.base import Demonstration, Environment
@@ -169,6 +169,59 @@ class ChatFormat:
             raise PromptError(f"the chat template leaves out messages of the roles {roles}")
         return self._encode(after.removeprefix(end))
 
+    # Conversations of an agent behind the gateway.
+
+    def asked_tokens(self, messages: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt of messages (role, content) with ``tools``, JSON schemas, up to the model's first token.
+
+        Raises PromptError when the template does not take the messages.
+        """
+        spelt = [{"role": role, "content": self.spelt(content, role)} for role, content in messages]
+        try:
+            return self._encode(self._opening(spelt, self._spelt_json(list(tools), "system")))
+        except Exception as error:  # templates raise arbitrary errors
+            raise PromptError(f"the chat template does not take these messages: {error}") from error
+
+    def _opening(self, spelt: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self._render(self._told(spelt, tools), generate=True)
+
+    def given_turn_tokens(self, content: str) -> list[int]:
+        """A turn of the assistant that others wrote, with its calls in tags, as the model would write it."""
+        return self._turn_tokens(self.spelt(content, "assistant"))
+
+    def between_tokens(self, messages: Sequence[tuple[str, str]], calls: Sequence[AnyCall]) -> list[int]:
+        """The tokens from the end of a turn with ``calls`` to the next one: results (role ``tool``) and messages.
+
+        Raises PromptError when the template does not take the roles.
+        """
+        results = [content for role, content in messages if role == "tool"]
+        others = [(role, content) for role, content in messages if role != "tool"]
+        if not others:
+            return self.response_tokens(results, calls)
+        if not results:
+            return self.message_tokens(others)
+        return self._mixed_tokens(
+            results, [{"role": role, "content": self.spelt(text)} for role, text in others], calls
+        )
+
+    def _mixed_tokens(
+        self, results: Sequence[str], others: Sequence[dict[str, str]], calls: Sequence[AnyCall]
+    ) -> list[int]:
+        del calls
+        shown = self.responses([self.spelt(text) for text in results])
+        return self._later_tokens([{"role": "user", "content": shown}, *others])
+
+    @classmethod
+    def without_calls(cls, text: str) -> str:
+        """A turn's text without its valid calls."""
+        return without_calls(text)
+
+    @classmethod
+    def certain(cls, text: str) -> int:
+        """How many characters of a turn that is being written are no part of a call, whatever follows."""
+        own = next(each for each in cls.__mro__ if "calls" in vars(each)) is not ChatFormat
+        return 0 if own else certain(text)
+
     def turn_text(self, tokens: Sequence[int]) -> str:
         """The text of a turn of the model, with the template's prefill."""
         return self.prefill + self.decode(tokens)
@@ -236,8 +289,12 @@ class ChatFormat:
         return self._with_tools(put, problem)
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
-        schemas = self.schemas[problem.environment]
-        if self.environments[problem.environment].lists_tools and schemas:
+        lists = self.environments[problem.environment].lists_tools
+        return self._told(messages, self.schemas[problem.environment] if lists else ())
+
+    def _told(self, messages: list[dict[str, str]], schemas: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        """The messages with the text about tools in the system message."""
+        if schemas:
             system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
             text = "\n\n".join(part for part in (system, self.listing(schemas)) if part)
             messages.insert(0, {"role": "system", "content": text})

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_rl.rollout.parsing import OPENING, AnyCall, ParsedCall, parse_calls, parse_list, parse_object
+from agent_rl.rollout.parsing import OPENING, AnyCall, ParsedCall, certain, parse_calls, parse_list, parse_object
 from agent_rl.rollout.prompts import EMPTY, ChatFormat, PromptError
 
 if TYPE_CHECKING:
@@ -110,24 +110,38 @@ class TemplateFormat(ChatFormat):
 
         A response whose call is malformed or unknown has the name of the turn's first valid call, else of a tool.
         """
+        return self._encode(self._results([self.spelt(text) for text in responses], self._named(responses, calls)))
+
+    def _named(self, responses: Sequence[str], calls: Sequence[AnyCall]) -> list[ParsedCall]:
+        """A call for each response."""
         named = [call if isinstance(call, ParsedCall) else None for call in calls[: len(responses)]]
         named += [None] * (len(responses) - len(named))
         other = next((call.name for call in named if call is not None), self._some_tool())
-        turn = [
+        return [
             _with_id(ParsedCall(self.spelt(other if call is None else call.name), {}, call.id if call else ""), number)
             for number, call in enumerate(named)
         ]
-        return self._encode(self._results([self.spelt(text) for text in responses], turn))
+
+    def _opening(self, spelt: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self._render(spelt, generate=True, tools=tools)
+
+    def _mixed_tokens(
+        self, results: Sequence[str], others: Sequence[dict[str, str]], calls: Sequence[AnyCall]
+    ) -> list[int]:
+        return self._encode(self._results([self.spelt(text) for text in results], self._named(results, calls), others))
 
     def _some_tool(self) -> str:
         functions = (schema.get("function", {}) for schemas in self.schemas.values() for schema in schemas)
         return next((str(function["name"]) for function in functions if "name" in function), PROBE_CALL.name)
 
-    def _results(self, responses: Sequence[str], calls: Sequence[ParsedCall]) -> str:
-        """The text between the end of a turn with these calls and the model's next token."""
+    def _results(
+        self, responses: Sequence[str], calls: Sequence[ParsedCall], others: Sequence[dict[str, str]] = ()
+    ) -> str:
+        """The text between the end of a turn with these calls and the model's next token; ``others`` follow."""
         before = [QUESTION, _assistant("", calls)]
         ended = self._render(before, generate=False, tools=[PROBE_TOOL])
-        whole = self._render([*before, *_tool_messages(responses, calls)], generate=True, tools=[PROBE_TOOL])
+        after = [*_tool_messages(responses, calls), *others]
+        whole = self._render([*before, *after], generate=True, tools=[PROBE_TOOL])
         return ended.rpartition(self.decode([self._end_of_call]))[2] + whole[len(ended) :]
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
@@ -203,6 +217,11 @@ class TaggedCalls(TemplateFormat):
         """The JSON objects between tags."""
         return parse_calls(text)
 
+    @classmethod
+    def certain(cls, text: str) -> int:
+        """What comes before a tag."""
+        return certain(text)
+
 
 class ListedCalls(TemplateFormat):
     """Templates of Mistral."""
@@ -214,6 +233,16 @@ class ListedCalls(TemplateFormat):
         """The elements of a JSON list."""
         return parse_list(text, "[TOOL_CALLS]")
 
+    @classmethod
+    def without_calls(cls, text: str) -> str:
+        """What comes before the list."""
+        return text.partition("[TOOL_CALLS]")[0]
+
+    @classmethod
+    def certain(cls, text: str) -> int:
+        """Likewise."""
+        return certain(text, "[TOOL_CALLS]")
+
 
 class SingleCall(TemplateFormat):
     """Templates of Llama 3."""
@@ -224,6 +253,18 @@ class SingleCall(TemplateFormat):
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
         """A turn that is one JSON object."""
         return parse_object(text.strip().removeprefix("<|python_tag|>"), "parameters")
+
+    @classmethod
+    def without_calls(cls, text: str) -> str:
+        """Nothing."""
+        del text
+        return ""
+
+    @classmethod
+    def certain(cls, text: str) -> int:
+        """A turn that begins as no object is none."""
+        start = text.lstrip()
+        return 0 if not start or start[0] in "{<" else len(text)
 
 
 LAYOUTS: tuple[type[TemplateFormat], ...] = (TaggedCalls, ListedCalls, SingleCall)

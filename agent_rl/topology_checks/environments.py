@@ -232,8 +232,8 @@ def _prompts(
         return
     long: dict[str, list[int]] = {}
     for name, problems in tasks.sources.items():
-        if environments[name].rollout is not None:
-            continue  # a loop of the user's own makes its prompts itself
+        if environments[name].own_loop:
+            continue  # a loop of the user's own, or a harness, makes its prompts itself
         for tried in _tried(topology, problems):
             named = [replace(problem, environment=name) for problem in tried]
             sizes = asked(name, "its prompt", partial(_sizes, chat, named))

@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
 
-from actors.engines.vllm.scheduler import BUNDLE, _Bundling
+from actors.engines.vllm.scheduler import BUNDLE, TELL_SECONDS, _Bundling
 
 
 class Steps(_Bundling):
@@ -24,6 +24,7 @@ class Steps(_Bundling):
 
     def __init__(self, kinds: dict[str, RequestOutputKind]) -> None:
         self._kept = {}
+        self._tell_next = 0.0
         self._pause_state = PauseState.UNPAUSED
         self.requests = {
             name: SimpleNamespace(request_id=name, client_index=0, sampling_params=SamplingParams(output_kind=kind))
@@ -68,7 +69,7 @@ def steps(monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-WHOLE, DELTA = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA
+WHOLE, DELTA, HEARD = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 
 
 def test_a_turn_comes_in_bundles_and_its_last_with_its_end(steps) -> None:
@@ -83,6 +84,20 @@ def test_a_turn_comes_in_bundles_and_its_last_with_its_end(steps) -> None:
 def test_a_streamed_request_is_told_of_each_token(steps) -> None:
     _, step = steps(turn=WHOLE, stream=DELTA)
     assert step(("turn", 1, None), ("stream", 2, None)) == [("stream", [2], [-0.25])]
+
+
+def test_a_turn_with_a_listener_is_sent_from_time_to_time(steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("actors.engines.vllm.scheduler.time.monotonic", lambda: now)
+    _, step = steps(turn=WHOLE, heard=HEARD)
+    assert step(("turn", 1, None), ("heard", 2, None)) == [("heard", [2], [-0.25])]
+    now += 0.6 * TELL_SECONDS
+    assert step(("turn", 3, None), ("heard", 4, None)) == []
+    now += 0.6 * TELL_SECONDS
+    assert step(("turn", 5, None), ("heard", 6, None)) == [("heard", [4, 6], [-0.5, -0.75])]
+    assert step(("heard", 7, None)) == []
+    now += 1.1 * TELL_SECONDS
+    assert step(("turn", 8, None)) == [("heard", [7], [-0.875])]
 
 
 def test_a_pause_sends_what_is_kept_before_it_is_complete(steps) -> None:

@@ -17,7 +17,7 @@ forward pass, all new tokens of the sequences that join.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from actors.engines.torch.model import CausalModel
-    from agent_rl.messages import PolicyVersion
+    from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, PolicyVersion
+
+News: TypeAlias = "tuple[SequenceTurn, tuple[Int32Vector, Float32Vector, Int32Matrix]]"
+"""A turn, and what to tell its listener."""
 
 PREFILL_TOKENS = 2048
 """The most new tokens to prefill in a step (a single sequence may have more). Bounds the time of a step."""
@@ -214,6 +217,17 @@ class Decoder:
         self._decoding = len(slots)
         ended = sequences.append(slots, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.policy)
         return [self._finish(slot, finish) for slot, finish in ended]
+
+    def news(self) -> list[News]:
+        """What turns under way with a listener wrote since the last call. The rest of a turn that ends is untold."""
+        news = []
+        for slot, turn in self._turns.items():
+            if turn.request.wrote is not None:
+                written = self._sequences.written(slot, turn.told)
+                if len(written[0]):
+                    turn.told += len(written[0])
+                    news.append((turn, written))
+        return news
 
     def _admit(self) -> None:
         """Give waiting turns a slot, in order, while there is room. Evict the oldest parked sequences for them."""

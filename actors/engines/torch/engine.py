@@ -2,7 +2,8 @@
 
 The trio thread and the decoding thread share a queue of commands (trio to decoder), callbacks with complete turns
 (decoder to trio, at most one for each step), and immutable values. So trio's event loop and its heartbeats continue
-while torch computes.
+while torch computes. Listeners are told after each step, in one callback. While the trio thread has not come to it, the
+decoding thread sends no other: a later callback has more tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import trio
 
 from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, PassTable, TurnRequest, TurnResult
-from actors.engines.torch.decode import Decoder
+from actors.engines.torch.decode import Decoder, News
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
 from actors.engines.weight_files import TensorSpecs, check_offer
@@ -118,6 +119,9 @@ class TorchEngine:
         self._turns: dict[str, SequenceTurn] = {}
         self._replies: dict[SequenceTurn | _Reply, _Reply] = {}
         self._submitted = 0
+        self._listeners = 0
+        self._telling = False
+        """Whether news for listeners are on their way to the trio thread."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -169,6 +173,8 @@ class TorchEngine:
         turn = SequenceTurn(request, self._submitted, tokens)
         self._turns[request.rollout] = turn
         reply = self._replies[turn] = _Reply()
+        listens = request.wrote is not None
+        self._listeners += listens
         self._commands.put(lambda decoder: decoder.submit(turn))
         try:
             result = await reply.wait()
@@ -176,6 +182,7 @@ class TorchEngine:
             self._commands.put(lambda decoder: decoder.cancel(turn))
             raise
         finally:
+            self._listeners -= listens
             del self._turns[request.rollout], self._replies[turn]
         if result is None:
             raise AssertionError("a turn ended without a result")
@@ -276,7 +283,16 @@ class TorchEngine:
     def _deliver(self, ended: list[tuple[SequenceTurn, TurnResult]]) -> None:
         for turn, result in ended:
             if turn in self._replies:  # else its call was cancelled
+                told, wrote = turn.told, turn.request.wrote
+                if wrote is not None:
+                    wrote(result.tokens[told:], result.logprobs[told:], result.policies[told:])
                 self._replies[turn].set(result)
+
+    def _tell(self, news: list[News]) -> None:
+        for turn, written in news:
+            if turn in self._replies and turn.request.wrote is not None:
+                turn.request.wrote(*written)
+        self._telling = False
 
     # The methods below run in the decoding thread.
 
@@ -317,6 +333,9 @@ class TorchEngine:
             ended = self._step(decoder, passes) if decoder.has_work else []
             busy += time.perf_counter() - began
             self._publish(decoder, busy, passes.table)
+            if self._listeners and not self._telling and (news := decoder.news()):
+                self._telling = True
+                token.run_sync_soon(self._tell, news)
             if ended:
                 token.run_sync_soon(self._deliver, ended)
 

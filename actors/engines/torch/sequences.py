@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.engines.base import TurnRequest
-    from agent_rl.messages import PolicyVersion
+    from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, PolicyVersion
 
 _SEED_MASK = 2**64 - 1
 LEAST_SHARED = 16
@@ -24,7 +24,8 @@ LEAST_SHARED = 16
 class SequenceTurn:
     """A turn in progress. ``tokens`` [n] are all known tokens of the sequence; ``number`` counts turns by arrival.
 
-    ``logprobs`` and ``policies`` belong to the tokens that were written before a preemption.
+    ``logprobs`` and ``policies`` belong to the tokens that were written before a preemption. ``told``: how many of the
+    written tokens the listener of the request has, or will have before the result.
     """
 
     request: TurnRequest
@@ -32,6 +33,7 @@ class SequenceTurn:
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     policies: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    told: int = 0
 
     @property
     def rollout(self) -> str:
@@ -134,15 +136,16 @@ class Sequences:
         ended = np.flatnonzero(stopped | (total + 1 == self._end[slots]))
         return [(int(slots[i]), "stop" if stopped[i] else "length") for i in ended]
 
+    def written(self, slot: int, told: int = 0) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
+        """What the turn in ``slot`` wrote after its first ``told`` tokens: arrays as in `TurnResult`."""
+        part = slice(int(self._start[slot]) + told, int(self.total[slot]))
+        tokens = self.tokens[slot, part].astype(np.int32)
+        return tokens, self._logprobs[slot, part].copy(), self._policies[slot, part].copy()
+
     def result(self, slot: int, finish: Literal["stop", "length"]) -> TurnResult:
         """The result of the turn in ``slot``."""
-        written = slice(int(self._start[slot]), int(self.total[slot]))
-        return TurnResult(
-            tokens=self.tokens[slot, written].astype(np.int32),
-            logprobs=self._logprobs[slot, written].copy(),
-            policies=self._policies[slot, written].copy(),
-            finish=finish,
-        )
+        tokens, logprobs, policies = self.written(slot)
+        return TurnResult(tokens=tokens, logprobs=logprobs, policies=policies, finish=finish)
 
     def save(self, slot: int, turn: SequenceTurn) -> None:
         """Store the tokens of ``slot`` in its turn, which is admitted again later."""

@@ -6,7 +6,8 @@
                                   <----run_sync_soon-----------
 
 A turn is one request: tokens in; tokens and log-probabilities of the sampling distribution out. vLLM's prefix cache
-finds the tokens of earlier turns. An update pauses the engine between two steps, keeps the requests, drops the KV cache
+finds the tokens of earlier turns. A turn with a listener sends what it has, again and again
+(`actors.engines.vllm.scheduler`). An update pauses the engine between two steps, keeps the requests, drops the KV cache
 (or keeps it for these requests only), loads the weights, sets the new version and resumes. vLLM then reports for each
 token which version sampled it.
 
@@ -22,7 +23,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import trio
@@ -34,7 +35,7 @@ from actors.engines.vllm.weights import VllmWeights
 from actors.engines.weight_files import TensorSpecs, check_file, check_offer, model_specs
 from actors.processor_time import children_of, seconds_of
 from actors.weights.transfer import TransferError
-from agent_rl.messages import PolicyVersion, TransferOffer
+from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, PolicyVersion, TransferOffer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor
 
+Written: TypeAlias = tuple[Int32Vector, Float32Vector, Int32Matrix]
+Versions: TypeAlias = list[tuple[str, int]]
+"""Versions of weights, each with the index of the first token that it wrote."""
 STOP_SECONDS = 10.0
 
 
@@ -138,10 +142,13 @@ class VllmEngine:
         self._in_flight.add(name)
         try:
             salt = await self._cache_salt()
-            output = await self._ask(lambda llm: _generate(llm, name, request, salt))
+            tell = partial(self._tell, trio.lowlevel.current_trio_token(), request.wrote)
+            output = await self._ask(lambda llm: _generate(llm, name, request, salt, tell))
         finally:
             self._in_flight.discard(name)
-        return self._result(output)
+        tokens, logprobs, policies = self._written(output, _versions(output))
+        finish: Literal["stop", "length"] = "stop" if output.outputs[0].finish_reason == "stop" else "length"
+        return TurnResult(tokens=tokens, logprobs=logprobs, policies=policies, finish=finish)
 
     async def _cache_salt(self) -> str | None:
         """The salt that separates cached prefixes of different policies when keys and values are kept; else None."""
@@ -203,13 +210,14 @@ class VllmEngine:
             await self._ask(lambda llm: llm.wake_up())
             self._awake.set()
 
-    def _result(self, output: RequestOutput) -> TurnResult:
+    def _written(self, output: RequestOutput, versions: Versions, told: int = 0) -> Written:
+        """What a request wrote after its first ``told`` tokens: arrays as in `TurnResult`. In any thread."""
         completion = output.outputs[0]
-        tokens = np.array(completion.token_ids, np.int32)
+        tokens = np.array(completion.token_ids[told:], np.int32)
         policies = np.full((len(tokens), 2), -1, np.int32)
-        for span in completion.weight_versions or ():
-            policy = self._policies[span.version]
-            policies[span.start : span.end] = (policy.epoch, policy.version)
+        for version, start in versions:
+            policy = self._policies[version]
+            policies[max(start - told, 0) :] = (policy.epoch, policy.version)
         unknown = np.flatnonzero(policies[:, 0] < 0)
         if len(unknown):
             raise EngineError(
@@ -217,13 +225,8 @@ class VllmEngine:
                 f"at {unknown[0]}; use vLLM 0.32 or newer"
             )
         logprobs: Any = completion.logprobs
-        of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices]
-        return TurnResult(
-            tokens=tokens,
-            logprobs=np.array(of_sampled, np.float32),
-            policies=policies,
-            finish="stop" if completion.finish_reason == "stop" else "length",
-        )
+        of_sampled = [logprobs.logprobs[start] for start in logprobs.start_indices[told:]]
+        return tokens, np.array(of_sampled, np.float32), policies
 
     async def _ask(self, work: Callable[[AsyncLLM], Awaitable[Any]]) -> Any:
         """Run ``work`` on the asyncio loop; cancelled with the caller. Raises EngineError for vLLM's errors."""
@@ -298,6 +301,19 @@ class VllmEngine:
         if not alive:
             raise EngineError("the engine process has died; its own messages are in the actor's log")
 
+    def _tell(self, token: trio.lowlevel.TrioToken, wrote: Any, llm: AsyncLLM, output: RequestOutput, told: int) -> int:
+        """Have the trio thread tell what came after the first ``told`` tokens. Returns how many are told then."""
+        written = self._written(output, _versions(output, llm.output_processor), told)
+
+        def tell() -> None:
+            if output.request_id in self._in_flight:  # else its call was cancelled
+                wrote(*written)
+
+        if len(written[0]):
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(tell)
+        return told + len(written[0])
+
     def _make(self) -> AsyncLLM:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -343,7 +359,22 @@ async def _report_started(ready: trio.Event, task_status: trio.TaskStatus[None])
     task_status.started()
 
 
-async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | None) -> RequestOutput:
+def _versions(output: RequestOutput, processor: OutputProcessor | None = None) -> Versions:
+    """The versions that wrote the output's tokens. vLLM puts them into the last output of a request alone."""
+    if processor is None or output.finished:
+        return [(span.version, span.start) for span in output.outputs[0].weight_versions or ()]
+    (name,) = processor.external_req_ids[output.request_id]
+    versions: Versions = processor.request_states[name].weight_version_starts
+    return versions
+
+
+async def _generate(
+    llm: AsyncLLM,
+    name: str,
+    request: TurnRequest,
+    salt: str | None,
+    tell: Callable[[AsyncLLM, RequestOutput, int], int],
+) -> RequestOutput:
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -359,13 +390,15 @@ async def _generate(llm: AsyncLLM, name: str, request: TurnRequest, salt: str | 
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY if request.wrote is None else RequestOutputKind.CUMULATIVE,
     )
     # No text to render, so vLLM needs no detokenizer thread:
     prompt = tokens_input([int(token) for token in request.tokens], cache_salt=salt)
-    last = None
+    last, told = None, 0
     async for output in llm.generate(prompt, parameters, name):
         last = output
+        if request.wrote is not None:
+            told = tell(llm, output, told)
     if last is None:
         raise EngineError(f"{request.rollout}: vLLM ended the request without an answer")
     return last

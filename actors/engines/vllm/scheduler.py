@@ -1,13 +1,15 @@
 """Runs inside vLLM's engine process: vLLM's own scheduler, with outputs sent in bundles.
 
-vLLM sends the token and log-probability of every request to the caller's process at each step. Here only complete turns
-are needed, and with hundreds of requests this traffic takes both processes more time than scheduling. So outputs are
-kept until the turn ends or BUNDLE of them have come. A pause first sends all kept outputs: vLLM notes one weight
-version for each message, and it must be the version of all its tokens.
+vLLM sends the token and log-probability of every request to the caller's process at each step. Here mostly complete
+turns are needed, and with hundreds of requests this traffic takes both processes more time than scheduling. So outputs
+are kept until the turn ends or BUNDLE of them have come. Those of turns with a listener (CUMULATIVE) are sent earlier:
+in the first step after each TELL_SECONDS. A pause first sends all kept outputs: vLLM notes one weight version for each
+message, and it must be the version of all its tokens.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 BUNDLE = 32
 """The most outputs of a request that are kept before they are sent."""
+BUNDLED = RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE
+TELL_SECONDS = 0.05
+"""The tokens of turns with a listener are sent so often, or with each step if steps are slower."""
 
 
 def scheduler(*, vllm_config: Any, **arguments: Any) -> Scheduler:
@@ -35,17 +40,26 @@ class _Bundling(Scheduler):  # type: ignore[misc]
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._kept: dict[str, list[EngineCoreOutput]] = {}
+        self._tell_next = 0.0
 
     def update_from_output(self, *arguments: Any, **named: Any) -> dict[int, EngineCoreOutputs]:
         """The step's outputs without those that are kept, and with those kept earlier of the requests that are sent."""
         by_client: dict[int, EngineCoreOutputs] = super().update_from_output(*arguments, **named)
         for outputs in by_client.values():
             outputs.outputs = self._to_send(outputs.outputs)
-        if self.pause_state is PauseState.PAUSED_ALL:
-            for name in list(self._kept):
-                client = self.requests[name].client_index
-                by_client.setdefault(client, EngineCoreOutputs()).outputs.append(_joined(self._kept.pop(name)))
+        for name in self._due():
+            client = self.requests[name].client_index
+            by_client.setdefault(client, EngineCoreOutputs()).outputs.append(_joined(self._kept.pop(name)))
         return by_client
+
+    def _due(self) -> list[str]:
+        """The requests whose kept outputs are sent now, complete bundles or not."""
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return list(self._kept)
+        if (now := time.monotonic()) < self._tell_next:
+            return []
+        self._tell_next = now + TELL_SECONDS
+        return [name for name in self._kept if _kind(self.requests[name]) is RequestOutputKind.CUMULATIVE]
 
     def _to_send(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
         """Choose the outputs to send. Runs for every request at each step, so it mostly appends to a list."""
@@ -57,7 +71,7 @@ class _Bundling(Scheduler):  # type: ignore[misc]
                 kept.append(output)
                 if ended or len(kept) == BUNDLE:
                     sent.append(_joined(self._kept.pop(output.request_id)))
-            elif not ended and _is_wanted_whole(self.requests[output.request_id]):
+            elif not ended and _kind(self.requests[output.request_id]) in BUNDLED:
                 self._kept[output.request_id] = [output]
             else:
                 sent.append(output)
@@ -83,9 +97,9 @@ class _BundlingAsyncScheduler(_Bundling, AsyncScheduler):  # type: ignore[misc]
     pass
 
 
-def _is_wanted_whole(request: Any) -> bool:
+def _kind(request: Any) -> RequestOutputKind | None:
     parameters = request.sampling_params
-    return parameters is not None and parameters.output_kind is RequestOutputKind.FINAL_ONLY
+    return None if parameters is None else parameters.output_kind
 
 
 def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:

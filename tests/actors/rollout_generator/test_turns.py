@@ -87,7 +87,7 @@ async def asks_for_nothing(problem: Any, model: Any, tools: Any) -> None:
 
 async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
     async with trio.open_nursery() as nursery:
-        for limit in (40, 40, 40):
+        for limit in (None, 9, 9):
             nursery.start_soon(partial(model, start(problem), max_tokens=limit))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.config.gateway import gateway_url
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.standard import STANDARD, completed
@@ -79,6 +80,9 @@ def first(tmp_path: Path):
     return write
 
 
+ALWAYS = {role: path for role, path in STANDARD.items() if role != "gateway"}
+
+
 def links(topology: Topology) -> dict[str, dict]:
     return {role: dict(entry.links) for role, entry in topology.actors.items()}
 
@@ -86,9 +90,16 @@ def links(topology: Topology) -> dict[str, dict]:
 def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
     assert len(FIRST.splitlines()) <= 25
     topology = first()
-    assert {role: entry.class_path for role, entry in topology.actors.items()} == dict(STANDARD)
-    assert list(topology.actors) == list(STANDARD)
+    assert {role: entry.class_path for role, entry in topology.actors.items()} == ALWAYS
+    assert list(topology.actors) == list(ALWAYS)
     assert links(topology) == LINKS
+
+
+def test_a_harness_brings_a_gateway(first) -> None:
+    topology = first(overrides=["environments.0.harness={command=['agent']}"])
+    assert [*ALWAYS, "gateway"] == list(topology.actors)
+    assert links(topology)["gateway"] == {"asked": "rollout_generator"}
+    assert gateway_url(topology, "rollout_generator.0") == "http://127.0.0.1:8642"
 
 
 def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from agent_rl.messages import (
     TurnObserved,
     TurnsCompleted,
 )
-from agent_rl.rollout.conversation import runs_of, token_by_token
+from agent_rl.rollout.completed import runs_of, token_by_token
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
 from tests import builders

@@ -15,8 +15,8 @@ from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
 from agent_rl.environments.judging import observation
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnObserved
-from agent_rl.rollout.conversation import Conversation
-from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.conversation import Conversation, LoopSpeech, Message, sound_messages
+from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
 from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS, turn
@@ -162,15 +162,19 @@ def test_what_an_environment_answers_is_looked_at() -> None:
 
 def begun(chat: ChatFormat, **changes: Any) -> tuple[Episode, Conversation]:
     episode = Episode(builders.request(sampling=SAMPLING, **changes), chat, begun=False)
-    return episode, Conversation(episode, chat)
+    return episode, Conversation(episode, LoopSpeech(chat, episode.request.problem))
+
+
+def opened(conversation: Conversation, messages: Any) -> Strand:
+    return conversation.open(conversation.plan(sound_messages(messages)), POLICY)
 
 
 def write(
     episode: Episode, conversation: Conversation, chat: ChatFormat, messages: list[dict[str, str]], text: str
 ) -> dict[str, str]:
-    strand = conversation.open(messages, POLICY)
+    strand = opened(conversation, messages)
     said = episode.wrote_text(**turn(chat, text), strand=strand)
-    conversation.wrote(strand, said, stopped=True)
+    conversation.wrote(strand, Message("assistant", said), stopped=True)
     return {"role": "assistant", "content": said}
 
 
@@ -178,7 +182,7 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
     tokenizer, chat = chatml
     episode, conversation = begun(chat)
     messages = list(START)
-    strand = conversation.open(messages, POLICY)
+    strand = opened(conversation, messages)
     written = []
     for text, question in (("<think>4?</think> 4", "Are you sure?"), ("yes", "Why?")):
         # another way to write the same text: nothing may encode it again
@@ -187,10 +191,10 @@ def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, Ch
         )
         policies = np.ones((len(tokens), 2), dtype=np.int32)
         said = episode.wrote_text(tokens, np.full(len(tokens), -0.1, np.float32), policies, stopped=True)
-        conversation.wrote(strand, said, stopped=True)
+        conversation.wrote(strand, Message("assistant", said), stopped=True)
         written += tokens.tolist()
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
-        assert conversation.open(messages, POLICY) is strand
+        assert opened(conversation, messages) is strand
     made = episode.trajectory(generator="g", seconds=0.0)
     assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist() == written
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -205,7 +209,7 @@ def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat
         write(episode, conversation, chat, START, "4 ")
         before = episode.tokens
         with pytest.raises(ContractError) as raised:
-            conversation.open(messages, POLICY)
+            opened(conversation, messages)
         assert (episode.tokens, len(episode.strands)) == (before, 1)
         return str(raised.value)
 
@@ -225,8 +229,9 @@ def test_what_changes_the_conversation_branches_at_the_last_place_that_both_have
         episode, conversation = begun(chat)
         first = write(episode, conversation, chat, START, "4 ")
         write(episode, conversation, chat, [*START, first, go_on], "5")
-        strand = conversation.open(messages, POLICY)
-        conversation.wrote(strand, episode.wrote_text(**turn(chat, "6"), strand=strand), stopped=True)
+        strand = opened(conversation, messages)
+        said = episode.wrote_text(**turn(chat, "6"), strand=strand)
+        conversation.wrote(strand, Message("assistant", said), stopped=True)
         made = episode.trajectory(generator="g", seconds=0.0)
         (_, shared, _), sequence = made.unpack().branches[0], made.unpack().sequences[1]
         assert sum(made.unpack().loss_mask[sequence.own]) == len(turn(chat, "6")["tokens"])
@@ -240,7 +245,7 @@ def test_what_changes_the_conversation_branches_at_the_last_place_that_both_have
     said = {"role": "assistant", "content": "4 "}
     begin = tokenizer.apply_chat_template(START, add_generation_prompt=True, tokenize=False)
     assert branched(START)[:2] == ("again", begin)
-    assert branched([*START, said, other])[:2] == ("rewrite", f"{begin}4 <|im_end|>")
+    assert branched([*START, said, other])[:2] == ("rewrite", f"{begin}4 <|im_end|>\n<|im_start|>user\n")
     changed = [*START, {**said, "content": "9"}, go_on]
     cause, shared, whole = branched(changed)
     assert (cause, shared) == ("rewrite", begin)
@@ -256,7 +261,7 @@ def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tu
     episode, conversation = begun(chat)
     prompt = len(chat.opening_tokens([(each["role"], each["content"]) for each in shown], builders.problem()))
     again = write(episode, conversation, chat, shown, "6")
-    conversation.open([*shown, again], POLICY)
+    opened(conversation, [*shown, again])
     text = chat.decode(episode.tokens)
     assert text.endswith("<|im_start|>assistant\n6<|im_end|>\n<|im_start|>assistant\n")
     made = episode.trajectory(generator="g", seconds=0.0)
@@ -270,5 +275,5 @@ def test_a_prompt_of_a_loop_is_told_of_tools_and_may_be_too_long(chatml: tuple[A
     tokens = chat.opening_tokens([("user", "What is 2 + 2?")], builders.problem())
     assert "<tools>" in chat.decode(tokens)
     episode = Episode(builders.request(), chat, len(tokens), begun=False)
-    Conversation(episode, chat).open(START, POLICY)
+    opened(Conversation(episode, LoopSpeech(chat, episode.request.problem)), START)
     assert episode.ended == "prompt_too_long"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.messages import CompletedTurn, PolicyVersion, TurnsCompleted
-from agent_rl.rollout.conversation import chain_fault, turn_check
+from agent_rl.rollout.completed import chain_fault, turn_check
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
 from agent_rl.scheduling.scheduler import Assign, GroupScheduler
 from tests import builders

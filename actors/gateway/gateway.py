@@ -1,0 +1,231 @@
+"""The gateway actor: HTTP of agents in, turns of the generators out. It keeps nothing: any replica answers any request.
+
+::
+
+    agent --HTTP--> Server --> Dialect.read --TurnAsked--> the generator that the key names
+      ^                                                          |
+      `------------ Dialect.reply, Stream.part <--TurnGiven------'
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import uuid4
+
+import trio
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from actors.base import Actor, Call, Settings
+from actors.gateway.http import Reply, Request, Server, listen
+from agent_rl.config.gateway import ADDRESS, PORT, unreachable
+from agent_rl.figures import ActorFigures
+from agent_rl.gateway.base import RequestError
+from agent_rl.gateway.dialects import DIALECTS, models_body
+from agent_rl.messages import Refusal, TurnAsked, TurnGiven
+from agent_rl.rollout.keys import MODEL, generator_of
+from transport import CallFailed, CallTimeout, EncodeError, PeerLost
+
+if TYPE_CHECKING:
+    from agent_rl.config.topology import Topology
+    from agent_rl.gateway.base import Dialect, Stream, Wanted
+
+CHAT = "/v1/chat/completions"
+BY_URL = "/r/"
+"""A path may begin with this and a key."""
+
+
+class GatewaySettings(Settings):
+    """Where agents reach the gateway."""
+
+    address: str = ADDRESS
+    """Where it listens. Beyond this host, ``0.0.0.0`` or an address of it: whoever has a rollout's key may then ask."""
+    port: PositiveInt = Field(default=PORT, le=65535)
+    """Where it listens; all replicas on a host share it."""
+    body_bytes: PositiveInt = 64 * 1024 * 1024
+    """The most that a request may have."""
+    connections: PositiveInt = 8192
+    """The most at once; further ones get status 503."""
+    turn_seconds: PositiveFloat = 1800.0
+    """How long a turn may take, pauses of the engine included; then status 503."""
+    keepalive_seconds: PositiveFloat = 3.0
+    """How often a stream without news gets an event that clients skip."""
+
+
+class Gateway(Actor):
+    """Serves any number of rollouts."""
+
+    concurrency = 64
+    drain_order = 25
+    drain_seconds = 5.0
+    Settings = GatewaySettings
+    links: ClassVar = {"asked": Call(TurnAsked, TurnGiven, awaited_in_handler=False)}
+
+    @classmethod
+    def link_options(cls, link: str, settings: GatewaySettings) -> dict[str, Any]:
+        """Requests wait here for their turn."""
+        del link
+        return {"outstanding": settings.connections, "timeout": settings.turn_seconds}
+
+    @classmethod
+    def check(cls, topology: Topology, settings: GatewaySettings) -> list[str]:
+        """Agents on other hosts need an address that they reach."""
+        if away := list(unreachable(topology)):
+            where = f"harnesses of {', '.join(away)} are on other hosts than the gateway, which listens at"
+            return [f'address: {where} {settings.address}; write address = "0.0.0.0", or put a gateway on each host']
+        return []
+
+    async def start(self) -> None:
+        """Listen."""
+        settings: GatewaySettings = self.context.settings
+        self._requests = self._refused = 0
+        self._told: set[str] = set()
+        self._own_seconds = 0.0
+        self._server = Server(self._respond, settings.body_bytes, settings.connections)
+        listeners = await listen(settings.address, settings.port, shared=True)
+        self._generators = {int(peer.rpartition(".")[2]): peer for peer in self.context.link("asked").targets}
+        self.context.nursery.start_soon(self._server.serve, listeners)
+
+    def status(self) -> tuple[str, ActorFigures]:
+        """Requests and connections so far."""
+        figures = {
+            "gateway_connections": float(self._server.open),
+            "gateway_requests": float(self._requests),
+            "gateway_refused": float(self._refused),
+            "gateway_own_seconds": self._own_seconds,
+        }
+        return "running", ActorFigures(extra=figures)
+
+    async def _respond(self, request: Request, reply: Reply) -> None:
+        self._requests += 1
+        path, _, _ = request.path.partition("?")
+        key = ""
+        if path.startswith(BY_URL):
+            key, slash, rest = path.removeprefix(BY_URL).partition("/")
+            path = slash + rest
+        key = key or _key_of(request.headers)
+        path = path if path.startswith(("/v1/", "/inference/")) else f"/v1{path}"
+        dialect = DIALECTS.get(path)
+        if path == "/v1/models" and request.method == "GET":
+            started = int(self.context.started_at)
+            await self._send(reply, 200, models_body(MODEL, request.headers, started))
+        elif dialect is None or request.method != "POST":
+            known = ", ".join(["GET /v1/models", *(f"POST {each}" for each in DIALECTS)])
+            why = f"there is no {request.method} {path}; there are {known}"
+            _, body = DIALECTS[CHAT].error("request", why)
+            await self._send(reply, 404 if dialect is None else 405, body)
+        else:
+            await self._turn(dialect, key, request, reply)
+
+    async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
+        began = time.perf_counter()
+        generator = self._generators.get(number) if (number := generator_of(key)) is not None else None
+        if generator is None:
+            await self._refuse(dialect, reply, "key", "no rollout has this key")
+            return
+        try:
+            wanted = dialect.read(_json(request.body))
+        except RequestError as error:
+            await self._refuse(dialect, reply, "request", str(error), error.field)
+            return
+        for name in wanted.ignored:
+            if name not in self._told:
+                self._told.add(name)
+                self.log.info("agents ask for what the run decides", parameter=name)
+        again = request.headers.get("x-stainless-retry-count", "0").strip() not in {"", "0"}
+        asked = replace(wanted.asked, key=key, ask=uuid4().hex, again=again)
+        self._own_seconds += time.perf_counter() - began
+        if asked.streams:
+            await self._stream(dialect, wanted, asked, generator, reply)
+            return
+        given = await self._ask(asked, generator)
+        began = time.perf_counter()
+        if given.refusal:
+            await self._refuse(dialect, reply, given.refusal, given.why)
+        else:
+            body = dialect.reply(wanted, given, asked.ask, int(self.context.wall()))
+            await self._send(reply, 200, body)
+        self._own_seconds += time.perf_counter() - began
+
+    async def _stream(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, generator: str, reply: Reply) -> None:
+        stream = dialect.stream(wanted, asked.ask, int(self.context.wall()))
+        count = 0
+        while True:
+            given = await self._next(asked, generator, stream, reply)
+            if given.refusal and not reply.begun:
+                await self._refuse(dialect, reply, given.refusal, given.why)
+                return
+            await self._begin(stream, reply)
+            if given.refusal:
+                await reply.piece(stream.failed(given.refusal, given.why))
+                break
+            count += len(given.parts)
+            ended = stream.ended(given) if given.done else b""
+            await reply.piece(b"".join(map(stream.part, given.parts)) + ended)
+            if given.done:
+                break
+            asked = TurnAsked(asked.key, asked.ask, streams=True, after=count)
+        await reply.end()
+
+    async def _next(self, asked: TurnAsked, generator: str, stream: Stream, reply: Reply) -> TurnGiven:
+        """The next parts. While there are none, the client is told that its request lives."""
+
+        async def keep_alive() -> None:
+            while True:
+                await trio.sleep(self.context.settings.keepalive_seconds)
+                await self._begin(stream, reply)
+                await reply.piece(stream.keepalive)
+
+        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            nursery.start_soon(keep_alive)
+            given = await self._ask(asked, generator)
+            nursery.cancel_scope.cancel()
+        return given
+
+    @staticmethod
+    async def _begin(stream: Stream, reply: Reply) -> None:
+        if not reply.begun:
+            await reply.begin("text/event-stream")
+            await reply.piece(stream.opened())
+
+    async def _ask(self, asked: TurnAsked, generator: str) -> TurnGiven:
+        try:
+            given: TurnGiven = await self.context.link("asked")(asked, to=generator)
+        except (CallFailed, CallTimeout, PeerLost) as error:
+            return TurnGiven(refusal="failed", why=f"the generator of this rollout does not answer: {error}")
+        except EncodeError as error:
+            return TurnGiven(refusal="request", why=str(error))
+        return given
+
+    async def _refuse(self, dialect: Dialect, reply: Reply, refusal: Refusal, why: str, field: str = "") -> None:
+        self._refused += 1
+        told = f"{refusal}: {why}"
+        if refusal in {"request", "overflow"} and told not in self._told and len(self._told) < 1000:
+            self._told.add(told)
+            self.log.warning("a request is refused", why=why, field=field)
+        if refusal in {"busy", "failed"}:
+            reply.headers["Retry-After"] = "1"
+        status, body = dialect.error(refusal, why, field)
+        await self._send(reply, status, body)
+
+    @staticmethod
+    async def _send(reply: Reply, status: int, body: Mapping[str, Any]) -> None:
+        await reply.send(status, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _key_of(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError("the body is no JSON object")
+    return found

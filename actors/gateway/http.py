@@ -1,0 +1,202 @@
+"""HTTP/1.1 on trio: connections of many requests, streamed replies, and clients that leave. h11 reads and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+import trio
+
+HEAD_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
+HEAD_SECONDS = 30.0
+"""Within which a request must be whole, once it has begun."""
+IDLE_SECONDS = 600.0
+"""How long a connection may be open without a request."""
+SEND_SECONDS = 30.0
+"""How long a client may take to read a piece."""
+
+
+class ClientLeft(Exception):  # noqa: N818 - no error of this side
+    """The client has closed its connection, or does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request; names of headers are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class Reply:
+    """Writes the reply to one request: `send`, or `begin`, any number of `piece`, and `end`."""
+
+    _connection: h11.Connection
+    _stream: trio.abc.Stream
+    headers: dict[str, str] = field(default_factory=dict)
+    """Further headers."""
+    begun: bool = False
+
+    async def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        """A whole reply."""
+        self.headers["Content-Length"] = str(len(body))
+        await self._write(self._head(status, kind), h11.Data(data=body), h11.EndOfMessage())
+
+    async def begin(self, kind: str) -> None:
+        """Begin a reply in pieces."""
+        self.headers["Cache-Control"] = "no-cache"
+        await self._write(self._head(200, kind))
+
+    async def piece(self, data: bytes) -> None:
+        """A piece."""
+        if data:
+            await self._write(h11.Data(data=data))
+
+    async def end(self) -> None:
+        """End a reply in pieces."""
+        await self._write(h11.EndOfMessage())
+
+    def _head(self, status: int, kind: str) -> h11.Response:
+        self.begun = True
+        headers = [("Content-Type", kind), *self.headers.items()]
+        return h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+
+    async def _write(self, *events: h11.Event) -> None:
+        data = b"".join(self._connection.send(event) or b"" for event in events)
+        try:
+            with trio.fail_after(SEND_SECONDS):
+                await self._stream.send_all(data)
+        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ClientLeft from error
+
+
+Respond = Callable[[Request, Reply], Awaitable[None]]
+
+
+class Server:
+    """Serves requests until cancelled. ``respond`` answers each; ``body_bytes``: the most that a body may have."""
+
+    def __init__(self, respond: Respond, body_bytes: int, most: int) -> None:
+        """``most``: connections at once; further ones are told to try again."""
+        self.open = 0
+        self._respond, self._body_bytes, self._most = respond, body_bytes, most
+
+    async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
+        """Accept connections."""
+        await trio.serve_listeners(self._connected, list(listeners))
+
+    async def _connected(self, stream: trio.SocketStream) -> None:
+        self.open += 1
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        try:
+            async with stream:
+                while await self._one(stream, connection):
+                    connection.start_next_cycle()
+        except (ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # there is nobody to tell
+        finally:
+            self.open -= 1
+
+    async def _one(self, stream: trio.SocketStream, connection: h11.Connection) -> bool:
+        """Serve a request; whether another may follow."""
+        reply = Reply(connection, stream)
+        try:
+            request = await self._request(stream, connection)
+        except h11.RemoteProtocolError as error:
+            if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                reply.headers["Connection"] = "close"
+                await reply.send(error.error_status_hint, f"{error}\n".encode(), "text/plain")
+            return False
+        if request is None:
+            return False
+        if self.open > self._most:
+            reply.headers |= {"Connection": "close", "Retry-After": "1"}
+            await reply.send(503, b"too many connections; try again\n", "text/plain")
+            return False
+        async with _watched(stream, connection):
+            await self._respond(request, reply)
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    async def _request(self, stream: trio.SocketStream, connection: h11.Connection) -> Request | None:
+        """The next request; None: the client sends none. Raises h11.RemoteProtocolError."""
+        head: h11.Request | None = None
+        pieces: list[bytes] = []
+        size = 0
+        with trio.move_on_after(IDLE_SECONDS) as scope:
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    if connection.they_are_waiting_for_100_continue:
+                        await stream.send_all(
+                            connection.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+                        )
+                    data = await stream.receive_some(PIECE_BYTES)
+                    if data and scope.deadline > trio.current_time() + HEAD_SECONDS:
+                        scope.deadline = trio.current_time() + HEAD_SECONDS
+                    connection.receive_data(data)
+                elif isinstance(event, h11.Request):
+                    head = event
+                elif isinstance(event, h11.Data):
+                    size += len(event.data)
+                    if size > self._body_bytes:
+                        raise h11.RemoteProtocolError(f"a body of more than {self._body_bytes} bytes", 413)
+                    pieces.append(bytes(event.data))
+                elif isinstance(event, h11.EndOfMessage) and head is not None:
+                    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+                    target = head.target.decode("latin-1")
+                    return Request(head.method.decode("latin-1"), target, headers, b"".join(pieces))
+                else:
+                    return None
+        if head is not None:
+            raise h11.RemoteProtocolError("the request is not whole in time", 408)
+        return None
+
+
+@asynccontextmanager
+async def _watched(stream: trio.SocketStream, connection: h11.Connection) -> AsyncIterator[None]:
+    """Within this block, a client that closes its connection ends the block with ClientLeft."""
+    left = False
+
+    async def watch(scope: trio.CancelScope) -> None:
+        nonlocal left
+        while True:
+            try:
+                data = await stream.receive_some(PIECE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                left = True
+                scope.cancel()
+                return
+            connection.receive_data(data)  # the next request, early
+            if len(connection.trailing_data[0]) > PIECE_BYTES:
+                await trio.sleep_forever()  # it is read when this one is answered
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, nursery.cancel_scope)
+        yield
+        nursery.cancel_scope.cancel()
+    if left:
+        raise ClientLeft
+
+
+async def listen(address: str, port: int, *, shared: bool) -> list[trio.SocketListener]:
+    """Listen at the port; ``shared``: other processes of this host may, too. Raises OSError."""
+    made = trio.socket.socket(trio.socket.AF_INET6 if ":" in address else trio.socket.AF_INET)
+    made.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+    if shared:
+        made.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEPORT, 1)
+    try:
+        await made.bind((address, port))
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"cannot listen at {address} port {port}: {error.strerror or error}") from error
+    made.listen(4096)
+    return [trio.SocketListener(made)]

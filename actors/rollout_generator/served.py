@@ -1,0 +1,319 @@
+"""Rollouts whose agent is a program behind the gateway: it asks for turns by HTTP, with the rollout's key.
+
+::
+
+    gateway --TurnAsked--> ServedRollouts.answer --> ServedRollout --> TurnWriter --> engine
+       ^                                                  | TurnPart... , Choice...
+       `-------------------------- TurnGiven -------------'
+
+A request is written in a task of its rollout, whoever waits for it: when a gateway is lost, the client asks again, and
+gets what was written. Requests are known until their rollout ends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import trio
+
+from actors.engines.base import EngineError
+from actors.rollout_generator.turns import RolloutOver, TurnWriter
+from agent_rl.config.plugins import ContractError
+from agent_rl.messages import Choice, Finish, Refusal, TurnAsked, TurnGiven, TurnPart
+from agent_rl.rollout.conversation import Conversation, Message
+from agent_rl.rollout.keys import MODEL, generator_of, key_for
+from agent_rl.rollout.prompts import PromptError
+from agent_rl.rollout.said import GatewaySpeech, Spoken, Unfolding, messages_of, said_in, spoken, spoken_so_far
+
+if TYPE_CHECKING:
+    from actors.rollout_generator.agent_loop import AgentLoop
+    from actors.rollout_generator.turns import Written
+    from agent_rl.messages import BranchCause, Float32Vector, Int32Matrix, Int32Vector
+    from agent_rl.rollout.conversation import Plan
+    from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.prompts import ChatFormat
+
+KNOWN_ENDS = 10_000
+"""Keys of ended rollouts that are told from unknown ones."""
+
+
+@dataclass(eq=False)
+class _Ask:
+    """A request: its parts, and its answer once it is there."""
+
+    parts: list[TurnPart] = field(default_factory=list)
+    prompt: Sequence[int] = ()
+    given: TurnGiven | None = None
+    _news: trio.Event = field(default_factory=trio.Event)
+
+    def tell(self) -> None:
+        """Something new is there."""
+        self._news.set()
+        self._news = trio.Event()
+
+    async def after(self, count: int, *, streams: bool) -> TurnGiven:
+        """The answer; or parts after the first ``count``, as soon as there are some."""
+        while self.given is None and not (streams and len(self.parts) > count):
+            await self._news.wait()
+        parts = tuple(self.parts[count:]) if streams else ()
+        if self.given is None:
+            return TurnGiven(done=False, parts=parts, prompt=np.array(self.prompt, dtype=np.int32))
+        given = self.given
+        return TurnGiven(True, given.refusal, given.why, parts, given.prompt, given.choices, given.policy_version)
+
+
+class _Watch:
+    """Sees one turn being written: tells parts of it, and cuts it at a stop string."""
+
+    def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str]) -> None:
+        self.scope = trio.CancelScope()
+        self.cut = False
+        self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
+        self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
+        self._count = 0
+        self._unfolding = Unfolding(chat)
+        self._unfolding.text = chat.prefill
+        self._shown = Spoken("")
+
+    @property
+    def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
+        """All that was told."""
+        tokens, logprobs, policies = zip(*self._told, strict=True)
+        return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(policies)
+
+    def began(self, prompt: Sequence[int]) -> None:
+        """The prompt; of several turns of a request it is the same."""
+        self._ask.prompt = prompt
+
+    def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """Tell what is certain of it."""
+        if self.cut or not len(tokens):
+            return
+        self._told.append((tokens, logprobs, policies))
+        self._count += len(tokens)
+        self._unfolding.add([token for token in tokens.tolist() if token not in self._chat.stop_tokens])
+        text = self.before_stop(self._unfolding.text)
+        now = spoken_so_far(self._chat, self._held_back(text))
+        self._part(now, tokens, logprobs)
+        if self.cut:
+            self.scope.cancel()
+
+    def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """What the engine has not told."""
+        rest = slice(self._count, None)
+        self.wrote(tokens[rest], logprobs[rest], policies[rest])
+
+    def finished(self, spoken: Spoken) -> None:
+        """The text of the turn that was held back."""
+        none = np.zeros(0, dtype=np.int32)
+        if spoken.content != self._shown.content or spoken.reasoning != self._shown.reasoning:
+            self._part(spoken, none, none.astype(np.float32))
+
+    def _part(self, now: Spoken, tokens: Int32Vector, logprobs: Float32Vector) -> None:
+        content, reasoning = now.content[len(self._shown.content) :], now.reasoning[len(self._shown.reasoning) :]
+        self._shown = now
+        self._ask.parts.append(TurnPart(self._choice, content, reasoning, tokens, logprobs))
+        self._ask.tell()
+
+    def before_stop(self, text: str) -> str:
+        """The text up to the first stop string, which is searched after the template's prefill."""
+        start = len(self._chat.prefill)
+        found = [at for each in self._stop if (at := text.find(each, start)) >= 0]
+        if not found:
+            return text
+        self.cut = True
+        return text[: min(found)]
+
+    def _held_back(self, text: str) -> str:
+        """Without the end that may begin a stop string."""
+        held = (
+            next((count for count in range(len(each) - 1, 0, -1) if text.endswith(each[:count])), 0)
+            for each in self._stop
+        )
+        return text if self.cut else text[: len(text) - max(held, default=0)]
+
+
+class ServedRollout:
+    """One rollout whose agent is at the gateway."""
+
+    def __init__(self, agent: AgentLoop, episode: Episode, nursery: trio.Nursery) -> None:
+        self.episode = episode
+        self.failure: Exception | None = None
+        self.over = trio.Event()
+        """The rollout has ended, or has failed, and the agent was told so."""
+        self._chat = agent.chat
+        self._writer = TurnWriter(agent, episode)
+        self._conversation = Conversation(episode, GatewaySpeech(agent.chat))
+        self._nursery = nursery
+        self._asks: dict[str, _Ask] = {}
+        self._same: dict[bytes, _Ask] = {}
+        """The newest request by the digest of its messages."""
+        self._lists_tools = False
+        self._texts: list[str] = []
+
+    async def answer(self, asked: TurnAsked) -> TurnGiven:
+        """Turns, or parts of them."""
+        ask = self._asks.get(asked.ask)
+        if ask is None:
+            if asked.after:
+                return TurnGiven(refusal="failed", why="the request is not known here; ask again")
+            try:
+                begun = self._begin(asked)
+            except PromptError as error:
+                return TurnGiven(refusal="request", why=str(error))
+            if isinstance(begun, TurnGiven):
+                return begun
+            ask = begun
+        return await ask.after(asked.after, streams=asked.streams or asked.after > 0)
+
+    def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
+        given = () if len(asked.tokens) else messages_of(asked.messages, asked.tools)
+        side = self._is_side_call(asked)
+        planned = (
+            partial(self._conversation.plan_tokens, asked.tokens.tolist())
+            if len(asked.tokens)
+            else partial(self._conversation.plan, given, self._cause(given, side=side))
+        )
+        plan = planned()
+        if asked.counts:
+            shared = () if plan.strand is None else plan.strand.whole[: plan.shared]
+            return TurnGiven(prompt=np.array([*shared, *plan.tokens], dtype=np.int32))
+        digest = plan.digests[-1]
+        if asked.again and (known := self._same.get(digest)) is not None:
+            self._asks[asked.ask] = known
+            return known
+        ask = self._asks[asked.ask] = self._same[digest] = _Ask()
+        self._lists_tools = self._lists_tools or asked.tools != "[]"
+        self._taken_up(given)
+        self._nursery.start_soon(partial(self._write, ask, asked, planned, side=side))
+        return ask
+
+    def _is_side_call(self, asked: TurnAsked) -> bool:
+        """Whether a request is beside the task: another model is named, a single token is asked for, or no tools are
+        listed where others list some.
+        """
+        other = asked.model not in {"", MODEL} and not asked.model.endswith(f"/{MODEL}")
+        return other or asked.max_tokens == 1 or (self._lists_tools and asked.tools == "[]" and not len(asked.tokens))
+
+    def _cause(self, given: Sequence[Message], *, side: bool) -> BranchCause:
+        """Why messages that continue nothing begin a conversation."""
+        if any(said_in(text, given) for text in self._texts):
+            return "compaction"
+        return "side_call" if side else "sub_agent"
+
+    def _taken_up(self, given: Sequence[Message]) -> None:
+        """What the agent went on with was no side call."""
+        for strand in self.episode.strands:
+            if strand.side and any(said_in(self._texts[turn - 1], given) for turn in strand.turns):
+                strand.side = False
+
+    async def _write(self, ask: _Ask, asked: TurnAsked, planned: Callable[[], Plan], *, side: bool) -> None:
+        """Write the turns of a request."""
+        choices: list[tuple[Choice, Written] | None] = [None] * asked.count
+
+        async def write(number: int) -> None:
+            watch = _Watch(self._chat, ask, number, asked.stop)
+            said: list[Spoken] = []
+
+            def read(text: str) -> Message:
+                said.append(spoken(self._chat, watch.before_stop(text)))
+                return said[0].message
+
+            written = await self._writer.write(
+                self._conversation, planned, max_tokens=asked.max_tokens or None, watch=watch, said=read, side=side
+            )
+            self._texts.append(said[0].content)
+            watch.finished(said[0])
+            choices[number] = _choice(said[0], written, cut=watch.cut), written
+
+        refusal: tuple[Refusal, str] | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(asked.count):
+                    nursery.start_soon(write, number)
+        except* RolloutOver:
+            refusal = self._ended()
+        except* PromptError as error:
+            refusal = "request", str(error.exceptions[0])
+        except* (EngineError, ContractError) as error:
+            self.failure = self.failure or _first(error)
+            refusal = "failed", str(self.failure)
+            self.over.set()
+        if refusal is not None:
+            ask.given = TurnGiven(refusal=refusal[0], why=refusal[1])
+        else:
+            done = [each for each in choices if each is not None]
+            version = max(int(written.policies[-1, 1]) for _, written in done)
+            prompt = np.array(ask.prompt, dtype=np.int32)
+            ask.given = TurnGiven(prompt=prompt, choices=tuple(each for each, _ in done), policy_version=version)
+        ask.tell()
+
+    def _ended(self) -> tuple[Refusal, str]:
+        """Why no turn is written any more."""
+        self.over.set()
+        episode = self.episode
+        trajectory = episode.ended or "finished"
+        if trajectory in {"truncated", "prompt_too_long"}:
+            return "overflow", f"the messages leave no room: the rollout stopped ({trajectory})"
+        return "ended", f"rollout concluded ({trajectory})"
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    """An error in a group of groups."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _choice(said: Spoken, written: Written, *, cut: bool) -> Choice:
+    finish: Finish = "stop" if written.stopped or cut else "length"
+    if said.calls and finish == "stop":
+        finish = "tool_calls"
+    return Choice(
+        said.content,
+        said.reasoning,
+        said.calls,
+        finish,
+        written.tokens,
+        written.logprobs,
+    )
+
+
+class ServedRollouts:
+    """The rollouts of a generator that agents at the gateway ask for turns."""
+
+    def __init__(self, generator: int) -> None:
+        self._generator = generator
+        self._rollouts: dict[str, ServedRollout] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    @asynccontextmanager
+    async def serving(self, agent: AgentLoop, episode: Episode) -> AsyncIterator[tuple[str, ServedRollout]]:
+        """Within this block the rollout is served. Gives its key."""
+        key = key_for(self._generator)
+        async with trio.open_nursery() as nursery:
+            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery)
+            try:
+                yield key, rollout
+            finally:
+                del self._rollouts[key]
+                self._ended[key] = None
+                while len(self._ended) > KNOWN_ENDS:
+                    self._ended.popitem(last=False)
+                nursery.cancel_scope.cancel()
+
+    async def answer(self, asked: TurnAsked) -> TurnGiven:
+        """Turns, or parts of them, or why there are none."""
+        rollout = self._rollouts.get(asked.key)
+        if rollout is None:
+            if asked.key in self._ended:
+                return TurnGiven(refusal="ended", why="rollout concluded")
+            if generator_of(asked.key) != self._generator:
+                return TurnGiven(refusal="failed", why="the generator of this rollout is lost")
+            return TurnGiven(refusal="key", why="no rollout has this key")
+        return await rollout.answer(asked)

@@ -1,0 +1,111 @@
+"""Turns of a rollout whose messages come from outside the agent loop: a user's own loop, or an agent at the gateway.
+
+::
+
+    messages --> Conversation.plan --(room?)--> Conversation.open --> engine.generate --> Conversation.wrote --> Written
+
+Several turns may be written at once. A turn may have all tokens that turns under way leave, or ``max_tokens``. One that
+would get none waits until turns under way are over; the engine bounds this wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from agent_rl.rollout.conversation import Message
+
+if TYPE_CHECKING:
+    from actors.rollout_generator.agent_loop import AgentLoop, Watch
+    from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector
+    from agent_rl.rollout.conversation import Conversation, Plan
+    from agent_rl.rollout.episode import Episode, Strand
+
+
+class RolloutOver(Exception):  # noqa: N818 - no error
+    """The rollout has ended: no turn is written any more. The episode says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A turn: its tokens [n], log-probabilities [n] and policies [n, 2], and its text."""
+
+    strand: Strand
+    tokens: Int32Vector
+    logprobs: Float32Vector
+    policies: Int32Matrix
+    stopped: bool
+    text: str
+
+
+def as_said(text: str) -> Message:
+    """A turn as it comes back when the loop repeats its text."""
+    return Message("assistant", text)
+
+
+class TurnWriter:
+    """Writes the turns of one rollout."""
+
+    def __init__(self, agent: AgentLoop, episode: Episode) -> None:
+        self.episode = episode
+        self.agent = agent
+        self._writing: dict[int, Strand] = {}
+        """The strands whose turns are being written."""
+        self._turn_over = trio.lowlevel.ParkingLot()
+
+    async def write(
+        self,
+        conversation: Conversation,
+        planned: Callable[[], Plan],
+        *,
+        max_tokens: int | None = None,
+        watch: Watch | None = None,
+        said: Callable[[str], Message] = as_said,
+        side: bool = False,
+    ) -> Written:
+        """The model's next turn after what is ``planned`` in the conversation.
+
+        ``watch`` sees the tokens as they are written, and may cut the turn. ``said``: the turn as it would come back.
+        ``side``: it is beside the rollout's task.
+        Raises RolloutOver, EngineError, and PromptError for messages that the chat template does not take.
+        """
+        episode = self.episode
+        plan, room = await self._place(conversation, planned)
+        strand = conversation.open(plan, self.agent.policy)
+        if episode.ended is not None:
+            raise RolloutOver
+        strand.room = room if max_tokens is None else min(room, max_tokens)
+        strand.limited = strand.room < room
+        strand.side = strand.side if strand.turns else side
+        self._writing[strand.number] = strand
+        try:
+            turn, stopped = await self.agent.write(episode, strand, watch)
+            text = episode.wrote_text(*turn, stopped=stopped, strand=strand)
+            stopped = stopped and (watch is None or not watch.cut)
+            conversation.wrote(strand, said(text), stopped=stopped)
+            return Written(strand, *turn, stopped, text)
+        finally:
+            del self._writing[strand.number]
+            strand.room = 0
+            self._turn_over.unpark_all()
+
+    async def _place(self, conversation: Conversation, planned: Callable[[], Plan]) -> tuple[Plan, int]:
+        """What is planned, and the tokens that turns under way leave for the turn. Without any it waits."""
+        episode = self.episode
+        while episode.ended is None:
+            turns = episode.request.sampling.max_turns - episode.turns - len(self._writing)
+            if turns > 0:
+                plan = planned()
+                room = episode.room_after(plan) - sum(strand.room for strand in self._writing.values())
+                if room > 0:
+                    return plan, room
+            if not self._writing:
+                if turns > 0:
+                    conversation.open(plan, self.agent.policy)  # which finds that there is no room
+                episode.ended = episode.ended or ("turn_limit" if turns < 1 else "truncated")
+                break
+            await self._turn_over.park()
+        raise RolloutOver

@@ -1,0 +1,176 @@
+"""Conversations of an agent behind the gateway: its messages as tokens, and the model's turns as messages.
+
+::
+
+    Said..., tools --messages_of--> Message... --GatewaySpeech--> tokens --engine--> text --Spoken--> content, calls
+
+A turn that comes back is recognised by its content without outer white space and by its calls as values; ids, the order
+of keys and the form of the JSON do not count. Reasoning counts only where it comes back: most clients leave it out.
+Turns that the model did not write are rendered as it would write them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from agent_rl.messages import Said, SaidCall
+from agent_rl.rollout.conversation import Message
+from agent_rl.rollout.parsing import CLOSING, OPENING, ParsedCall, begun, parse_calls
+from agent_rl.rollout.prompts import PromptError
+
+if TYPE_CHECKING:
+    from agent_rl.rollout.prompts import ChatFormat
+
+TOOLS = "tools"
+"""The role of the list of tools, the first of an agent's messages."""
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A turn of the model as its client reads it."""
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[SaidCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The turn, as it would come back."""
+        return _assistant(Said("assistant", self.content, self.reasoning, self.calls))
+
+
+def spoken(chat: ChatFormat, text: str) -> Spoken:
+    """Read a whole turn. A call that is malformed stays in the content."""
+    calls = tuple(
+        SaidCall(call.name, json.dumps(call.arguments, ensure_ascii=False), call.id)
+        for call in chat.sound_calls(text)
+        if isinstance(call, ParsedCall)
+    )
+    reasoning, content = _parted(chat.without_calls(text) if calls else text)
+    return Spoken(content.rstrip() if calls else content, reasoning, calls)
+
+
+def spoken_so_far(chat: ChatFormat, text: str) -> Spoken:
+    """What is certain of a turn that is being written: content and reasoning that a client may see already."""
+    certain = text[: chat.certain(text)]
+    for tag in (_THINK, _THOUGHT):  # a tag may have begun
+        certain = certain[: len(certain) - begun(certain, tag)]
+    reasoning, content = _parted(certain)
+    return Spoken(content.rstrip(), reasoning)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Reasoning and the rest."""
+    start = text.lstrip()
+    if not start.startswith(_THINK):
+        return "", text
+    reasoning, _, content = start.removeprefix(_THINK).partition(_THOUGHT)
+    return reasoning.strip(), content.lstrip()
+
+
+def messages_of(said: Sequence[Said], tools: str) -> tuple[Message, ...]:
+    """The messages of a request. Consecutive ones of the assistant are one turn."""
+    found = [Message(TOOLS, tools, _canonical(tools))]
+    for role, group in groupby(said, key=lambda each: each.role):
+        if role == "assistant":
+            found.append(_assistant(_joined(list(group))))
+        else:
+            found += [Message(role, each.content) for each in group]
+    return tuple(found)
+
+
+def _joined(turns: Sequence[Said]) -> Said:
+    if len(turns) == 1:
+        return turns[0]
+    return Said(
+        "assistant",
+        "".join(each.content for each in turns),
+        "".join(each.reasoning for each in turns),
+        tuple(call for each in turns for call in each.calls),
+    )
+
+
+def _assistant(said: Said) -> Message:
+    tagged = [
+        f'{OPENING}{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}{CLOSING}'
+        for call in said.calls
+    ]
+    thought = f"{_THINK}\n{said.reasoning}\n{_THOUGHT}\n\n" if said.reasoning else ""
+    content = thought + "\n".join(part for part in (said.content, *tagged) if part)
+    same = [said.content.strip(), [[call.name, _canonical(call.arguments)] for call in said.calls]]
+    return Message("assistant", content, json.dumps(same))
+
+
+def _canonical(text: str) -> str:
+    """A JSON text in one form; any other text as it is."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+class GatewaySpeech:
+    """The messages of an agent as tokens: a list of tools, then what was said."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, turn by turn as a rollout has them."""
+        tools: list[Mapping[str, Any]] = json.loads(messages[0].content)
+        start = next((at for at, each in enumerate(messages) if each.role == "assistant"), len(messages))
+        if start < 2:
+            raise PromptError("a conversation must begin with a message of the user or a system message")
+        tokens = self._chat.asked_tokens([(each.role, each.content) for each in messages[1:start]], tools)
+        return tokens + self._go_on(messages[start:])
+
+    def later(self, messages: Sequence[Message], turn: Message) -> list[int]:
+        """The tokens from the end of the model's turn to its next one."""
+        return self._go_on(messages, turn)
+
+    def _go_on(self, messages: Sequence[Message], turn: Message | None = None) -> list[int]:
+        tokens: list[int] = []
+        for is_turn, group in groupby(messages, key=lambda each: each.role == "assistant"):
+            given = list(group)
+            if is_turn:
+                turn = given[0]
+                tokens += self._chat.given_turn_tokens(turn.content)
+            elif turn is not None:
+                calls = parse_calls(turn.content)
+                tokens += self._chat.between_tokens([(each.role, each.content) for each in given], calls)
+        if messages and messages[-1].role == "assistant":
+            raise PromptError("the last message is the assistant's; a turn that has begun cannot be continued")
+        return tokens
+
+
+def said_in(text: str, messages: Sequence[Message]) -> bool:
+    """Whether a text of the model, of some length, is in what others say in these messages."""
+    solid = re.sub(r"\s+", " ", text).strip()
+    if len(solid) < 8:
+        return False
+    return any(solid in re.sub(r"\s+", " ", each.content) for each in messages if each.role in {"user", "system"})
+
+
+class Unfolding:
+    """The text of tokens that come one after the other. Characters of which tokens are missing come when whole."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._tokens: list[int] = []
+        self._known = self._read = 0
+        self.text = ""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Further tokens. A few earlier ones are decoded with them, since tokenizers join neighbours."""
+        self._tokens += tokens
+        known = self._chat.decode(self._tokens[self._known : self._read])
+        whole = self._chat.decode(self._tokens[self._known :])
+        if len(whole) > len(known) and not whole.endswith("\ufffd"):
+            self.text += whole[len(known) :]
+            self._known, self._read = self._read, len(self._tokens)

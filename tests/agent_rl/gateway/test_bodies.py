@@ -1,0 +1,227 @@
+"""Whatever a body holds, it is read or refused; and what is read can be answered."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.gateway.base import RequestError, Wanted
+from agent_rl.gateway.bodies import read_body
+from agent_rl.gateway.dialects import DIALECTS, models_body
+from tests.agent_rl.gateway.turns import CHAT, GENERATE, MESSAGES, PARTS, RESPONSES, WHOLE, choice
+from tests.agent_rl.gateway.turns import given as turn
+
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+BODIES = {
+    CHAT: {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "r",
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                "function_call": {"name": "f", "arguments": "{}"},
+            },
+            {"role": "tool", "content": "3", "tool_call_id": "c"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "n": 1,
+        "max_tokens": 3,
+        "stop": ["x"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "top_logprobs": 1,
+        "return_token_ids": True,
+        "response_format": {"type": "text"},
+        "temperature": 1.0,
+    },
+    RESPONSES: {
+        "model": "m",
+        "instructions": "be",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": []},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "3"}]},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "parallel_tool_calls": True,
+        "max_output_tokens": 3,
+        "metadata": {"a": "b"},
+        "text": {"format": {"type": "text"}},
+        "stream": True,
+        "return_token_ids": True,
+    },
+    MESSAGES: {
+        "model": "m",
+        "system": [{"type": "text", "text": "be"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": ""},
+                    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "3"}]}]},
+            {"role": "system", "content": "later"},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "max_tokens": 3,
+        "stop_sequences": ["x"],
+        "stream": True,
+        "return_token_ids": True,
+        "output_config": {"effort": "low"},
+    },
+    GENERATE: {
+        "model": "m",
+        "token_ids": [1, 2],
+        "sampling_params": {"max_tokens": 3, "stop": ["x"], "n": 1, "logprobs": 1, "temperature": 1.0},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "request_id": "r",
+        "return_token_ids": True,
+    },
+}
+WORDS = ["", "user", "assistant", "system", "tool", "text", "image", "function", "type", "none", "content", "\ud800"]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.just(2**70),
+    st.floats(),
+    st.sampled_from(WORDS),
+    st.text(st.characters(), max_size=3),
+)
+KEYS = st.sampled_from([*WORDS, "role", "name", "input", "format"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
+)
+
+
+def places(value, path=()):
+    """The paths of all values within."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from places(each, (*path, key))
+
+
+@st.composite
+def bodies(draw, path):
+    """A sound body, in which some values are others, or missing, or there is a key more."""
+    body = json.loads(json.dumps(BODIES[path]))
+    for _ in range(draw(st.integers(1, 3))):
+        *before, last = draw(st.sampled_from(list(places(body))))
+        inner = body
+        for key in before:
+            inner = inner[key]
+        if isinstance(inner, dict) and draw(st.booleans()):
+            inner[draw(st.sampled_from([last, *WORDS]))] = draw(VALUES)
+        elif draw(st.integers(0, 3)):
+            inner[last] = draw(VALUES)
+        else:
+            del inner[last]
+        if not list(places(body)):
+            break
+    return body
+
+
+def serve(path, body) -> Wanted:
+    """Read, and write all that a dialect writes."""
+    dialect = DIALECTS[path]
+    wanted = dialect.read(body)
+    whole = turn(*[WHOLE.choices[0]] * wanted.asked.count)
+    json.dumps(dialect.reply(wanted, whole, "x", 7), allow_nan=False)
+    stream = dialect.stream(wanted, "x", 7)
+    stream.opened()
+    for part in PARTS:
+        stream.part(part)
+    stream.ended(whole)
+    for said in wanted.asked.messages:
+        for text in (said.content, said.reasoning, said.call_id, *(f"{c.name}{c.arguments}{c.id}" for c in said.calls)):
+            assert isinstance(text, str)
+            text.encode()
+    assert isinstance(json.loads(wanted.asked.tools), list)
+    return wanted
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_sound_bodies_are_served(path) -> None:
+    serve(path, BODIES[path])
+
+
+@pytest.mark.parametrize("path", BODIES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bodies_are_read_or_refused(path, data) -> None:
+    try:
+        serve(path, data.draw(bodies(path)))
+    except RequestError as error:
+        assert str(error)
+        str(error).encode()
+        error.field.encode(errors="surrogatepass")
+        DIALECTS[path].error("request", str(error), error.field)
+
+
+@given(st.dictionaries(st.text(st.characters(), max_size=5), VALUES, max_size=3))
+@settings(max_examples=30)
+def test_any_object_is_read_or_refused(body) -> None:
+    for dialect in DIALECTS.values():
+        with pytest.raises(RequestError):
+            dialect.read(body)
+
+
+def test_bytes_that_are_no_object_are_refused() -> None:
+    assert read_body(b'{"a": 1}') == {"a": 1}
+    for content, says in (
+        (b"", "the body is not JSON"),
+        (b"[1]", "the body must be a JSON object; it is a list"),
+        (b"null", "it is missing"),
+        (b"\xff\xfe\xff", "the body is"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "thousands of digits"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            read_body(content)
+
+
+def test_a_hundred_thousand_tokens_are_read_at_once() -> None:
+    tokens = list(range(100_000))
+    assert len(DIALECTS[GENERATE].read({"token_ids": tokens}).asked.tokens) == 100_000
+
+
+def test_a_body_of_one_dialect_is_refused_by_another() -> None:
+    for path, body in BODIES.items():
+        for other in set(BODIES) - {path}:
+            with pytest.raises(RequestError):
+                DIALECTS[other].read(body)
+
+
+def test_streams_of_one_dialect_do_not_share_anything() -> None:
+    dialect = DIALECTS[RESPONSES]
+    wanted = dialect.read(BODIES[RESPONSES])
+    first, second = dialect.stream(wanted, "x", 7), dialect.stream(wanted, "x", 7)
+    first.opened()
+    first.ended(turn(choice("a")))
+    assert second.opened() == dialect.stream(wanted, "x", 7).opened()
+
+
+def test_the_model_is_listed_in_the_shape_that_the_header_asks_for() -> None:
+    openai = models_body("m", {}, 7, 4096)
+    card = {"id": "m", "object": "model", "created": 7, "owned_by": "agent-rl"}
+    assert openai == {"object": "list", "data": [card | {"max_model_len": 4096}]}
+    assert models_body("m", {}, 7) == {"object": "list", "data": [card]}
+    listed = models_body("m", {"anthropic-version": "2023-06-01"}, 7)
+    assert (listed["first_id"], listed["has_more"]) == ("m", False)
+    assert listed["data"][0]["created_at"] == "1970-01-01T00:00:07Z"
