@@ -72,6 +72,10 @@ class StepFigures:
     """Seconds of a trained group's longest rollout, as the mean over groups."""
     stale_group_seconds: float | None = None
     """Seconds until a group was dropped as stale, as the mean over those dropped since the last step."""
+    delivered: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens: all (``sampled``), those that are trained, and the others by cause."""
+    branches: dict[str, int] = field(default_factory=dict)
+    """Branches of rollouts, by cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +423,7 @@ class ActorFigures:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-OBJECTS = frozenset({"parts", "environments", "passes"})
+OBJECTS = frozenset({"parts", "environments", "passes", "delivered", "branches"})
 """Fields that hold figures by name."""
 
 

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from agent_rl.figures import Passes
 from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, PolicyVersion, TransferOffer
 
+TELL_SECONDS = 0.05
+"""The engines here tell the listeners of turns so often, or after each step if steps take longer."""
+
 
 class EngineError(Exception):
     """The engine cannot do what was asked, and the model's output is not the cause; the message says why."""

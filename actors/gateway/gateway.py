@@ -23,9 +23,10 @@ from actors.base import Actor, Call, Settings
 from actors.gateway.http import Reply, Request, Server, listen
 from agent_rl.config.gateway import ADDRESS, PORT, unreachable
 from agent_rl.figures import ActorFigures
-from agent_rl.gateway.base import RequestError
+from agent_rl.gateway.base import NO_TOKENS, RequestError
+from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
-from agent_rl.messages import Refusal, TurnAsked, TurnGiven
+from agent_rl.messages import Int32Vector, Refusal, TurnAsked, TurnGiven
 from agent_rl.rollout.keys import MODEL, generator_of
 from transport import CallFailed, CallTimeout, EncodeError, PeerLost
 
@@ -127,7 +128,7 @@ class Gateway(Actor):
             await self._refuse(dialect, reply, "key", "no rollout has this key")
             return
         try:
-            wanted = dialect.read(_json(request.body))
+            wanted = dialect.read(read_body(request.body))
         except RequestError as error:
             await self._refuse(dialect, reply, "request", str(error), error.field)
             return
@@ -158,13 +159,13 @@ class Gateway(Actor):
             if given.refusal and not reply.begun:
                 await self._refuse(dialect, reply, given.refusal, given.why)
                 return
-            await self._begin(stream, reply)
+            await self._begin(stream, reply, given.prompt)
             if given.refusal:
                 await reply.piece(stream.failed(given.refusal, given.why))
                 break
             count += len(given.parts)
-            ended = stream.ended(given) if given.done else b""
-            await reply.piece(b"".join(map(stream.part, given.parts)) + ended)
+            written = b"".join(map(stream.part, given.parts))  # before the end, which knows what was written
+            await reply.piece(written + (stream.ended(given) if given.done else b""))
             if given.done:
                 break
             asked = TurnAsked(asked.key, asked.ask, streams=True, after=count)
@@ -186,10 +187,10 @@ class Gateway(Actor):
         return given
 
     @staticmethod
-    async def _begin(stream: Stream, reply: Reply) -> None:
+    async def _begin(stream: Stream, reply: Reply, prompt: Int32Vector = NO_TOKENS) -> None:
         if not reply.begun:
             await reply.begin("text/event-stream")
-            await reply.piece(stream.opened())
+            await reply.piece(stream.opened(prompt))
 
     async def _ask(self, asked: TurnAsked, generator: str) -> TurnGiven:
         try:
@@ -208,24 +209,16 @@ class Gateway(Actor):
             self.log.warning("a request is refused", why=why, field=field)
         if refusal in {"busy", "failed"}:
             reply.headers["Retry-After"] = "1"
+        elif refusal == "ended":
+            reply.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic repeat after 409
         status, body = dialect.error(refusal, why, field)
         await self._send(reply, status, body)
 
     @staticmethod
     async def _send(reply: Reply, status: int, body: Mapping[str, Any]) -> None:
-        await reply.send(status, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+        await reply.send(status, json.dumps(body).encode())
 
 
 def _key_of(headers: Mapping[str, str]) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-
-
-def _json(body: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise RequestError("the body is no JSON object")
-    return found

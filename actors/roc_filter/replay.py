@@ -14,10 +14,10 @@ import trio
 from agent_rl.config.selection import Solved
 from agent_rl.config.topology import EvaluateStage, Topology
 from agent_rl.groups.book import DecidedGroup, GroupBook
-from agent_rl.groups.instructions import STALE, TOO_FEW_ROLLOUTS, Instruction, SampledProblem, Selected
+from agent_rl.groups.instructions import NOT_SELECTED, STALE, TOO_FEW_ROLLOUTS, Instruction, SampledProblem, Selected
 from agent_rl.groups.outages import OutageError
 from agent_rl.groups.selection import Selection, StageEvaluation
-from agent_rl.groups.statistics import RolloutFigures
+from agent_rl.groups.statistics import RolloutFigures, fated
 from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
@@ -86,9 +86,13 @@ def restore(book: GroupBook, journal: Journal, stage: int) -> Iterator[Sequence[
     surplus = sum(len(step.decided) - book.algorithm.groups_per_step for step in steps)
     rows = list(journal.groups(stage=stage, states=("ready", "dropped", "trained")))
     opened = journal.opened_counts(stage)
+    masked = book.algorithm.overlong == "mask"
     waiting = sorted((row for row in rows if row.decided_order and row.step is None), key=lambda row: row.decided_order)
     book.restore(
-        [DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row)) for row in waiting],
+        [
+            DecidedGroup(row.id, row.oldest, row.state == "ready", _figures(journal, row, masked=masked))
+            for row in waiting
+        ],
         opened=opened.pop(None, 0),
         last_order=max((row.decided_order for row in rows), default=0),
         surplus=surplus + sum(journal.uncounted(stage, reason) for reason in (STALE, TOO_FEW_ROLLOUTS)),
@@ -211,14 +215,16 @@ def _for_training(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, transcript=Transcript((), status=trajectory.status))
 
 
-def _figures(journal: Journal, row: GroupRow) -> tuple[RolloutFigures, ...]:
+def _figures(journal: Journal, row: GroupRow, *, masked: bool = False) -> tuple[RolloutFigures, ...]:
     """Of a group's rollouts that were lost or judged."""
     opened = decode_stored(row.opened)
+    kept = dict(row.kept)
     found = [
         (RolloutFigures.of(decode_stored(each.payload), opened), each.judgement)
         for each in journal.trajectories(row.id)
     ]
-    return tuple(r if given is None else r.judged(given) for r, given in found if r.lost or given is not None)
+    judged = (r if given is None else r.judged(given) for r, given in found if r.lost or given is not None)
+    return tuple(fated(r, "trained" if r.sample in kept else row.reason or NOT_SELECTED, masked=masked) for r in judged)
 
 
 def _evaluated(journal: Journal, row: GroupRow) -> list[RolloutFigures]:

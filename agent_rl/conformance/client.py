@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from agent_rl.conformance.say import Mode, say
@@ -136,49 +137,6 @@ def _events(response: http.client.HTTPResponse, began: float) -> Iterator[Event]
             data = []
 
 
-class Dialect(Protocol):
-    """How requests and replies look."""
-
-    name: str
-    path: str
-
-    def headers(self, key: str) -> dict[str, str]:
-        """With the key."""
-
-    def body(self, messages: Sequence[Json], system: str, tools: Sequence[Json], most: int) -> Json:
-        """A request. ``tools`` are in this dialect; ``most``: tokens."""
-
-    def said(self, role: str, text: str) -> list[Json]:
-        """A message of a user or of the system."""
-
-    def results(self, results: Sequence[tuple[Call, str]]) -> list[Json]:
-        """What the calls of a turn gave."""
-
-    def tool(self, name: str, description: str, parameters: Json) -> Json:
-        """A function that the model may call."""
-
-    def image(self, url: str) -> list[Json]:
-        """A user's message with an image."""
-
-    def without_reasoning(self, turn: Sequence[Json]) -> list[Json]:
-        """A turn as clients send it back that leave out reasoning."""
-
-    def with_arguments(self, turn: Sequence[Json], change: Callable[[str], str]) -> list[Json]:
-        """A turn whose calls have other arguments. ``change`` takes and gives JSON text."""
-
-    def read(self, body: Json) -> list[Reply]:
-        """The choices of a whole reply."""
-
-    def gathered(self, parts: Sequence[Json]) -> Json:
-        """The body of the whole reply that a stream's events add up to. Raises Failed."""
-
-    def delta(self, part: Json) -> str:
-        """The text in an event."""
-
-    def message(self, body: Any) -> str:
-        """The message of an error. Raises Failed when the error does not have the provider's shape."""
-
-
 def _tokens(body: Mapping[str, Any], choice: Mapping[str, Any]) -> Json:
     """The token ids and log-probabilities of a choice."""
     logprobs = choice.get("logprobs")
@@ -200,6 +158,12 @@ def _openai_message(body: Any) -> str:
     return f"{error['message']} {error.get('code') or ''}"
 
 
+# A dialect: `body` makes a request of messages and tools in its own form, which `said`, `results`, `tool` and `image`
+# make. `read` gives the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to.
+# `without_reasoning` and `with_arguments` change a turn as clients do before they send it back. `delta` is the text in an
+# event. `message` is that of an error. `gathered` and `message` raise Failed for what has not the provider's shape.
+
+
 class _OpenAI:
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"}
@@ -208,58 +172,49 @@ class _OpenAI:
         return _openai_message(body)
 
 
-class Chat(_OpenAI):
+class _Chat(_OpenAI):
     """OpenAI's Chat Completions."""
 
     name, path = "chat", "/v1/chat/completions"
 
     def body(self, messages: Sequence[Json], system: str, tools: Sequence[Json], most: int) -> Json:
-        """A request."""
         told = self.said("system", system) if system else []
         return {"messages": [*told, *messages], "max_tokens": most, **({"tools": list(tools)} if tools else {})}
 
     def said(self, role: str, text: str) -> list[Json]:
-        """A message."""
         return [{"role": role, "content": text}]
 
     def results(self, results: Sequence[tuple[Call, str]]) -> list[Json]:
-        """A message for each call."""
         return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in results]
 
     def tool(self, name: str, description: str, parameters: Json) -> Json:
-        """A function."""
         function = {"name": name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
 
     def image(self, url: str) -> list[Json]:
-        """A user's message with an image."""
         parts = [{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": url}}]
         return [{"role": "user", "content": parts}]
 
     def without_reasoning(self, turn: Sequence[Json]) -> list[Json]:
-        """Without its keys."""
         return [{key: each[key] for key in each if key not in {"reasoning_content", "reasoning"}} for each in turn]
 
     def with_arguments(self, turn: Sequence[Json], change: Callable[[str], str]) -> list[Json]:
-        """With other arguments."""
         turn = json.loads(json.dumps(turn))
         for call in turn[0]["tool_calls"]:
             call["function"]["arguments"] = change(call["function"]["arguments"])
         return list(turn)
 
     def read(self, body: Json) -> list[Reply]:
-        """The choices."""
         return [self._choice(body, each) for each in body["choices"]]
 
     def _choice(self, body: Json, choice: Json) -> Reply:
-        message, calls = choice["message"], []
-        for each in message.get("tool_calls") or ():
-            calls.append(Call(each["id"], each["function"]["name"], each["function"]["arguments"]))
+        message = choice["message"]
+        functions = [(each["id"], each["function"]) for each in message.get("tool_calls") or ()]
         return Reply(
             body["id"],
             message.get("content") or "",
             message.get("reasoning_content") or message.get("reasoning") or "",
-            calls,
+            [Call(own, function["name"], function["arguments"]) for own, function in functions],
             choice["finish_reason"],
             [message],
             usage=_usage(body, "prompt_tokens", "completion_tokens"),
@@ -267,7 +222,6 @@ class Chat(_OpenAI):
         )
 
     def gathered(self, parts: Sequence[Json]) -> Json:
-        """All chunks as one."""
         choices: list[Json] = []
         body: Json = {"choices": choices}
         for part in parts:
@@ -298,49 +252,40 @@ class Chat(_OpenAI):
         choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
 
     def delta(self, part: Json) -> str:
-        """Content and reasoning."""
         deltas = [each["delta"] for each in part["choices"]]
         return "".join(
             each.get("reasoning_content") or each.get("reasoning") or each.get("content") or "" for each in deltas
         )
 
 
-class Responses(_OpenAI):
+class _Responses(_OpenAI):
     """OpenAI's Responses."""
 
     name, path = "responses", "/v1/responses"
 
     def body(self, messages: Sequence[Json], system: str, tools: Sequence[Json], most: int) -> Json:
-        """A request. Nothing is stored."""
         body = {"input": list(messages), "max_output_tokens": most, "store": False}
         return body | ({"instructions": system} if system else {}) | ({"tools": list(tools)} if tools else {})
 
     def said(self, role: str, text: str) -> list[Json]:
-        """A message."""
         return [{"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}]
 
     def results(self, results: Sequence[tuple[Call, str]]) -> list[Json]:
-        """An item for each call."""
         return [{"type": "function_call_output", "call_id": call.id, "output": text} for call, text in results]
 
     def tool(self, name: str, description: str, parameters: Json) -> Json:
-        """A function."""
         return {"type": "function", "name": name, "description": description, "parameters": parameters}
 
     def image(self, url: str) -> list[Json]:
-        """A user's message with an image."""
         return [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": url}]}]
 
     def without_reasoning(self, turn: Sequence[Json]) -> list[Json]:
-        """Without its items."""
         return [each for each in turn if each["type"] != "reasoning"]
 
     def with_arguments(self, turn: Sequence[Json], change: Callable[[str], str]) -> list[Json]:
-        """With other arguments."""
         return [{**each, "arguments": change(each["arguments"])} if "arguments" in each else each for each in turn]
 
     def read(self, body: Json) -> list[Reply]:
-        """The one choice."""
         texts: dict[str, str] = {"message": "", "reasoning": ""}
         calls = []
         for item in body["output"]:
@@ -353,14 +298,10 @@ class Responses(_OpenAI):
         finish = "length" if cut else "tool_calls" if calls else "stop"
         if body["status"] not in {"completed", "incomplete"}:
             raise Failed(f"the response has the status {body['status']}")
-        usage = _usage(body, "input_tokens", "output_tokens")
-        tokens = _tokens(body, body)
-        return [
-            Reply(body["id"], texts["message"], texts["reasoning"], calls, finish, body["output"], usage=usage, **tokens)
-        ]
+        tokens = {"usage": _usage(body, "input_tokens", "output_tokens"), **_tokens(body, body)}
+        return [Reply(body["id"], texts["message"], texts["reasoning"], calls, finish, body["output"], **tokens)]
 
     def gathered(self, parts: Sequence[Json]) -> Json:
-        """The response of the last event, which must have what the events before it wrote."""
         if [each["sequence_number"] for each in parts] != list(range(len(parts))):
             raise Failed("sequence_number does not count the events from 0")
         if parts[-1]["type"] not in {"response.completed", "response.incomplete"}:
@@ -375,50 +316,41 @@ class Responses(_OpenAI):
         return body
 
     def delta(self, part: Json) -> str:
-        """Content and reasoning."""
         kinds = {"response.output_text.delta", "response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
         return str(part["delta"]) if part["type"] in kinds else ""
 
 
-class Anthropic:
+class _Anthropic:
     """Anthropic's Messages."""
 
     name, path = "anthropic", "/v1/messages"
 
     def headers(self, key: str) -> dict[str, str]:
-        """With the key."""
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
     def body(self, messages: Sequence[Json], system: str, tools: Sequence[Json], most: int) -> Json:
-        """A request."""
         body = {"messages": list(messages), "max_tokens": most}
         return body | ({"system": system} if system else {}) | ({"tools": list(tools)} if tools else {})
 
     def said(self, role: str, text: str) -> list[Json]:
-        """A message."""
         return [{"role": role, "content": text}]
 
     def results(self, results: Sequence[tuple[Call, str]]) -> list[Json]:
-        """One message of the user."""
         blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": text} for call, text in results]
         return [{"role": "user", "content": blocks}]
 
     def tool(self, name: str, description: str, parameters: Json) -> Json:
-        """A tool."""
         return {"name": name, "description": description, "input_schema": parameters}
 
     def image(self, url: str) -> list[Json]:
-        """A user's message with an image."""
         source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
         return [{"role": "user", "content": [{"type": "image", "source": source}]}]
 
     def without_reasoning(self, turn: Sequence[Json]) -> list[Json]:
-        """Without thinking blocks."""
         kept = [[part for part in each["content"] if part["type"] != "thinking"] for each in turn]
         return [{**each, "content": parts} for each, parts in zip(turn, kept, strict=True)]
 
     def with_arguments(self, turn: Sequence[Json], change: Callable[[str], str]) -> list[Json]:
-        """With other inputs."""
         turn = json.loads(json.dumps(turn))
         for block in turn[0]["content"]:
             if block["type"] == "tool_use":
@@ -426,7 +358,6 @@ class Anthropic:
         return list(turn)
 
     def read(self, body: Json) -> list[Reply]:
-        """The one choice."""
         blocks: list[Json] = body["content"]
         calls = [Call(each["id"], each["name"], json.dumps(each["input"])) for each in blocks if "input" in each]
         finish = {"max_tokens": "length", "tool_use": "tool_calls", "end_turn": "stop", "stop_sequence": "stop"}
@@ -444,7 +375,6 @@ class Anthropic:
         ]
 
     def gathered(self, parts: Sequence[Json]) -> Json:
-        """The message, block by block."""
         if parts[0]["type"] != "message_start" or parts[-1]["type"] != "message_stop":
             raise Failed(f"the stream began with {parts[0]['type']} and ended with {parts[-1]['type']}")
         blocks: list[Json] = []
@@ -473,20 +403,19 @@ class Anthropic:
         return "".join(delta.get(key, "") for key in ("text", "thinking", "partial_json"))
 
     def delta(self, part: Json) -> str:
-        """Content and reasoning."""
         delta = part["delta"] if part["type"] == "content_block_delta" else {}
         return str(delta.get("text") or delta.get("thinking") or "")
 
     def message(self, body: Any) -> str:
-        """The message of an error."""
         if not isinstance(body, dict) or body.get("type") != "error":
             raise Failed(f'the error is not {{"type": "error", "error": ...}}: {json.dumps(body):.200}')
         return _openai_message(body)
 
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Responses(), Anthropic())
+Dialect: TypeAlias = _Chat | _Responses | _Anthropic
+DIALECTS: tuple[Dialect, ...] = (_Chat(), _Responses(), _Anthropic())
 EXTRAS: tuple[Json, ...] = ({"return_token_ids": True, "logprobs": True}, {"return_token_ids": True}, {})
-"""What requests have beside the dialect's own keys. Of Chat Completions the first that the gateway takes is used."""
+"""What requests have beside the dialect's own keys: the first of these that the gateway takes in this dialect."""
 
 
 @dataclass
@@ -545,7 +474,8 @@ class Talk:
         answer = self.send(self.body(messages, **options), headers=headers)
         if answer.status != 200:
             raise Failed(f"status {answer.status}: {answer.content:.200}")
-        return self._read(lambda: self.dialect.read(answer.body))
+        found: list[Reply] = self._read(lambda: self.dialect.read(answer.body))
+        return found
 
     def ask(self, messages: Sequence[Json], **options: Any) -> Reply:
         """Ask for one turn."""
@@ -578,7 +508,7 @@ class Talk:
         reply.deltas = [(each.seconds, text) for each in events if (text := self.delta(each))]
         times = [0.0, *(each.seconds for each in events)]
         reply.seconds = times[-1]
-        reply.silence = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        reply.silence = max(later - earlier for earlier, later in pairwise(times))
         return reply
 
     def part(self, event: Event) -> Json:

@@ -37,7 +37,7 @@ def say(text: str, mode: Mode = "plain", pace: int = 0) -> str:
 
 
 def told(prompt: str) -> Told | None:
-    """The last directive in the text of a prompt, or None. Call it once for each turn: `RANDOM` becomes another text."""
+    """The last directive in the text of a prompt, or None. Call it once a turn: `RANDOM` becomes another text."""
     found = _DIRECTIVE.findall(prompt)
     if not found:
         return None

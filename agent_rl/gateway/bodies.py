@@ -22,18 +22,8 @@ KEEPALIVE = b": keepalive\n\n"
 """A comment. Clients of server-sent events skip it."""
 DONE = b"data: [DONE]\n\n"
 UNCONSTRAINED = "the model writes freely; leave it out, and describe the form in a message"
-_MEDIA = {
-    "image": "images",
-    "image_url": "images",
-    "input_image": "images",
-    "audio": "audio recordings",
-    "audio_url": "audio recordings",
-    "input_audio": "audio recordings",
-    "video_url": "videos",
-    "file": "files",
-    "input_file": "files",
-    "document": "documents",
-}
+_MEDIA = {"image": "images", "audio": "sounds", "video": "videos", "file": "files", "document": "documents"}
+"""Types of parts, without the ``input_`` and ``_url`` that some have."""
 
 
 def read_body(content: bytes) -> dict[str, Any]:
@@ -145,7 +135,8 @@ class Fields:
 
     def unsupported(self, kind: str) -> RequestError:
         """An object of a type that the gateway has no use for."""
-        named = f"{_MEDIA[kind]} are" if kind in _MEDIA else f"the type {shown(kind)} is"
+        medium = _MEDIA.get(kind.removeprefix("input_").removesuffix("_url"))
+        named = f"{medium} are" if medium else f"the type {shown(kind)} is"
         why = f"leave {self.path} out; the model reads text and calls functions of the client"
         return RequestError(f"{named} not supported: {why}", self.path)
 
@@ -259,10 +250,8 @@ def tools_of(
         if function is None:
             raise tool.fault(inside, "must be an object; it is missing")
         description, given = function.text("description", ""), function.child(parameters)
-        schema: dict[str, Any] = {
-            "name": function.text("name"),
-            **({"description": description} if description else {}),
-        }
+        schema: dict[str, Any] = {"name": function.text("name")}
+        schema |= {"description": description} if description else {}
         schema["parameters"] = given.content if given else {"type": "object", "properties": {}}
         schemas.append({"type": "function", "function": schema})
     named = isinstance(body.given("tool_choice"), str)

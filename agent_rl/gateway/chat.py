@@ -163,9 +163,8 @@ class _Stream:
         self._progress.take(part)
         texts = {"reasoning_content": part.reasoning, "content": part.content}
         delta = {key: text for key, text in texts.items() if text}
-        asked = self._extras.token_ids or self._extras.logprobs
-        shown = delta or (asked and len(part.tokens))
-        return self._chunk(part.choice, delta, self._extras.of(part)) if shown else b""
+        tokens = len(part.tokens) and (self._extras.token_ids or self._extras.logprobs)
+        return self._chunk(part.choice, delta, self._extras.of(part)) if delta or tokens else b""
 
     def ended(self, given: TurnGiven) -> bytes:
         written = []

@@ -40,7 +40,7 @@ from agent_rl.groups.instructions import (
 from agent_rl.groups.outages import MOST_LOST, LostGroups
 from agent_rl.groups.resampling import Candidate, Select, has_signal, sound_selection
 from agent_rl.groups.selection import InterimEvaluations, Selection, StageEvaluation, sampled_problem
-from agent_rl.groups.statistics import RolloutFigures, step_figures
+from agent_rl.groups.statistics import RolloutFigures, delivered, fated, step_figures
 from agent_rl.messages import (
     Evaluation,
     GroupOpened,
@@ -191,6 +191,8 @@ class GroupBook:
     _step_rollouts: dict[str, tuple[RolloutFigures, ...]] = field(default_factory=dict)
     _lost: list[RolloutFigures] = field(default_factory=list)
     """Attempts of groups that no step counts. The next step's figures count these attempts."""
+    _stale: list[RolloutFigures] = field(default_factory=list)
+    """Rollouts of groups that were dropped as stale since the last step, as far as they had ended."""
     _lost_groups: LostGroups | None = None
     _curriculum: Curriculum | None = None
     _outcomes: list[GroupOutcome] = field(default_factory=list)
@@ -213,6 +215,7 @@ class GroupBook:
         self._dropped.clear()  # the scheduler cancels all rollouts of another stage
         self._step_rollouts.clear()
         self._lost.clear()
+        self._stale.clear()
         self._assembler = self.interim = self.whole = self._lost_groups = self._curriculum = None
         self._outcomes.clear()
         stage = self._stage
@@ -337,7 +340,9 @@ class GroupBook:
         """A trajectory that is not new: a dropped group has one rollout less in flight."""
         group = self._dropped.get(trajectory.group)
         if group is not None and trajectory.sample in group.running:
-            group.samples[trajectory.sample].ended = RolloutFigures.of(trajectory, group.opened)
+            figures = RolloutFigures.of(trajectory, group.opened)
+            group.samples[trajectory.sample].ended = figures
+            self._stale.append(replace(figures, fate=STALE))
             if not group.running:
                 del self._dropped[trajectory.group]
                 self._stale_seconds.append(group.seconds)
@@ -419,7 +424,6 @@ class GroupBook:
             return [self._drop(name, TOO_FEW_ROLLOUTS), *outage, *self.close_steps()]
         observed, admitted = self._observed(group)
         self._decided += 1
-        self._step_rollouts[name] = (*group.judged_figures(), *group.lost_figures())
         kept: tuple[int, ...] = ()
         reason = NOT_SELECTED
         if too_few:
@@ -431,11 +435,12 @@ class GroupBook:
         else:
             rng = random.Random(f"{self.seed}/{name}/select")
             kept = sound_selection(self.select, candidates, rng, f"the group {name}")
+        chosen = [candidates[index] for index in kept]
+        self._step_rollouts[name] = self._fated(group, chosen, NOT_SELECTED if kept else reason)
         if not kept:
             self._assembler.decided(name, group.opened.policy.version, signal=False)
             return [*observed, self._drop(name, reason, order=self._decided), *outage, *self.close_steps()]
         del self._groups[name]
-        chosen = [candidates[index] for index in kept]
         samples = [(each.sample, group.samples[each.sample]) for each in chosen]
         oldest = min(sample.figures.oldest for _, sample in samples)
         self._assembler.decided(name, oldest, signal=True)
@@ -447,6 +452,15 @@ class GroupBook:
             order=self._decided,
         )
         return [*observed, ready, *outage, *self.close_steps()]
+
+    def _fated(self, group: UndecidedGroup, chosen: Sequence[Candidate], reason: str) -> tuple[RolloutFigures, ...]:
+        """The figures of all rollouts of a decided group, with what becomes of them."""
+        kept = {each.sample for each in chosen}
+        masked = self.algorithm.overlong == "mask"
+        judged = (
+            fated(each, "trained" if each.sample in kept else reason, masked=masked) for each in group.judged_figures()
+        )
+        return (*judged, *group.lost_figures())
 
     def _observed(self, group: UndecidedGroup) -> tuple[list[Instruction], bool]:
         """Tell the curriculum of a group that is decided; whether the group is admitted."""
@@ -478,6 +492,8 @@ class GroupBook:
             rollouts = [r for group in step.decided for r in self._step_rollouts.pop(group, ())] + self._lost
             self._lost.clear()
             figures = step_figures(rollouts, step, self._stale_seconds, several=self.several_environments)
+            figures = replace(figures, delivered=delivered([*rollouts, *self._stale]))
+            self._stale.clear()
             self._stale_seconds.clear()
             instructions.append(Closed(self.entered.stage, step, figures))
         return instructions
@@ -506,13 +522,18 @@ class GroupBook:
         """Drop a group that would be trained too late, whether it is open or decided."""
         if name in self._groups:
             return self._drop(name, STALE)
-        rollouts = [rollout for rollout in self._step_rollouts.pop(name, ()) if not rollout.lost]
+        decided = self._step_rollouts.pop(name, ())
+        self._stale.extend(replace(rollout, fate=STALE) for rollout in decided)
+        rollouts = [rollout for rollout in decided if not rollout.lost]
         self._stale_seconds.append(max((rollout.seconds for rollout in rollouts), default=0.0))
         success = float(np.mean([rollout.success for rollout in rollouts])) if rollouts else 0.0
         return Dropped(name, STALE, success, min((rollout.oldest for rollout in rollouts), default=0), order=0)
 
     def _drop(self, name: str, reason: str, order: int = 0) -> Dropped:
         group = self._groups.pop(name)
+        if reason == STALE:
+            ended = [sample.ended for sample in group.samples if sample.ended is not None]
+            self._stale.extend(replace(rollout, fate=STALE) for rollout in (*ended, *group.lost_figures()))
         for position in range(len(group.samples)):
             self._retries.pop((name, position), None)
         if reason == STALE and group.running:

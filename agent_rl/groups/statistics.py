@@ -43,6 +43,15 @@ class RolloutFigures:
     parts: Mapping[str, float] = field(default_factory=dict)
     """The parts of the judgement."""
     tags: TagCounts = field(default_factory=TagCounts)
+    sample: int = 0
+    written: int = 0
+    """Sampled tokens."""
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that are not trained in any case, by cause."""
+    fate: str = ""
+    """``trained``, or why the rollout is not, once its group is decided."""
+    branches: tuple[str, ...] = ()
+    """The cause of each branch."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, opened: GroupOpened) -> RolloutFigures:
@@ -65,11 +74,30 @@ class RolloutFigures:
             newest=opened.policy.version if trajectory.newest is None else trajectory.newest,
             environment=opened.problem.environment,
             tags=trajectory.tags,
+            sample=trajectory.sample,
+            written=trajectory.written,
+            excluded=trajectory.excluded,
+            branches=tuple(branch.cause for branch in trajectory.branches),
         )
 
     def judged(self, judgement: Judgement) -> RolloutFigures:
         """The figures with the judgement."""
         return replace(self, reward=judgement.reward, success=judgement.success, parts=judgement.parts)
+
+
+def fated(rollout: RolloutFigures, fate: str, *, masked: bool) -> RolloutFigures:
+    """A rollout whose group is decided. ``masked``: truncated ones are not trained (`algorithm.overlong`)."""
+    return replace(rollout, fate="overlong" if masked and rollout.truncated and fate == "trained" else fate)
+
+
+def delivered(rollouts: Iterable[RolloutFigures]) -> dict[str, int]:
+    """Sampled tokens, those that are trained, and those that are not by cause: ``sampled`` is the sum of the others."""
+    found: Counter[str] = Counter()
+    for each in rollouts:
+        found["sampled"] += each.written
+        found.update(each.excluded)
+        found[each.lost or each.fate] += each.written - sum(each.excluded.values())
+    return {name: count for name, count in found.items() if count}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -144,6 +172,8 @@ def step_figures(
         staleness_limit=step.limit,
         group_seconds=_mean(list(lasted.values())) if lasted else None,
         stale_group_seconds=_mean(stale_seconds) if stale_seconds else None,
+        delivered=delivered(rollouts),
+        branches=dict(Counter(cause for rollout in rollouts for cause in rollout.branches)),
     )
 
 

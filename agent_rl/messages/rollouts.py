@@ -288,8 +288,10 @@ class Trajectory:
     judgement: Judgement | None = None
     tags: TagCounts = field(default_factory=TagCounts)
     branches: tuple[Branch, ...] = ()
+    written: int = 0
+    """Sampled tokens."""
     excluded: dict[str, int] = field(default_factory=dict)
-    """Sampled tokens that are not trained, by cause."""
+    """Those of them that the body does not mark as the model's, by cause."""
 
     @property
     def status(self) -> TrajectoryStatus:

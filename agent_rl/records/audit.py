@@ -5,6 +5,7 @@ No group is trained with more staleness than the rule of its step permits.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,10 @@ class Audit:
     """Groups whose trajectories have left the journal."""
     staleness: int | None
     """The most with which a group was trained; None where none was."""
+    delivered: dict[str, int]
+    """Tokens of the groups that steps have decided: ``sampled``, ``trained``, and the others by cause."""
+    branches: dict[str, int]
+    """Branches of their rollouts, by cause."""
     faults: tuple[str, ...]
 
     @property
@@ -45,6 +50,8 @@ class Audit:
             "groups_trained": self.trained,
             "groups_dropped": sum(self.dropped.values()),
             "groups_open": self.open,
+            **{f"tokens_delivered_{name}": count for name, count in sorted(self.delivered.items())},
+            **{f"branches_{name}": count for name, count in sorted(self.branches.items())},
         }
 
     def lines(self) -> list[str]:
@@ -61,6 +68,17 @@ class Audit:
         ]
         if self.staleness is not None:
             lines.append(f"staleness of what was trained: at most {self.staleness}")
+        if self.delivered:
+            causes = {name: count for name, count in self.delivered.items() if name not in {"sampled", "trained"}}
+            named = ", ".join(f"{count:,} {name}" for name, count in sorted(causes.items())) or "none"
+            sampled, of_them = self.delivered.get("sampled", 0), self.delivered.get("trained", 0)
+            lines.append(
+                f"sampled tokens of decided groups: {sampled:,} = {of_them:,} trained + {sum(causes.values()):,} "
+                f"excluded ({named})"
+            )
+        if self.branches:
+            named = ", ".join(f"{count:,} {name}" for name, count in sorted(self.branches.items()))
+            lines.append(f"branches of their rollouts: {named}")
         if self.left:
             lines.append(
                 f"trajectories: those of {self.left} groups were removed from the journal (see run.keep_trajectories)"
@@ -93,6 +111,7 @@ def audit_journal(journal: Journal) -> Audit:
         for group, version, age, limit in ages
         if limit is not None and age > limit
     )
+    tokens, branches, undelivered = _delivered(journal)
     return Audit(
         opened=opened,
         trained=trained,
@@ -105,8 +124,35 @@ def audit_journal(journal: Journal) -> Audit:
         skipped_steps=skipped,
         left=journal.left(),
         staleness=max((age for _, _, age, _ in ages), default=None),
-        faults=(*journal.faults(), *late),
+        delivered=tokens,
+        branches=branches,
+        faults=(*journal.faults(), *late, *undelivered),
     )
+
+
+def _delivered(journal: Journal) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Tokens and branches of all steps, and the faults in them: the filter sends what the learner has trained."""
+    tokens: Counter[str] = Counter()
+    branches: Counter[str] = Counter()
+    faults = []
+    for step in journal.steps():
+        counts = dict(step.figures.delivered)
+        sent = counts.pop("trained", 0)
+        learner = step.learner_figures
+        if not step.trained or learner is None:
+            counts["waiting"] = sent
+        elif step.skipped or learner.skipped:
+            counts["step_skipped"] = sent
+        else:
+            counts["trained"] = learner.trained_tokens
+            if counts.get("sampled") and learner.trained_tokens != sent:
+                faults.append(
+                    f"step {step.version}: {sent} tokens were sent to be trained, and {learner.trained_tokens} were"
+                )
+        if "sampled" in counts:
+            tokens.update(counts)
+        branches.update(step.figures.branches)
+    return {name: count for name, count in tokens.items() if count}, dict(branches), faults
 
 
 def audit(directory: Path) -> Audit:

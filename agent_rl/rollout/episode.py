@@ -468,6 +468,7 @@ class Episode:
             newest=newest,
             body=tokens.pack(),
             tags=tag_counts(self._chat.decode(tokens.tokens.tolist())),
+            written=sum(sum(strand.mask) for strand in self.strands),
             excluded=self.excluded,
             branches=tuple(Branch(strand.cause, tuple(strand.turns)) for strand in self._kept[1:]),
         )

@@ -16,7 +16,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
 
-from actors.engines.vllm.scheduler import BUNDLE, TELL_SECONDS, _Bundling
+from actors.engines.base import TELL_SECONDS
+from actors.engines.vllm.scheduler import BUNDLE, _Bundling
 
 
 class Steps(_Bundling):

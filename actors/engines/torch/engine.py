@@ -2,8 +2,8 @@
 
 The trio thread and the decoding thread share a queue of commands (trio to decoder), callbacks with complete turns
 (decoder to trio, at most one for each step), and immutable values. So trio's event loop and its heartbeats continue
-while torch computes. Listeners are told after each step, in one callback. While the trio thread has not come to it, the
-decoding thread sends no other: a later callback has more tokens.
+while torch computes. All listeners are told in one callback, after the first step since TELL_SECONDS: a callback for each
+step would slow small models down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, PassTable, TurnRequest, TurnResult
+from actors.engines.base import (
+    TELL_SECONDS,
+    EngineError,
+    EngineFigures,
+    EngineLimits,
+    ModelError,
+    PassTable,
+    TurnRequest,
+    TurnResult,
+)
 from actors.engines.torch.decode import Decoder, News
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
@@ -120,8 +129,6 @@ class TorchEngine:
         self._replies: dict[SequenceTurn | _Reply, _Reply] = {}
         self._submitted = 0
         self._listeners = 0
-        self._telling = False
-        """Whether news for listeners are on their way to the trio thread."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -292,7 +299,6 @@ class TorchEngine:
         for turn, written in news:
             if turn in self._replies and turn.request.wrote is not None:
                 turn.request.wrote(*written)
-        self._telling = False
 
     # The methods below run in the decoding thread.
 
@@ -328,13 +334,14 @@ class TorchEngine:
             raise ModelError(str(error)) from error
 
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
-        busy, passes = 0.0, PassTable()
+        busy, passes, told = 0.0, PassTable(), 0.0
         while (began := self._perform(decoder)) is not None:
             ended = self._step(decoder, passes) if decoder.has_work else []
             busy += time.perf_counter() - began
             self._publish(decoder, busy, passes.table)
-            if self._listeners and not self._telling and (news := decoder.news()):
-                self._telling = True
+            due = self._listeners and time.perf_counter() > told + TELL_SECONDS
+            if due and (news := decoder.news()):
+                told = time.perf_counter()
                 token.run_sync_soon(self._tell, news)
             if ended:
                 token.run_sync_soon(self._deliver, ended)

@@ -20,14 +20,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
+from actors.engines.base import TELL_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 BUNDLE = 32
 """The most outputs of a request that are kept before they are sent."""
 BUNDLED = RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE
-TELL_SECONDS = 0.05
-"""The tokens of turns with a listener are sent so often, or with each step if steps are slower."""
 
 
 def scheduler(*, vllm_config: Any, **arguments: Any) -> Scheduler:

@@ -112,7 +112,7 @@ def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: p
     )
     assert topology.actors["learner"].settings == {"threads": 2}
     assert topology.actors["roc_filter"].class_path == "standard_filter:Mine"
-    assert list(topology.actors) == list(STANDARD)
+    assert list(topology.actors) == list(ALWAYS)
     assert links(topology) == LINKS
 
 
@@ -135,7 +135,7 @@ def test_an_actor_of_the_users_own_hears_what_it_receives(first, tmp_path: Path,
     monkeypatch.syspath_prepend(tmp_path)
     topology = first('[actors.policy_log]\nclass = "standard_log:PolicyLog"\n')
     assert topology.actors["learner"].links["policy"] == ("kv_scheduler", "rollout_generator", "policy_log")
-    assert list(topology.actors) == [*STANDARD, "policy_log"]
+    assert list(topology.actors) == [*ALWAYS, "policy_log"]
 
 
 def test_a_link_that_is_written_stays_as_it_is(first) -> None:

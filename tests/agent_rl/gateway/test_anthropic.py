@@ -72,7 +72,10 @@ def test_blocks_become_messages_and_results_come_before_the_text() -> None:
     ("system", "left"),
     [
         ("be brief", "be brief"),
-        ([{"type": "text", "text": BILLING}, {"type": "text", "text": "be"}, {"type": "text", "text": " brief"}], "be brief"),
+        (
+            [{"type": "text", "text": BILLING}, {"type": "text", "text": "be"}, {"type": "text", "text": " brief"}],
+            "be brief",
+        ),
         (f"{BILLING}\nbe brief", "be brief"),
         (f"be brief\n{BILLING}", "be brief\n"),
         (f"say {BILLING}", f"say {BILLING}"),
@@ -115,21 +118,41 @@ def test_parameters_and_tools() -> None:
     [
         ({"messages": []}, "messages must have at least one message", "messages"),
         ({"messages": [{"role": "user"}]}, "must be text or a list of parts", "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "must be one of user, assistant, system", "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images are not supported", "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "documents are", "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            "must be one of user, assistant, system",
+            "messages[0].role",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "images are not supported",
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+            "documents are",
+            "messages[0].content[0]",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
             "images are not supported: leave messages[0].content[0].content[0] out",
             "messages[0].content[0].content[0]",
         ),
-        ({"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "'server_tool_use'", "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+            "'server_tool_use'",
+            "messages[0].content[0]",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": "{}"}]}]},
             "must be an object; it is text",
             "messages[0].content[0].input",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' is not", "tools[0]"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "'web_search_20250305' is not",
+            "tools[0]",
+        ),
         ({"tool_choice": "auto "}, "must be one of auto, none, required", "tool_choice"),
         ({"tool_choice": {}}, "must be text; it is missing", "tool_choice.type"),
         ({"output_config": {"format": {}}}, "output_config.format is not supported", "output_config.format"),

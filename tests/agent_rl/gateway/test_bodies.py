@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from agent_rl.gateway.base import RequestError, Wanted
 from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
-from tests.agent_rl.gateway.turns import CHAT, GENERATE, MESSAGES, PARTS, RESPONSES, WHOLE, choice
+from tests.agent_rl.gateway.turns import (
+    CHAT,
+    GENERATE,
+    MESSAGES,
+    PARTS,
+    RESPONSES,
+    WHOLE,
+    choice,
+    events,
+    part,
+    replied,
+    streamed,
+)
 from tests.agent_rl.gateway.turns import given as turn
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -72,7 +84,10 @@ BODIES = {
                     {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
                 ],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "3"}]}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "3"}]}],
+            },
             {"role": "system", "content": "later"},
         ],
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
@@ -145,8 +160,8 @@ def serve(path, body) -> Wanted:
     json.dumps(dialect.reply(wanted, whole, "x", 7), allow_nan=False)
     stream = dialect.stream(wanted, "x", 7)
     stream.opened()
-    for part in PARTS:
-        stream.part(part)
+    for each in PARTS:
+        stream.part(each)
     stream.ended(whole)
     for said in wanted.asked.messages:
         for text in (said.content, said.reasoning, said.call_id, *(f"{c.name}{c.arguments}{c.id}" for c in said.calls)):
@@ -168,10 +183,8 @@ def test_bodies_are_read_or_refused(path, data) -> None:
     try:
         serve(path, data.draw(bodies(path)))
     except RequestError as error:
-        assert str(error)
-        str(error).encode()
-        error.field.encode(errors="surrogatepass")
-        DIALECTS[path].error("request", str(error), error.field)
+        _, told = DIALECTS[path].error("request", str(error), error.field)
+        json.dumps(told, ensure_ascii=False).encode()
 
 
 @given(st.dictionaries(st.text(st.characters(), max_size=5), VALUES, max_size=3))
@@ -180,6 +193,28 @@ def test_any_object_is_read_or_refused(body) -> None:
     for dialect in DIALECTS.values():
         with pytest.raises(RequestError):
             dialect.read(body)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2))), st.booleans())
+@settings(max_examples=40)
+def test_a_stream_adds_up_to_the_reply_however_it_is_cut(cuts, whole_parts) -> None:
+    cuts.sort(key=lambda each: each[0])  # a reply has its reasoning first
+    parts = [part(text, ids=tuple(ids)) if said else part("", text, tuple(ids)) for said, text, ids in cuts]
+    content, reasoning = "".join(each.content for each in parts), "".join(each.reasoning for each in parts)
+    ids = tuple(token for _, _, ids in cuts for token in ids)
+    whole = turn(choice(content, reasoning, [WHOLE.choices[0].calls[0]], "tool_calls", ids))
+    parts = parts if whole_parts else parts[: len(parts) // 2]
+    last = events(streamed(RESPONSES, {"input": "hi", "return_token_ids": True}, parts, whole))[-1]
+    assert last["response"] == replied(RESPONSES, {"input": "hi", "return_token_ids": True}, whole)
+    hello = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
+    texts = {"text": "", "thinking": ""}
+    for each in events(streamed(MESSAGES, hello, parts, whole)):
+        for key in texts:
+            texts[key] += each.get("delta", {}).get(key, "")
+    assert texts == {"text": content, "thinking": reasoning}
+    choices = [chunk["choices"][0] for chunk in events(streamed(CHAT, hello, parts, whole))[:-1]]
+    assert [token for each in choices for token in each.get("token_ids", [])] == list(ids)
+    assert "".join(each["delta"].get("content", "") for each in choices) == content
 
 
 def test_bytes_that_are_no_object_are_refused() -> None:

@@ -6,7 +6,19 @@ import pytest
 
 from agent_rl.gateway.chat import Chat
 from agent_rl.messages import Said, SaidCall
-from tests.agent_rl.gateway.turns import CALL, CHAT, PARTS, WHOLE, choice, events, given, part, refused, replied, streamed
+from tests.agent_rl.gateway.turns import (
+    CALL,
+    CHAT,
+    PARTS,
+    WHOLE,
+    choice,
+    events,
+    given,
+    part,
+    refused,
+    replied,
+    streamed,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -88,7 +100,11 @@ def test_tools_are_schemas_for_templates_without_other_keys() -> None:
         ({"messages": [{"role": "user"}]}, "must be text or a list of parts; it is missing", "messages[0].content"),
         ({"messages": [{"role": "user", "content": 3}]}, "it is a number", "messages[0].content"),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "is not supported", "messages[0].audio"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "'custom'", "messages[0].tool_calls[0]"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+            "'custom'",
+            "messages[0].tool_calls[0]",
+        ),
         ({"tools": [{"type": "web_search"}]}, "the type 'web_search' is not supported: leave tools[0] out", "tools[0]"),
         ({"tools": [{"type": "function"}]}, "must be an object; it is missing", "tools[0].function"),
         ({"tools": [{"function": {"name": 1}}]}, "must be text; it is a number", "tools[0].function.name"),
@@ -101,7 +117,11 @@ def test_tools_are_schemas_for_templates_without_other_keys() -> None:
         ({"stop": [""]}, "must hold texts that are not empty", "stop"),
         ({"stream": "yes"}, "must be true or false; it is text", "stream"),
         ({"stream_options": []}, "must be an object; it is a list", "stream_options"),
-        ({"response_format": {"type": "json_schema"}}, "response_format 'json_schema' is not supported", "response_format"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format 'json_schema' is not supported",
+            "response_format",
+        ),
         ({"functions": [{}]}, "functions is not supported: give them as tools", "functions"),
         ({"continue_final_message": True}, "the model writes whole turns", "continue_final_message"),
         ({"temperature": float("inf")}, "temperature is a number that is too large", "temperature"),
@@ -118,7 +138,12 @@ def test_what_cannot_be_served_is_refused_by_name(body, says, field) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("image_url", "images are"), ("input_audio", "audio recordings are"), ("file", "files are"), ("thing", "the type 'thing' is")],
+    [
+        ("image_url", "images are"),
+        ("input_audio", "sounds are"),
+        ("file", "files are"),
+        ("thing", "the type 'thing' is"),
+    ],
 )
 def test_parts_that_are_no_text_are_refused_where_they_are(kind, named) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": kind}]}

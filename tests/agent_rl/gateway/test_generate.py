@@ -38,7 +38,9 @@ def test_a_reply_is_what_that_client_checks() -> None:
 
 
 def test_what_was_not_asked_for_is_not_there() -> None:
-    body = replied(GENERATE, {"token_ids": [1], "request_id": "own", "return_token_ids": True}, given(choice(finish="length")))
+    body = replied(
+        GENERATE, {"token_ids": [1], "request_id": "own", "return_token_ids": True}, given(choice(finish="length"))
+    )
     assert body["choices"][0]["logprobs"] is None
     assert (body["request_id"], body["prompt_token_ids"]) == ("own", [1, 2, 3])
     assert body["choices"][0]["finish_reason"] == "length"
@@ -74,7 +76,11 @@ def test_a_stream_adds_up_to_the_reply(known) -> None:
         ({"token_ids": [2**80]}, "must be a list of token ids", "token_ids"),
         ({"token_ids": [1], "features": {"mm_hashes": {}}}, "reads tokens of text", "features"),
         ({"token_ids": [1], "sampling_params": {"n": 2}}, "from 1 to 1", "sampling_params.n"),
-        ({"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}, "leave it out", "sampling_params.prompt_logprobs"),
+        (
+            {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}},
+            "leave it out",
+            "sampling_params.prompt_logprobs",
+        ),
         ({"token_ids": [1], "sampling_params": {"max_token": 1}}, "did you mean 'max_tokens'?", "max_token"),
         ({"token_ids": [1], "sampling_params": []}, "must be an object", "sampling_params"),
         ({"token_ids": [1], "messages": []}, "unknown key 'messages'", "messages"),

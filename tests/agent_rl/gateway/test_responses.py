@@ -6,7 +6,18 @@ import pytest
 
 from agent_rl.gateway.responses import Responses
 from agent_rl.messages import Said, SaidCall
-from tests.agent_rl.gateway.turns import CALL, PROMPT, RESPONSES, choice, events, given, part, refused, replied, streamed
+from tests.agent_rl.gateway.turns import (
+    CALL,
+    PROMPT,
+    RESPONSES,
+    choice,
+    events,
+    given,
+    part,
+    refused,
+    replied,
+    streamed,
+)
 
 
 def read(given_input="hello", **body):
@@ -26,7 +37,11 @@ def test_items_become_messages_and_what_the_model_wrote_one_turn() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     assert said(
         {"role": "developer", "content": "be brief"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "h"}, {"type": "input_text", "text": "i"}]},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "h"}, {"type": "input_text", "text": "i"}],
+        },
         thought,
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so", "annotations": []}]},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":  1}', "id": "fc_1"},
@@ -79,7 +94,11 @@ def test_parameters_and_tools() -> None:
         ({"input": "a", "background": True}, "leave it out", "background"),
         ({"input": "a", "prompt": {"id": "p"}}, "no stored prompts", "prompt"),
         ({"input": "a", "stop": ["x"]}, "unknown key 'stop'", "stop"),
-        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format 'json_schema' is not supported", "text.format"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema"}}},
+            "text.format 'json_schema' is not supported",
+            "text.format",
+        ),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "'web_search' is not supported", "tools[0]"),
         ({"input": "a", "tools": [{"type": "custom", "name": "p"}]}, "'custom' is not supported", "tools[0]"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "refers to a stored item", "input[0]"),
@@ -111,7 +130,12 @@ def test_a_reply_has_items_in_order_real_counts_and_the_request() -> None:
     }
     assert (body["status"], body["incomplete_details"]) == ("completed", None)
     assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"], body["usage"]["total_tokens"]) == (3, 5, 8)
-    assert (body["instructions"], body["metadata"], body["tools"], body["tool_choice"]) == ("be", {"a": "b"}, [], "auto")
+    assert (body["instructions"], body["metadata"], body["tools"], body["tool_choice"]) == (
+        "be",
+        {"a": "b"},
+        [],
+        "auto",
+    )
     assert "token_ids" not in body
 
 
@@ -158,7 +182,8 @@ def test_reasoning_after_text_is_an_item_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "code"), [("failed", "server_error"), ("overflow", "context_length_exceeded"), ("request", "invalid_prompt")]
+    ("refusal", "code"),
+    [("failed", "server_error"), ("overflow", "context_length_exceeded"), ("request", "invalid_prompt")],
 )
 def test_a_stream_that_breaks_off_fails(refusal, code) -> None:
     stream = Responses().stream(read(), "x", 7)
