@@ -16,6 +16,7 @@ HEAD_SECONDS = 30.0
 """Within which a request must be whole, once it has begun."""
 IDLE_SECONDS = 600.0
 """How long a connection may be open without a request."""
+LINGER_SECONDS = 2.0
 SEND_SECONDS = 30.0
 """How long a client may take to read a piece."""
 
@@ -113,6 +114,7 @@ class Server:
             if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 reply.headers["Connection"] = "close"
                 await reply.send(error.error_status_hint, f"{error}\n".encode(), "text/plain")
+                await _linger(stream)
             return False
         if request is None:
             return False
@@ -157,6 +159,14 @@ class Server:
         if head is not None:
             raise h11.RemoteProtocolError("the request is not whole in time", 408)
         return None
+
+
+async def _linger(stream: trio.SocketStream) -> None:
+    """Let a client read the reply that is still sending: a connection that is closed now would be reset."""
+    await stream.send_eof()
+    with trio.move_on_after(LINGER_SECONDS):
+        while await stream.receive_some(PIECE_BYTES):
+            pass
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from actors.rollout_generator.served import ServedRollouts
 from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_device
 from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
+from actors.rollout_generator.turns import Written
 from actors.rollout_generator.user_loop import UserLoop
 from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
@@ -390,7 +391,8 @@ class RolloutGenerator(Actor):
         turns = episode.request.turns
         if not turns:
             return
-        if fault := episode.resume(turns):
+        served = self._environments[episode.request.problem.environment].harness is not None
+        if fault := (episode.resume_at if served else episode.resume)(turns):
             self.log.warning("rollout starts again from its beginning", rollout=episode.request.rollout, why=fault)
             return
         self._kept.resumed(episode)
@@ -400,7 +402,8 @@ class RolloutGenerator(Actor):
         environment = self._environments[episode.request.problem.environment]
         rollout = environment.rollout
         if environment.harness is not None:
-            await HarnessRun(self._loop, self._served_rollouts, environment, self._gateway).run(episode)
+            written = partial(self._turn_written, episode, started) if self.context.settings.keep_turns else None
+            await HarnessRun(self._loop, self._served_rollouts, environment, self._gateway).run(episode, written)
         elif rollout is None:
             keep = self.context.settings.keep_turns
             completed = partial(self._turn_completed, running, episode, started)
@@ -418,10 +421,15 @@ class RolloutGenerator(Actor):
     def _turn_completed(self, running: Running, episode: Episode, started: float) -> bool:
         """Whether the rollout goes on here after a turn."""
         running.waits_with = 0
-        self._kept.completed(episode, started)
+        self._kept.completed(episode, episode.complete(self.context.now() - started))
         running.left = running.held
         running.goes_on_at, running.tokens = self.context.now(), len(episode.tokens)
         return not running.left
+
+    def _turn_written(self, episode: Episode, started: float, written: Written) -> None:
+        """A turn of an agent at the gateway is there."""
+        seconds = self.context.now() - started
+        self._kept.completed(episode, episode.complete_at(written.strand, written.place, written.given, seconds))
 
     def _turn_asks(self, running: Running, episode: Episode) -> None:
         running.waits_with, running.goes_on_at = len(episode.tokens), -math.inf

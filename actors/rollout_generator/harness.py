@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from agent_rl.rollout.keys import MODEL
 
 if TYPE_CHECKING:
     from actors.rollout_generator.served import ServedRollouts
+    from actors.rollout_generator.turns import Written
     from agent_rl.config.topology import Harness
     from agent_rl.environments.base import Environment
     from agent_rl.rollout.episode import Episode
@@ -44,11 +45,16 @@ class HarnessRun:
         self._agent, self._served, self._url = agent, served, url
         self._environment, self._harness = environment, environment.harness
 
-    async def run(self, episode: Episode) -> None:
-        """Run the program to its end. Raises EngineError, ContractError, and EnvironmentFaultError for its faults."""
-        async with self._served.serving(self._agent, episode) as (key, rollout):
+    async def run(self, episode: Episode, written: Callable[[Written], None] | None = None) -> None:
+        """Run the program to its end; ``written`` is told of each turn.
+
+        Raises EngineError, ContractError, and EnvironmentFaultError for the program's faults.
+        """
+        async with self._served.serving(self._agent, episode, written) as (key, rollout):
             with tempfile.TemporaryDirectory(prefix="agent-rl-harness-", ignore_cleanup_errors=True) as folder:
                 status, output = await self._run(episode, key, Path(folder), rollout.over)
+        if isinstance(status, EnvironmentFaultError):
+            raise status
         if rollout.failure is not None:
             raise rollout.failure
         if not episode.turns:
@@ -60,8 +66,10 @@ class HarnessRun:
         episode.said([EnvironmentMessage(episode.turns, "harness", output)])
         episode.finish()
 
-    async def _run(self, episode: Episode, key: str, folder: Path, over: trio.Event) -> tuple[str, str]:
-        """How it ended, and the end of its output."""
+    async def _run(
+        self, episode: Episode, key: str, folder: Path, over: trio.Event
+    ) -> tuple[str | EnvironmentFaultError, str]:
+        """How it ended, or why it did not start, and the end of its output."""
         harness = self._harness
         problem = episode.request.problem
         prompt = sound_prompt(self._environment, problem)[-1]["content"]
@@ -79,10 +87,9 @@ class HarnessRun:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EnvironmentFaultError(
-                f"environment {problem.environment!r}: its harness {command[0]!r} cannot be started: "
-                f"{error.strerror or error}; write its path in `harness.command`"
-            ) from error
+            why = f"environment {problem.environment!r}: its harness {command[0]!r} cannot be started: "
+            remedy = f"{error.strerror or error}; write its path in `harness.command`"
+            return EnvironmentFaultError(why + remedy), ""
         fault = ""
         try:
             with trio.move_on_after(harness.seconds) as scope:

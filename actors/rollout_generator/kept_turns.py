@@ -51,11 +51,10 @@ class KeptTurns:
         self._sent = trio.Event()
         self._sent.set()
 
-    def completed(self, episode: Episode, began: float) -> None:
-        """The rollout goes on after a turn. It began here at ``began``, in seconds of the context's clock."""
+    def completed(self, episode: Episode, turn: CompletedTurn) -> None:
+        """The rollout goes on after a turn."""
         rollout = episode.request.rollout
         self._running[rollout] = episode
-        turn = episode.complete(self._context.now() - began)
         self._news(rollout, "writes", len(episode.tokens)).turns.append(turn)
 
     def asks(self, episode: Episode) -> None:

@@ -12,7 +12,7 @@ gets what was written. Requests are known until their rollout ends.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from actors.engines.base import EngineError
 from actors.rollout_generator.turns import RolloutOver, TurnWriter
 from agent_rl.config.plugins import ContractError
 from agent_rl.messages import Choice, Finish, Refusal, TurnAsked, TurnGiven, TurnPart
+from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
 from agent_rl.rollout.prompts import PromptError
@@ -34,7 +35,7 @@ from agent_rl.rollout.said import GatewaySpeech, Spoken, Unfolding, messages_of,
 if TYPE_CHECKING:
     from actors.rollout_generator.agent_loop import AgentLoop
     from actors.rollout_generator.turns import Written
-    from agent_rl.messages import BranchCause, Float32Vector, Int32Matrix, Int32Vector
+    from agent_rl.messages import BranchCause, CompletedTurn, Float32Vector, Int32Matrix, Int32Vector
     from agent_rl.rollout.conversation import Plan
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.prompts import ChatFormat
@@ -142,7 +143,14 @@ class _Watch:
 class ServedRollout:
     """One rollout whose agent is at the gateway."""
 
-    def __init__(self, agent: AgentLoop, episode: Episode, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        agent: AgentLoop,
+        episode: Episode,
+        nursery: trio.Nursery,
+        told: Callable[[Written], None] | None = None,
+    ) -> None:
+        """``told`` of each turn that is written. Turns that the episode has taken in are given to who asks for them."""
         self.episode = episode
         self.failure: Exception | None = None
         self.over = trio.Event()
@@ -156,6 +164,34 @@ class ServedRollout:
         """The newest request by the digest of its messages."""
         self._lists_tools = False
         self._texts: list[str] = []
+        self._told = told
+        self._resumed: dict[bytes, deque[tuple[CompletedTurn, Sequence[int]]]] = {}
+        """Turns of an earlier process by what asked for them, each with its prompt."""
+        for turn, strand, length in episode.resumed:
+            assert turn.place is not None
+            said = spoken(agent.chat, self._text_of(turn))
+            self._conversation.resume(turn, strand, length, said.message)
+            self._texts.append(said.content)
+            prompt = strand.whole[: length - len(turn.written)]
+            self._resumed.setdefault(turn.place.digest, deque()).append((turn, prompt))
+
+    def _text_of(self, turn: CompletedTurn) -> str:
+        assert turn.place is not None
+        return self._chat.turn_text((turn.written[:-1] if turn.place.stopped else turn.written).tolist())
+
+    def _again(self, asked: TurnAsked, turn: CompletedTurn, prompt: Sequence[int]) -> _Ask:
+        """A request whose turn an earlier process has written."""
+        ask = _Ask()
+        watch = _Watch(self._chat, ask, 0, asked.stop)
+        watch.began(prompt)
+        watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
+        said = spoken(self._chat, watch.before_stop(self._text_of(turn)))
+        watch.finished(said)
+        assert turn.place is not None
+        choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped or watch.cut)
+        version = int(turn.policies[-1, 1])
+        ask.given = TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version)
+        return ask
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:
         """Turns, or parts of them."""
@@ -188,6 +224,9 @@ class ServedRollout:
         if asked.again and (known := self._same.get(digest)) is not None:
             self._asks[asked.ask] = known
             return known
+        if asked.count == 1 and (left := self._resumed.get(digest)):
+            ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
+            return ask
         ask = self._asks[asked.ask] = self._same[digest] = _Ask()
         self._lists_tools = self._lists_tools or asked.tools != "[]"
         self._taken_up(given)
@@ -230,7 +269,10 @@ class ServedRollout:
             )
             self._texts.append(said[0].content)
             watch.finished(said[0])
-            choices[number] = _choice(said[0], written, cut=watch.cut), written
+            stopped = written.stopped or watch.cut
+            choices[number] = _choice(said[0], written.tokens, written.logprobs, stopped=stopped), written
+            if self._told is not None:
+                self._told(written)
 
         refusal: tuple[Refusal, str] | None = None
         try:
@@ -270,8 +312,8 @@ def _first(group: BaseExceptionGroup[Exception]) -> Exception:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _choice(said: Spoken, written: Written, *, cut: bool) -> Choice:
-    finish: Finish = "stop" if written.stopped or cut else "length"
+def _choice(said: Spoken, tokens: Int32Vector, logprobs: Float32Vector, *, stopped: bool) -> Choice:
+    finish: Finish = "stop" if stopped else "length"
     if said.calls and finish == "stop":
         finish = "tool_calls"
     return Choice(
@@ -279,8 +321,8 @@ def _choice(said: Spoken, written: Written, *, cut: bool) -> Choice:
         said.reasoning,
         said.calls,
         finish,
-        written.tokens,
-        written.logprobs,
+        tokens,
+        logprobs,
     )
 
 
@@ -293,11 +335,13 @@ class ServedRollouts:
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     @asynccontextmanager
-    async def serving(self, agent: AgentLoop, episode: Episode) -> AsyncIterator[tuple[str, ServedRollout]]:
+    async def serving(
+        self, agent: AgentLoop, episode: Episode, told: Callable[[Written], None] | None = None
+    ) -> AsyncIterator[tuple[str, ServedRollout]]:
         """Within this block the rollout is served. Gives its key."""
         key = key_for(self._generator)
         async with trio.open_nursery() as nursery:
-            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery)
+            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery, told)
             try:
                 yield key, rollout
             finally:

@@ -10,12 +10,13 @@ would get none waits until turns under way are over; the engine bounds this wait
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
 
+from agent_rl.messages import TurnPlace
 from agent_rl.rollout.conversation import Message
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Written:
     policies: Int32Matrix
     stopped: bool
     text: str
+    place: TurnPlace
+    given: Sequence[int]
+    """The tokens before the turn; with one that begins a sequence, all."""
 
 
 def as_said(text: str) -> Message:
@@ -75,6 +79,8 @@ class TurnWriter:
         episode = self.episode
         plan, room = await self._place(conversation, planned)
         strand = conversation.open(plan, self.agent.policy)
+        begins = plan.strand is None or plan.cause is not None
+        given = strand.whole if begins else plan.tokens
         if episode.ended is not None:
             raise RolloutOver
         strand.room = room if max_tokens is None else min(room, max_tokens)
@@ -86,7 +92,9 @@ class TurnWriter:
             text = episode.wrote_text(*turn, stopped=stopped, strand=strand)
             stopped = stopped and (watch is None or not watch.cut)
             conversation.wrote(strand, said(text), stopped=stopped)
-            return Written(strand, *turn, stopped, text)
+            asked = plan.digests[-1], len(plan.digests)
+            place = TurnPlace(strand.number, begins, plan.cause, *asked, strand.side, stopped)
+            return Written(strand, *turn, stopped, text, place, given)
         finally:
             del self._writing[strand.number]
             strand.room = 0

@@ -158,10 +158,10 @@ def _openai_message(body: Any) -> str:
     return f"{error['message']} {error.get('code') or ''}"
 
 
-# A dialect: `body` makes a request of messages and tools in its own form, which `said`, `results`, `tool` and `image`
-# make. `read` gives the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to.
-# `without_reasoning` and `with_arguments` change a turn as clients do before they send it back. `delta` is the text in an
-# event. `message` is that of an error. `gathered` and `message` raise Failed for what has not the provider's shape.
+# A dialect: `body` makes a request of messages and tools, which `said`, `results`, `image` and `tool` make. `read` gives
+# the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is the text
+# in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back. `message` is
+# that of an error. `gathered` and `message` raise Failed for what does not have the provider's shape.
 
 
 class _OpenAI:

@@ -312,13 +312,11 @@ def _retry(talk: Talk) -> None:
     again = talk.ask(asked, headers=_retried(1))
     if first.text != again.text or first.tokens != again.tokens:
         raise Failed("the retry of an answered request is another turn")
-    asked = talk.user(f"{RANDOM} is my number, and it is long enough to be lost.", "chars", pace=20)
+    asked = talk.user(f"{RANDOM} is my number, which may be lost.", "chars", pace=15)
+    begun = ""
     with talk.events(asked) as events:
-        begun = ""
-        for event in events:
+        while len(begun) < 8 and (event := next(events, None)):
             begun += talk.delta(event)
-            if len(begun) >= 8:
-                break
     again = talk.stream(asked, headers=_retried(1))
     if not again.text.startswith(begun[:8]):
         raise Failed("the retry of a request that broke off is another turn")
@@ -635,7 +633,7 @@ def _keepalive(talk: Talk) -> None:
 
 @_check(23, "deltas come while the model writes")
 def _true_streaming(talk: Talk) -> None:
-    reply = talk.stream(talk.user("one two three four five six seven eight nine ten", pace=50))
+    reply = talk.stream(talk.user("one two three four five six seven", pace=50))
     if not reply.deltas:
         raise Failed("no delta has text")
     if reply.deltas[0][0] > reply.seconds / 2:
@@ -647,7 +645,8 @@ def _disconnect(talk: Talk) -> None:
     chain = _Chain(talk)
     chain.next("Two files.")
     with talk.events([*chain.messages, *talk.user("one two three four five six", pace=50)]) as events:
-        next(event for event in events if talk.delta(event))
+        if not any(talk.delta(event) for event in events):
+            raise Failed("the stream ended without text")
     chain.next("Three.")
     time.sleep(0.1)
     chain.next("Done.")

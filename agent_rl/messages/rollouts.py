@@ -117,6 +117,30 @@ class EnvironmentMessage:
     content: str
 
 
+BranchCause: TypeAlias = Literal["rewrite", "again", "sub_agent", "compaction", "side_call"]
+"""``rewrite``: what was said before was changed; ``again``: the model was asked once more; ``sub_agent``: a
+conversation of its own; ``compaction``: one that goes on from the model's own summary; ``side_call``: what an agent
+asks beside its task, as a title."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlace:
+    """Where a turn of an agent at the gateway stands.
+
+    ``strand`` numbers its sequence. ``begins``: the turn begins it, and ``cause`` says why, where it is a branch.
+    ``digest`` is that of the ``said`` messages that asked for the turn. ``side``: it is beside the rollout's task.
+    ``stopped``: it may be continued.
+    """
+
+    strand: int
+    begins: bool
+    cause: BranchCause | None
+    digest: bytes
+    said: int
+    side: bool
+    stopped: bool
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedTurn:
     """A turn of the model with the answer of tools or environment: with all turns before, a rollout can go on from it.
@@ -126,6 +150,8 @@ class CompletedTurn:
     ``answer`` [g], appended under ``policy``. ``state`` and ``tool_states`` are snapshots of the environment and of
     tools that the turn has changed. ``seconds`` count from the rollout's start. ``after`` and ``before`` are checksums
     of the rollout up to this turn and the turn before, so that turns of two runs of one rollout are never joined.
+
+    With a ``place``, ``answer`` are the tokens given before the turn: all of them, where it begins a sequence.
     """
 
     number: int
@@ -141,6 +167,7 @@ class CompletedTurn:
     state: bytes
     tool_states: dict[str, bytes]
     seconds: float
+    place: TurnPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +272,6 @@ class TagCounts:
     answers_closed: int = 0
     answers: int = 0
     turns: int = 0
-
-
-BranchCause: TypeAlias = Literal["rewrite", "again", "sub_agent", "compaction", "side_call"]
-"""``rewrite``: what was said before was changed; ``again``: the model was asked once more; ``sub_agent``: a
-conversation of its own; ``compaction``: one that goes on from the model's own summary; ``side_call``: what an agent
-asks beside its task, as a title."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ import numpy as np
 from agent_rl.config.plugins import ContractError
 from agent_rl.environments.judging import sound_message
 from agent_rl.messages import BranchCause, EnvironmentMessage
+from agent_rl.rollout.episode import longest_common
 
 if TYPE_CHECKING:
-    from agent_rl.messages import PolicyVersion, Problem
+    from agent_rl.messages import CompletedTurn, PolicyVersion, Problem
     from agent_rl.rollout.episode import Episode, Strand
     from agent_rl.rollout.prompts import ChatFormat
 
@@ -126,9 +127,12 @@ class Conversation:
         else:
             said = given[mark.said :]
             prompt = mark.strand.whole[: mark.length] + (self._speech.later(said, mark.turn) if said else [])
-        found = [(common_length(each.whole, prompt), -each.number, each) for each in episode.strands]
-        shared, _, parent = max(found)
-        why: BranchCause = "again" if mark is not None and mark.asks else "rewrite" if mark is not None else cause
+        parent, shared = longest_common(episode.strands, prompt)
+        why = cause
+        if mark is not None and mark.asks:
+            why = "again"
+        elif any(digest in self._marks for digest in digests):
+            why = "rewrite"
         if not self._marks and self._cause is not None:
             why = self._cause
         return Plan(digests, prompt[shared:], said, parent, shared, why)
@@ -138,8 +142,7 @@ class Conversation:
         digests = (blake2b(np.array(tokens, dtype=np.int32).tobytes(), digest_size=16).digest(),)
         if not self._marks and self._cause is None:
             return Plan(digests, tokens, ())
-        found = [(common_length(each.whole, tokens), -each.number, each) for each in self._episode.strands]
-        shared, _, parent = max(found)
+        parent, shared = longest_common(self._episode.strands, tokens)
         mark = self._open.get(parent.number)
         if mark is not None and not mark[1].asks and shared == mark[1].length < len(tokens):
             return Plan(digests, tokens[shared:], (), parent, shared)
@@ -169,6 +172,15 @@ class Conversation:
             digest = _digest(before, turn)
             self._marked(digest, Mark(strand, mark.said + 1, len(strand.whole), asks=False, turn=turn))
 
+    def resume(self, turn: CompletedTurn, strand: Strand, length: int, said: Message) -> None:
+        """A turn of an earlier process stands in the strand, after its first ``length`` tokens with the answer."""
+        assert turn.place is not None
+        start = length - len(turn.written)
+        self._marked(turn.place.digest, Mark(strand, turn.place.said, start, asks=True, turn=Message("", "")))
+        if turn.place.stopped:
+            digest = _digest(turn.place.digest, said)
+            self._marked(digest, Mark(strand, turn.place.said + 1, length, asks=False, turn=said))
+
     def _marked(self, digest: bytes, mark: Mark) -> None:
         self._marks.setdefault(digest, []).append(mark)
         self._open[mark.strand.number] = (digest, mark)
@@ -193,11 +205,6 @@ def _digests(messages: Sequence[Message]) -> tuple[bytes, ...]:
     for message in messages:
         found.append(_digest(found[-1], message))
     return tuple(found[1:])
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def sound_messages(messages: object) -> tuple[Message, ...]:

@@ -40,6 +40,7 @@ from agent_rl.messages import (
     TrajectoryStatus,
     Transcript,
     TurnObserved,
+    TurnPlace,
 )
 from agent_rl.rollout.completed import answered, chain_fault, checksum, prompt_check, runs_of, token_by_token
 from agent_rl.rollout.parsing import AnyCall, MalformedCall
@@ -87,6 +88,18 @@ class RolloutTally:
         self.by_status[trajectory.status] += 1
         self.by_outcome.update(call.outcome for call in trajectory.transcript.calls)
         self.responses_cut += sum(call.cut for call in trajectory.transcript.calls)
+
+
+def longest_common(strands: Sequence[Strand], tokens: Sequence[int]) -> tuple[Strand, int]:
+    """The first of the strands that begin with the most of ``tokens``, and how many."""
+    found = [(common_length(each.whole, tokens), -each.number, each) for each in strands]
+    shared, _, strand = max(found)
+    return strand, shared
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +168,8 @@ class Episode:
         self.tool_states: dict[str, bytes] = {}
         """The last snapshots of tools with state, by tool."""
         self.completed: list[CompletedTurn] = []
+        self.resumed: list[tuple[CompletedTurn, Strand, int]] = []
+        """Turns that were taken in by `resume_at`, each with its strand and the strand's length after it."""
         self.seconds = 0.0
         """Seconds that the rollout took at other generators, up to the turns that were taken in."""
         self._complete: tuple[int, int, dict[str, bytes]] = (0, 0, {})
@@ -412,6 +427,63 @@ class Episode:
         )
         self._completed(made)
         return made
+
+    def complete_at(self, strand: Strand, place: TurnPlace, given: Sequence[int], seconds: float) -> CompletedTurn:
+        """The last turn, of an agent at the gateway, which was written in this strand after the tokens ``given``."""
+        before = self.completed[-1].after if self.completed else prompt_check(())
+        calls, replies, _ = self._complete
+        answer = np.array(given, dtype=np.int32)
+        written, logprobs, policies = strand.parts[-1], strand.logprobs[-1], runs_of(strand.policies[-1])
+        made = CompletedTurn(
+            number=self.turns,
+            before=before,
+            after=checksum(before, (written, logprobs, policies, answer), b"", {}),
+            written=written,
+            logprobs=logprobs,
+            policies=policies,
+            answer=answer,
+            policy=self._answered_under,
+            calls=tuple(self._records[calls:]),
+            replies=tuple(self._replies[replies:]),
+            state=b"",
+            tool_states={},
+            seconds=self.seconds + seconds,
+            place=place,
+        )
+        self._completed(made)
+        return made
+
+    def resume_at(self, turns: Sequence[CompletedTurn]) -> str:
+        """As `resume`, with turns of an agent at the gateway."""
+        if fault := chain_fault(prompt_check(()), turns):
+            return fault
+        strands: dict[int, Strand] = {}
+        for turn in turns:
+            place, given = turn.place, turn.answer.tolist()
+            if place is None or not (place.begins or place.strand in strands):
+                return f"turn {turn.number} has no place"
+            if not place.begins:
+                strand = strands[place.strand]
+                self._append_given(given, turn.policy, strand)
+            elif not strands:
+                self.begin(given)
+                strand = strands[place.strand] = self._first
+            else:
+                parent, shared = longest_common(self.strands, given)
+                strand = self.branch(parent, shared, given[shared:], turn.policy, place.cause or "rewrite")
+                strands[place.strand] = strand
+            if self.ended is not None:
+                return f"{len(turns)} turns leave no room for another"
+            strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
+            self._texts.append(self._chat.turn_text((turn.written[:-1] if place.stopped else turn.written).tolist()))
+            strand.turns.append(len(self._texts))
+            strand.side = place.side
+            self._records.extend(turn.calls)
+            self._replies.extend(turn.replies)
+            self.seconds = turn.seconds
+            self._completed(turn)
+            self.resumed.append((turn, strand, len(strand.whole)))
+        return "" if self.may_go_on else f"{len(turns)} turns are all that it may have"
 
     def _completed(self, turn: CompletedTurn) -> None:
         self.completed.append(turn)

@@ -16,12 +16,13 @@ forward pass, all new tokens of the sequences that join.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from actors.engines.base import EngineError, TurnResult
+from actors.engines.base import TELL_SECONDS, EngineError, TurnResult
 from actors.engines.torch.kv_cache import ForwardStep, HostCache, Kept
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
@@ -93,6 +94,7 @@ class Decoder:
         self._turns: dict[int, SequenceTurn] = {}
         self._slots: dict[str, int] = {}
         self._parked: dict[str, int] = {}
+        self._tell_next = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -219,14 +221,21 @@ class Decoder:
         return [self._finish(slot, finish) for slot, finish in ended]
 
     def news(self) -> list[News]:
-        """What turns under way with a listener wrote since the last call. The rest of a turn that ends is untold."""
-        news = []
+        """What turns under way with a listener wrote since it was told last. The rest of a turn that ends is not told.
+
+        Nothing before TELL_SECONDS have passed: to tell each token halves the speed of a small model.
+        """
+        news: list[News] = []
+        if time.monotonic() < self._tell_next:
+            return news
         for slot, turn in self._turns.items():
             if turn.request.wrote is not None:
                 written = self._sequences.written(slot, turn.told)
                 if len(written[0]):
                     turn.told += len(written[0])
                     news.append((turn, written))
+        if news:
+            self._tell_next = time.monotonic() + TELL_SECONDS
         return news
 
     def _admit(self) -> None:

@@ -2,8 +2,7 @@
 
 The trio thread and the decoding thread share a queue of commands (trio to decoder), callbacks with complete turns
 (decoder to trio, at most one for each step), and immutable values. So trio's event loop and its heartbeats continue
-while torch computes. All listeners are told in one callback, after the first step since TELL_SECONDS: a callback for each
-step would slow small models down.
+while torch computes. The listeners of turns are all told in one callback.
 """
 
 from __future__ import annotations
@@ -19,16 +18,7 @@ import numpy as np
 import torch
 import trio
 
-from actors.engines.base import (
-    TELL_SECONDS,
-    EngineError,
-    EngineFigures,
-    EngineLimits,
-    ModelError,
-    PassTable,
-    TurnRequest,
-    TurnResult,
-)
+from actors.engines.base import EngineError, EngineFigures, EngineLimits, ModelError, PassTable, TurnRequest, TurnResult
 from actors.engines.torch.decode import Decoder, News
 from actors.engines.torch.model import CausalModel, check_ties, read_weights
 from actors.engines.torch.sequences import SequenceTurn
@@ -334,14 +324,12 @@ class TorchEngine:
             raise ModelError(str(error)) from error
 
     def _decode(self, decoder: Decoder, token: trio.lowlevel.TrioToken) -> None:
-        busy, passes, told = 0.0, PassTable(), 0.0
+        busy, passes = 0.0, PassTable()
         while (began := self._perform(decoder)) is not None:
             ended = self._step(decoder, passes) if decoder.has_work else []
             busy += time.perf_counter() - began
             self._publish(decoder, busy, passes.table)
-            due = self._listeners and time.perf_counter() > told + TELL_SECONDS
-            if due and (news := decoder.news()):
-                told = time.perf_counter()
+            if self._listeners and (news := decoder.news()):
                 token.run_sync_soon(self._tell, news)
             if ended:
                 token.run_sync_soon(self._deliver, ended)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.turns import Written
 from actors.testing import running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.load import load_topology
-from agent_rl.messages import PolicyVersion, Sampling
+from agent_rl.messages import CompletedTurn, PolicyVersion, Sampling
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.end_to_end.topologies import write_micro
@@ -33,16 +39,42 @@ class Stand:
         self.url, self.generator, self.engine = url, generator, engine
 
     @asynccontextmanager
-    async def rollout(self, *, tokens: int = 100_000, turns: int = 1000) -> AsyncIterator[tuple[str, Episode]]:
-        """Within the block a rollout is served. Gives its key and its episode."""
+    async def rollout(
+        self, *, tokens: int = 100_000, turns: int = 1000, kept: list[CompletedTurn] | None = None
+    ) -> AsyncIterator[tuple[str, Episode]]:
+        """Within the block a rollout is served. Gives its key and its episode.
+
+        It goes on from the turns ``kept``, and appends those that are written.
+        """
         episode = Episode(
             builders.request(sampling=Sampling(1.0, tokens, turns)),
             self.generator._chat,
             self.generator._engine.longest,
             begun=False,
         )
-        async with self.generator._served_rollouts.serving(self.generator._loop, episode) as (key, _):
+        assert not kept or not episode.resume_at(kept)
+
+        def told(written: Written) -> None:
+            if kept is not None:
+                kept.append(episode.complete_at(written.strand, written.place, written.given, 1.0))
+
+        async with self.generator._served_rollouts.serving(self.generator._loop, episode, told) as (key, _):
             yield key, episode
+
+    async def post(
+        self, key: str, body: Any, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Status and JSON of a reply; of a stream, its text."""
+        return await trio.to_thread.run_sync(partial(self._post, key, body, path, headers or {}))
+
+    def _post(self, key: str, body: Any, path: str, headers: dict[str, str]) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, data, {"Authorization": f"Bearer {key}", **headers})
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        connection.close()
+        return reply.status, text if reply.headers.get_content_type() != "application/json" else json.loads(text)
 
 
 @asynccontextmanager
@@ -57,10 +89,9 @@ async def stand(folder: Path, script: Any, *, longest: int = 100_000, **settings
 
     class Scripted(RolloutGenerator):
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            made = ScriptedEngine(
+            return ScriptedEngine(
                 model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest, made=engines.append
             )
-            return made
 
     async with stand_ins(topology, "rollout_generator", "gateway") as stage:
         stage["learner"].announce("policy", "rollout_generator.0").set(builders.published(3))

@@ -120,10 +120,10 @@ class Naive(ThreadingHTTPServer):
 
     def render(self, said, tools: str) -> list[int]:
         tokens = encode(tools) if tools else []
-        if "other_frame" in self.faults:
-            tokens = [10 + secrets.randbelow(256) for _ in range(8)]
         for each in said:
-            calls = [f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>' for name, text in each.calls]
+            calls = [
+                f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>' for name, text in each.calls
+            ]
             thought = f"<think>\n{each.reasoning}\n</think>\n\n" if each.reasoning else ""
             text = thought + "\n".join(filter(None, (each.content, *calls)))
             tokens += [START, *encode(each.role + "\n")]
@@ -139,6 +139,8 @@ class Naive(ThreadingHTTPServer):
         head = tools if "exact_tools" in self.faults else "".join(sorted(tools))
         same = (head, *map(self.same, said))
         begin = [START, *encode("assistant\n")]
+        if "other_frame" in self.faults:
+            return encode(secrets.token_hex(8)) + self.render(said, tools) + begin, same
         for count in range(len(said), 0, -1):
             tokens = rollout.known.get(same[: count + 1])
             if tokens is not None and "renders_again" not in self.faults:
@@ -321,9 +323,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.dialect == "anthropic":
             thought = [{"type": "thinking", "thinking": said.reasoning, "signature": ""}]
             text = [{"type": "text", "text": said.content}]
-            calls = [{"type": "tool_use", "id": own, "name": name, "input": json.loads(args)} for own, (name, args) in both]
+            calls = [
+                {"type": "tool_use", "id": own, "name": name, "input": json.loads(args)} for own, (name, args) in both
+            ]
         elif self.dialect == "responses":
-            thought = [{"type": "reasoning", "id": "rs", "content": [{"type": "reasoning_text", "text": said.reasoning}]}]
+            thought = [
+                {"type": "reasoning", "id": "rs", "content": [{"type": "reasoning_text", "text": said.reasoning}]}
+            ]
             parts = [{"type": "output_text", "text": said.content}]
             text = [{"type": "message", "id": "m", "role": "assistant", "content": parts}]
             calls = [
@@ -349,7 +355,13 @@ class Handler(BaseHTTPRequestHandler):
             cut = turn.finish == "length"
             head = {"id": turn.name, "output": self.items(turn), "status": "incomplete" if cut else "completed"}
             usage = self.usage(turns, "input_tokens", "output_tokens")
-            return {**head, "incomplete_details": {"reason": "max_output_tokens"}, "usage": usage, **prompt, **self.ids(turn)}
+            return {
+                **head,
+                "incomplete_details": {"reason": "max_output_tokens"},
+                "usage": usage,
+                **prompt,
+                **self.ids(turn),
+            }
         choices = []
         for number, each in enumerate(turns):
             message = {"role": "assistant", "content": each.said.content}

@@ -1,0 +1,241 @@
+"""Agents at the gateway: their conversations as trees of tokens, what is trained, and what bad requests get."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from actors.rollout_generator.agent_loop import EnvironmentFaultError
+from actors.rollout_generator.harness import HarnessRun
+from agent_rl.config.topology import Harness
+from agent_rl.messages import CompletedTurn, Sampling
+from agent_rl.rollout.episode import Episode
+from tests import builders
+from tests.actors.gateway.stand import Stand, stand
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+CALL = 'I look. <tool_call>{"name": "look", "arguments": {"where": "here",  "deep": false}}</tool_call>'
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def trained(episode: Episode) -> list[int]:
+    body = episode.trajectory(generator="g", seconds=0.0).unpack()
+    return [int(token) for token in body.tokens[body.loss_mask == 1]]
+
+
+def written(at: Stand) -> list[int]:
+    return [token for turns in at.engine.written.values() for turn in turns for token in turn]
+
+
+async def answer(at: Stand, key: str, messages: list[Any], **more: Any) -> dict[str, Any]:
+    status, body = await at.post(key, {"model": "agent-rl", "messages": messages, "return_token_ids": True, **more})
+    assert status == 200, body
+    return body
+
+
+async def test_a_history_that_goes_on_continues_the_very_tokens(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda number, _: CALL if number == 1 else f"turn {number}") as at, at.rollout() as each:
+        key, episode = each
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, user("Go.")]
+        first = await answer(at, key, messages, tools=TOOLS)
+        said = first["choices"][0]["message"]
+        assert (said["content"], first["choices"][0]["finish_reason"]) == ("I look.", "tool_calls")
+        call = said["tool_calls"][0]
+        call["function"]["arguments"] = '{"deep":false,"where":"here"}'  # as another client would write it
+        messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "nothing <tool_call>"}, user("And?")]
+        second = await answer(at, key, messages, tools=TOOLS)
+        before = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+        assert second["prompt_token_ids"][: len(before)] == before
+        assert (len(episode.strands), episode.strands[0].turns) == (1, [1, 2])
+        assert trained(episode) == written(at)
+        assert second["usage"]["prompt_tokens"] == len(second["prompt_token_ids"])
+        assert "&lt;tool_call>" in at.engine.decode(second["prompt_token_ids"])
+
+
+async def test_what_changes_the_history_branches_for_a_named_reason(tmp_path: Path) -> None:
+    texts = ["a summary of what was said", "turn two", "turn three", "turn four", "a title"]
+    async with stand(tmp_path, lambda *_: texts[len(at.engine.requests) - 1]) as at, at.rollout() as each:
+        key, episode = each
+        await answer(at, key, [user("Sum up.")], tools=TOOLS)
+        await answer(at, key, [user(f"So far: {texts[0]}. Go on.")], tools=TOOLS)
+        await answer(at, key, [user("Another task.")], tools=TOOLS)
+        await answer(at, key, [user("Another task.")], tools=TOOLS)
+        await answer(at, key, [user("Name this.")], model="small-model")
+        made = episode.trajectory(generator="g", seconds=0.0)
+        assert [branch.cause for branch in made.branches] == ["compaction", "sub_agent", "again", "side_call"]
+        aside = at.engine.written["0-0/0+4"] if "0-0/0+4" in at.engine.written else list(at.engine.written.values())[-1]
+        assert made.excluded == {"side_call": sum(map(len, aside))}
+        assert made.written == len(written(at)) == len(trained(episode)) + made.excluded["side_call"]
+
+
+async def test_a_summary_is_trained_where_the_agent_goes_on_with_it(tmp_path: Path) -> None:
+    texts = ["turn one", "what happened so far", "turn three"]
+    async with stand(tmp_path, lambda *_: texts[len(at.engine.requests) - 1]) as at, at.rollout() as each:
+        key, episode = each
+        await answer(at, key, [user("Go.")], tools=TOOLS)
+        await answer(at, key, [user("Sum up: ...")])
+        assert episode.excluded
+        await answer(at, key, [user(f"Before: {texts[1]}")], tools=TOOLS)
+        assert not episode.excluded
+        assert trained(episode) == written(at)
+
+
+async def test_a_repeated_request_gets_the_turn_that_was_lost(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at, at.rollout() as each:
+        key, episode = each
+        body = {"model": "agent-rl", "messages": [user("Go.")]}
+        for retries, turns in (("0", 1), ("1", 1), ("2", 1), ("0", 2)):
+            status, reply = await at.post(key, body, headers={"X-Stainless-Retry-Count": retries})
+            assert (status, reply["choices"][0]["message"]["content"]) == (200, f"turn {turns}")
+        assert episode.turns == 2
+
+
+async def test_several_turns_at_once_are_each_trained_and_continued(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at, at.rollout() as each:
+        key, episode = each
+        reply = await answer(at, key, [user("Go.")], n=3, max_tokens=20)
+        texts = [choice["message"]["content"] for choice in reply["choices"]]
+        assert sorted(texts) == ["turn 1", "turn 2", "turn 3"]
+        for text in texts:
+            await answer(at, key, [user("Go."), {"role": "assistant", "content": text}, user("On.")])
+        assert sorted(len(strand.turns) for strand in episode.strands) == [2, 2, 2]
+        assert sorted(trained(episode)) == sorted(written(at))
+
+
+async def test_a_stop_string_cuts_a_turn_which_is_then_not_continued(tmp_path: Path) -> None:
+    async with (
+        stand(tmp_path, lambda number, _: "one STOP two" if number == 1 else "three") as at,
+        at.rollout() as each,
+    ):
+        key, episode = each
+        reply = await answer(at, key, [user("Go.")], stop=["STOP"])
+        assert reply["choices"][0]["message"]["content"] == "one "
+        assert at.engine.decode(reply["choices"][0]["token_ids"]).startswith("one STOP")
+        said = {"role": "assistant", "content": "one "}
+        await answer(at, key, [user("Go."), said, user("On.")])
+        assert [strand.cause for strand in episode.strands[1:]] == ["rewrite"]
+
+
+async def test_a_rollout_goes_on_at_another_generator_with_the_turns_that_were_written(tmp_path: Path) -> None:
+    kept: list[CompletedTurn] = []
+    asked = [[user("Go.")], [user("Other.")], [user("Go.")]]
+    async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at:
+        async with at.rollout(kept=kept) as (key, first):
+            before = [await answer(at, key, messages) for messages in asked]
+            said = {"role": "assistant", "content": "turn 1"}
+            on = [user("Go."), said, user("On.")]
+            before.append(await answer(at, key, on))
+        async with at.rollout(kept=list(kept)) as (key, second):
+            after = [await answer(at, key, messages) for messages in (*asked, on)]
+            assert len(at.engine.requests) == 4
+            for one, other in zip(before, after, strict=True):
+                assert (one["choices"], one["prompt_token_ids"]) == (other["choices"], other["prompt_token_ids"])
+            bodies = [each.trajectory(generator="g", seconds=0.0).unpack() for each in (first, second)]
+            for one, other in zip(*bodies, strict=True):
+                np.testing.assert_array_equal(one, other)
+            said = {"role": "assistant", "content": "turn 4"}
+            fifth = await answer(at, key, [*on, said, user("Still?")])
+            assert fifth["choices"][0]["message"]["content"] == "turn 5"
+            assert second.strands[0].turns == [1, 4, 5]
+
+
+async def test_bad_requests_get_their_providers_errors(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "turn", longest=200) as at:
+        async with at.rollout(tokens=150) as (key, _):
+            chat, other = "/v1/chat/completions", "/v1/messages"
+            image = [{"type": "image_url", "image_url": {"url": "data:,x"}}]
+            for body, path, status, part in (
+                (b"{", chat, 400, "JSON"),
+                ({"messages": []}, chat, 400, "messages"),
+                ({"messages": [user("x")], "temprature": 1}, chat, 400, "temperature"),
+                ({"messages": [{"role": "user", "content": image}]}, chat, 400, "image"),
+                ({"messages": [user("x" * 500)]}, chat, 400, "context_length_exceeded"),
+                ({"messages": [user("x" * 500)], "max_tokens": 5}, other, 400, "prompt is too long"),
+                ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, chat, 400, "last message"),
+                ({"messages": [user("x")]}, "/v1/completions", 404, "/v1/chat/completions"),
+            ):
+                found, reply = await at.post(key, body, path)
+                assert found == status, reply
+                assert part in str(reply)
+                assert ("type" in reply) == (path == other)
+            found, reply = await at.post("sk-1234", {"messages": [user("x")]})
+            assert (found, "sk-1234" in str(reply)) == (401, False)
+        found, reply = await at.post(key, {"messages": [user("x")]})
+        assert (found, reply["error"]["code"]) == (409, "rollout_concluded")
+
+
+async def test_a_client_that_leaves_and_one_that_is_slow_harm_nobody(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "a long turn " * 20, body_bytes=5000) as at, at.rollout() as each:
+        key, episode = each
+        host, port = at.url.removeprefix("http://").split(":")
+
+        def leave(data: bytes) -> None:
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(data)
+
+        body = b'{"stream": true, "messages": [{"role": "user", "content": "Go."}]}'
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n".encode()
+        for data in (b"", b"\x00\xff\r\n\r\n", head, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)):
+            await trio.to_thread.run_sync(leave, data)
+        status, _ = await at.post(key, {"messages": [user("x" * 6000)]})
+        assert status == 413
+        status, text = await at.post(key, {"stream": True, "messages": [user("Go.")]})
+        assert (status, text.count("[DONE]")) == (200, 1)
+        assert trained(episode) == written(at)
+
+
+HARNESS = """
+import json, os, sys, urllib.request
+assert "SECRET" not in os.environ and not os.listdir(".")
+body = json.dumps({"model": os.environ["AGENT_RL_MODEL"], "messages": [{"role": "user", "content": sys.argv[1]}]})
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), headers)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"], sys.argv[2])
+"""
+
+
+def harnessed(at: Stand, **given: Any) -> tuple[HarnessRun, Episode]:
+    generator = at.generator
+    environment = next(iter(generator._environments.values()))
+    environment.harness = Harness(**given)
+    episode = Episode(
+        builders.request(sampling=Sampling(1.0, 1000, 10)), generator._chat, generator._engine.longest, begun=False
+    )
+    return HarnessRun(generator._loop, generator._served_rollouts, environment, at.url), episode
+
+
+async def test_a_harness_runs_alone_and_its_output_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        run, episode = harnessed(at, command=(sys.executable, "-c", HARNESS, "{prompt}", "with {model}"))
+        await run.run(episode)
+        assert (episode.ended, episode.turns) == ("finished", 1)
+        assert episode.transcript.replies[-1].content == "a turn with agent-rl\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("no-such-program",), "its harness 'no-such-program' cannot be started"),
+        (
+            (sys.executable, "-c", "print('hello'); exit(3)"),
+            "asked for no turn; it ended with status 3 and wrote: hello",
+        ),
+        ((sys.executable, "-c", "import time; time.sleep(60)"), "no end within 1 s"),
+    ],
+)
+async def test_a_harness_at_fault_loses_its_rollout(tmp_path: Path, command: Any, message: str) -> None:
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        run, episode = harnessed(at, command=command, seconds=1.0 if "sleep" in command[-1] else 60.0)
+        with pytest.raises(EnvironmentFaultError) as raised:
+            await run.run(episode)
+        assert message in str(raised.value)

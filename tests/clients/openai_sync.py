@@ -1,0 +1,44 @@
+"""openai: Chat Completions."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+from weather import FUNCTION, MODEL, QUESTIONS, SYSTEM, tell, weather
+
+# What a model under training doesn't heed must not fail.
+PARAMETERS = {
+    "temperature": 0.2,
+    "top_p": 0.9,
+    "seed": 7,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "logit_bias": {"50256": -100},
+    "reasoning_effort": "low",
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "max_completion_tokens": 2000,
+    "user": "someone",
+    "metadata": {"purpose": "test"},
+    "store": False,
+}
+
+client = openai.OpenAI()
+messages = [{"role": "system", "content": SYSTEM}]
+answers = []
+for question in QUESTIONS:
+    messages.append({"role": "user", "content": question})
+    while True:
+        reply = client.chat.completions.create(
+            model=MODEL, messages=messages, tools=[{"type": "function", "function": FUNCTION}], **PARAMETERS
+        )
+        message = reply.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            result = weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    answers.append(message.content)
+tell(*answers, finish=reply.choices[0].finish_reason, listed=[each.id for each in client.models.list()])
