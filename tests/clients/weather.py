@@ -32,5 +32,5 @@ def weather(city: str, days: int) -> str:
 
 
 def tell(*answers: str, **more: object) -> None:
-    """Tell what was seen."""
-    sys.stdout.write(json.dumps({"calls": CALLS, "answers": answers, **more}) + "\n")
+    """Tell what was seen, on a line of its own."""
+    sys.stdout.write("\n" + json.dumps({"calls": CALLS, "answers": answers, **more}) + "\n")
