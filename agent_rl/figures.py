@@ -74,6 +74,8 @@ class StepFigures:
     """Seconds until a group was dropped as stale, as the mean over those dropped since the last step."""
     delivered: dict[str, int] = field(default_factory=dict)
     """Sampled tokens: all (``sampled``), those that are trained, and the others by cause."""
+    lists_tools: bool = False
+    """Whether an agent at the gateway lists tools."""
     branches: dict[str, int] = field(default_factory=dict)
     """Branches of rollouts, by cause."""
 

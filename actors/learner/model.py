@@ -251,7 +251,8 @@ class TrainedModel:
         if isinstance(self.store, KeptWeights):
             self.store.join(ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)
-        self.tools = any(self._environments.toolboxes.values())
+        boxes = self._environments.toolboxes.items()
+        self.tools = any(box for name, box in boxes if self._environments[name].harness is None)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
         restored = self.checkpoints.restore(
             self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)

@@ -25,10 +25,11 @@ import trio
 from actors.engines.base import EngineError
 from actors.rollout_generator.turns import RolloutOver, TurnWriter
 from agent_rl.config.plugins import ContractError
-from agent_rl.messages import Choice, Finish, Refusal, TurnAsked, TurnGiven, TurnPart
+from agent_rl.messages import Choice, Finish, Refusal, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
 from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
+from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.rollout.said import GatewaySpeech, Spoken, Unfolding, messages_of, said_in, spoken, spoken_so_far
 
@@ -162,7 +163,6 @@ class ServedRollout:
         self._asks: dict[str, _Ask] = {}
         self._same: dict[bytes, _Ask] = {}
         """The newest request by the digest of its messages."""
-        self._lists_tools = False
         self._texts: list[str] = []
         self._told = told
         self._resumed: dict[bytes, deque[tuple[CompletedTurn, Sequence[int]]]] = {}
@@ -228,7 +228,7 @@ class ServedRollout:
             ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
             return ask
         ask = self._asks[asked.ask] = self._same[digest] = _Ask()
-        self._lists_tools = self._lists_tools or asked.tools != "[]"
+        self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
         self._taken_up(given)
         self._nursery.start_soon(partial(self._write, ask, asked, planned, side=side))
         return ask
@@ -238,7 +238,11 @@ class ServedRollout:
         listed where others list some.
         """
         other = asked.model not in {"", MODEL} and not asked.model.endswith(f"/{MODEL}")
-        return other or asked.max_tokens == 1 or (self._lists_tools and asked.tools == "[]" and not len(asked.tokens))
+        return (
+            other
+            or asked.max_tokens == 1
+            or (self.episode.lists_tools and asked.tools == "[]" and not len(asked.tokens))
+        )
 
     def _cause(self, given: Sequence[Message], *, side: bool) -> BranchCause:
         """Why messages that continue nothing begin a conversation."""
@@ -262,6 +266,7 @@ class ServedRollout:
 
             def read(text: str) -> Message:
                 said.append(spoken(self._chat, watch.before_stop(text)))
+                self._record_calls(text)
                 return said[0].message
 
             written = await self._writer.write(
@@ -295,6 +300,16 @@ class ServedRollout:
             prompt = np.array(ask.prompt, dtype=np.int32)
             ask.given = TurnGiven(prompt=prompt, choices=tuple(each for each, _ in done), policy_version=version)
         ask.tell()
+
+    def _record_calls(self, text: str) -> None:
+        """The calls of the turn just written. The agent runs them, and nobody hears how they end."""
+        turn = self.episode.turns
+        for call in self._chat.sound_calls(text):
+            if isinstance(call, ParsedCall):
+                record = ToolCallRecord(turn, call.name, "success", 0.0, 0.0, arguments=call.arguments)
+            else:
+                record = ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
+            self.episode.called(record)
 
     def _ended(self) -> tuple[Refusal, str]:
         """Why no turn is written any more."""

@@ -23,6 +23,7 @@ from agent_rl.conformance.say import Mode, say
 
 MOST = 400
 """Tokens that a turn may have, where a check says nothing."""
+OPENING = "<think>\n"
 Json = dict[str, Any]
 
 
@@ -159,9 +160,9 @@ def _openai_message(body: Any) -> str:
 
 
 # A dialect: `body` makes a request of messages and tools, which `said`, `results`, `image` and `tool` make. `read` gives
-# the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is the text
-# in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back. `message` is
-# that of an error. `gathered` and `message` raise Failed for what does not have the provider's shape.
+# the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is the
+# text in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back.
+# `message` is that of an error. `gathered` and `message` raise Failed for what does not have the provider's shape.
 
 
 class _OpenAI:
@@ -422,8 +423,9 @@ EXTRAS: tuple[Json, ...] = ({"return_token_ids": True, "logprobs": True}, {"retu
 class Talk:
     """One dialect of a gateway, with one rollout's key. What a check works with.
 
-    ``extras``: keys of each request. ``silence``: seconds that a stream may send nothing. ``context``: tokens that the
-    model reads at most; 0: not known. ``end``: ends the rollout; None: nothing here can.
+    ``extras``: keys of each request. ``thinks``: the chat template begins the model's turn with ``<think>``. ``silence``:
+    seconds that a stream may send nothing. ``context``: tokens that the model reads at most; 0: not known. ``end``: ends
+    the rollout; None: nothing here can.
     """
 
     client: Client
@@ -431,18 +433,24 @@ class Talk:
     key: str
     model: str
     extras: Json
+    thinks: bool = False
     silence: float = 10.0
     context: int = 0
     end: Callable[[], None] | None = None
 
     def user(self, text: str, mode: Mode = "plain", pace: int = 0, *, before: str = "") -> list[Json]:
         """A user's message by which the model writes ``text``. ``before`` stands in front of the directive."""
-        return self.dialect.said("user", f"{before} ({secrets.token_hex(6)}) {say(text, mode, pace)}")
+        return self.dialect.said("user", self._told(text, mode, pace, before))
 
     def results(self, calls: Sequence[Call], text: str, mode: Mode = "plain", *, before: str = "") -> list[Json]:
         """Results of all calls, by which the model writes ``text``."""
-        told = f"{before} ({secrets.token_hex(6)}) {say(text, mode)}"
+        told = self._told(text, mode, 0, before)
         return self.dialect.results([*((call, "a.txt") for call in calls[:-1]), (calls[-1], told)])
+
+    def _told(self, text: str, mode: Mode, pace: int, before: str) -> str:
+        if self.thinks and mode in {"plain", "chars"}:
+            text = text.removeprefix(OPENING) if text.startswith(OPENING) else f"</think>\n\n{text}"
+        return f"{before} ({secrets.token_hex(6)}) {say(text, mode, pace)}"
 
     def tool(self, name: str, parameters: Json) -> Json:
         """A tool in this dialect."""

@@ -31,7 +31,7 @@ class KitError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check in a dialect. ``trap`` is 0 where there is none; ``dialect`` is empty where none shows it."""
+    """The result of a check in a dialect. ``trap`` is 0 for none; ``dialect`` is empty where replies do not show it."""
 
     trap: int
     check: str
@@ -64,11 +64,11 @@ def run(
     make = new_key or (lambda: key)
 
     @contextmanager
-    def talking(dialect: Dialect, extras: Json) -> Iterator[Talk]:
+    def talking(dialect: Dialect, extras: Json, thinks: bool) -> Iterator[Talk]:  # noqa: FBT001 - as the tuple has it
         own = make()
         close = partial(end, own) if end and new_key else None
         try:
-            yield Talk(client, dialect, own, model or found, extras, silence, context or listed, close)
+            yield Talk(client, dialect, own, model or found, extras, thinks, silence, context or listed, close)
         finally:
             if close:
                 close()
@@ -76,7 +76,7 @@ def run(
     results = []
     try:
         found, listed = _listed(client, make())
-        served = {each.name: _extras(talking, each) for each in DIALECTS}
+        served = {each.name: _served(talking, each) for each in DIALECTS}
         for check in sorted(CHECKS, key=lambda each: each.last):
             for dialect in DIALECTS:
                 if dialect.name in check.dialects and _chosen(only, check.trap, check.name):
@@ -105,13 +105,15 @@ def _listed(client: Client, key: str) -> tuple[str, int]:
         return "model", 0
 
 
-_Talking: TypeAlias = Callable[[Dialect, Json], AbstractContextManager[Talk]]
+_Served: TypeAlias = tuple[Json, bool] | str
+"""How a dialect is served: `Talk.extras` and `Talk.thinks`; or why it is not."""
+_Talking: TypeAlias = Callable[[Dialect, Json, bool], AbstractContextManager[Talk]]
 
 
-def _extras(talking: _Talking, dialect: Dialect) -> Json | str:
-    """What requests of a dialect may have beside its own keys; or why it is not served. Raises KitError."""
+def _served(talking: _Talking, dialect: Dialect) -> _Served:
+    """Find out with one turn. Raises KitError."""
     for extras in EXTRAS:
-        with talking(dialect, extras) as talk:
+        with talking(dialect, extras, False) as talk:
             answer = talk.send(talk.body(talk.user(GREETING)))
         if answer.status in {404, 405, 501}:
             return f"there is no {dialect.path} (status {answer.status})"
@@ -119,15 +121,19 @@ def _extras(talking: _Talking, dialect: Dialect) -> Json | str:
             if GREETING not in answer.content:
                 said = f"it was to say {GREETING!r}, and the reply is {answer.content:.300}"
                 raise KitError(f"the engine behind {dialect.path} does not obey the directive: {said}")
-            return extras
+            try:
+                reply = dialect.read(answer.body)[0]
+            except (Failed, KeyError, IndexError, TypeError, ValueError, AttributeError):
+                return extras, False  # each check says what is wrong
+            return extras, GREETING in reply.reasoning
     raise KitError(f"POST {dialect.path} gives status {answer.status}: {answer.content:.300}")
 
 
-def _outcome(talking: _Talking, check: Check, dialect: Dialect, extras: Json | str) -> tuple[Outcome, str]:
-    if isinstance(extras, str):
-        return "not applicable", extras
+def _outcome(talking: _Talking, check: Check, dialect: Dialect, served: _Served) -> tuple[Outcome, str]:
+    if isinstance(served, str):
+        return "not applicable", served
     try:
-        with talking(dialect, extras) as talk:
+        with talking(dialect, *served) as talk:
             check.run(talk)
     except Failed as failed:
         return "failed", str(failed)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from agent_rl.conformance.client import Failed, Json, NotApplicable, Reply, Talk
+from agent_rl.conformance.client import OPENING, Failed, Json, NotApplicable, Reply, Talk
 from agent_rl.conformance.say import RANDOM, Mode
 
 ALL = ("chat", "responses", "anthropic")
@@ -45,7 +45,7 @@ PARAMETERS: Json = {
     "required": ["path"],
 }
 ARGUMENTS = '{"path": "b",  "all":false, "more": {"z": 1, "a": [true, null, "\\u00e9 <b>"]}, "empty": ""}'
-THOUGHT = "<think>\nThe list is short.\n</think>\n\n"
+THOUGHT = f"{OPENING}The list is short.\n</think>\n\n"
 
 
 @dataclass(frozen=True)

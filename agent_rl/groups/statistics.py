@@ -52,6 +52,7 @@ class RolloutFigures:
     """``trained``, or why the rollout is not, once its group is decided."""
     branches: tuple[str, ...] = ()
     """The cause of each branch."""
+    lists_tools: bool = False
 
     @classmethod
     def of(cls, trajectory: Trajectory, opened: GroupOpened) -> RolloutFigures:
@@ -78,6 +79,7 @@ class RolloutFigures:
             written=trajectory.written,
             excluded=trajectory.excluded,
             branches=tuple(branch.cause for branch in trajectory.branches),
+            lists_tools=trajectory.lists_tools,
         )
 
     def judged(self, judgement: Judgement) -> RolloutFigures:
@@ -173,6 +175,7 @@ def step_figures(
         group_seconds=_mean(list(lasted.values())) if lasted else None,
         stale_group_seconds=_mean(stale_seconds) if stale_seconds else None,
         delivered=delivered(rollouts),
+        lists_tools=any(rollout.lists_tools for rollout in rollouts),
         branches=dict(Counter(cause for rollout in rollouts for cause in rollout.branches)),
     )
 

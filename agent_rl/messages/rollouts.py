@@ -309,6 +309,8 @@ class Trajectory:
     judgement: Judgement | None = None
     tags: TagCounts = field(default_factory=TagCounts)
     branches: tuple[Branch, ...] = ()
+    lists_tools: bool = False
+    """Whether its agent lists tools at the gateway."""
     written: int = 0
     """Sampled tokens."""
     excluded: dict[str, int] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class Health:
     """Takes the steps of a stage, in order."""
 
     def __init__(self, *, tools: bool) -> None:
-        """``tools``: whether the model is told of any."""
+        """``tools``: whether the model is told of any. Those that agents list are seen in the figures."""
         self._tools = tools
         self._last: deque[Taken] = deque(maxlen=WINDOW)
         self._first: tuple[float, float] | None = None
@@ -66,6 +66,7 @@ class Health:
 
     def step(self, sampled: StepFigures, trained: TrainingFigures | None) -> tuple[Alarm, ...]:
         """Take a step; return the alarms that hold after it. Steps in which nothing was sampled are ignored."""
+        self._tools = self._tools or sampled.lists_tools
         if sampled.sampled.rollouts:
             self._last.append(Taken(sampled, trained or TrainingFigures()))
         wrong = () if trained is None or not trained.mismatch_cause else (Alarm("numerics", trained.mismatch_cause),)

@@ -129,7 +129,9 @@ class Conversation:
             prompt = mark.strand.whole[: mark.length] + (self._speech.later(said, mark.turn) if said else [])
         parent, shared = longest_common(episode.strands, prompt)
         why = cause
-        if mark is not None and mark.asks:
+        if cause == "side_call":
+            pass  # whatever it begins with
+        elif mark is not None and mark.asks:
             why = "again"
         elif any(digest in self._marks for digest in digests):
             why = "rewrite"

@@ -167,6 +167,8 @@ class Episode:
         """The environment's last snapshot."""
         self.tool_states: dict[str, bytes] = {}
         """The last snapshots of tools with state, by tool."""
+        self.lists_tools = False
+        """Whether an agent at the gateway lists tools."""
         self.completed: list[CompletedTurn] = []
         self.resumed: list[tuple[CompletedTurn, Strand, int]] = []
         """Turns that were taken in by `resume_at`, each with its strand and the strand's length after it."""
@@ -540,6 +542,7 @@ class Episode:
             newest=newest,
             body=tokens.pack(),
             tags=tag_counts(self._chat.decode(tokens.tokens.tolist())),
+            lists_tools=self.lists_tools,
             written=sum(sum(strand.mask) for strand in self.strands),
             excluded=self.excluded,
             branches=tuple(Branch(strand.cause, tuple(strand.turns)) for strand in self._kept[1:]),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import litellm
-from weather import FUNCTION, MODEL, QUESTIONS, SYSTEM, tell, weather
+from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 
 messages = [{"role": "system", "content": SYSTEM}]
 answers, pieces = [], []
@@ -15,7 +13,7 @@ for question, streamed in zip(QUESTIONS, (False, True), strict=True):
         reply = litellm.completion(
             model=f"openai/{MODEL}",
             messages=messages,
-            tools=[{"type": "function", "function": FUNCTION}],
+            tools=TOOLS,
             temperature=0.2,
             max_tokens=2000,
             stream=streamed,
@@ -28,8 +26,6 @@ for question, streamed in zip(QUESTIONS, (False, True), strict=True):
         messages.append(message.model_dump())
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            result = weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "name": "weather", "content": result})
+        messages += [{**each, "name": "weather"} for each in results(message.tool_calls)]
     answers.append(message.content)
 tell(*answers, pieces=pieces)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import openai
-from weather import FUNCTION, MODEL, QUESTIONS, SYSTEM, tell, weather
+from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 
 client = openai.OpenAI()
 messages = [{"role": "system", "content": SYSTEM}]
@@ -16,7 +14,7 @@ for question in QUESTIONS:
         with client.chat.completions.stream(
             model=MODEL,
             messages=messages,
-            tools=[{"type": "function", "function": FUNCTION}],
+            tools=TOOLS,
             temperature=0.2,
             stream_options={"include_usage": True},
             extra_body={"return_token_ids": True},
@@ -25,14 +23,13 @@ for question in QUESTIONS:
                 if event.type == "content.delta":
                     pieces.append(event.delta)
                 if event.type == "chunk":
-                    tokens += [token for choice in event.chunk.choices for token in choice.model_extra.get("token_ids", [])]
+                    for choice in event.chunk.choices:
+                        tokens += choice.model_extra.get("token_ids", [])
             reply = stream.get_final_completion()
         message = reply.choices[0].message
         messages.append(message)
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            result = weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        messages += results(message.tool_calls)
     answers.append(message.content)
 tell(*answers, pieces=pieces, tokens=tokens, usage=reply.usage.completion_tokens)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import openai
-from weather import FUNCTION, MODEL, QUESTIONS, SYSTEM, tell, weather
+from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 
 # What a model under training doesn't heed must not fail.
 PARAMETERS = {
@@ -30,15 +28,11 @@ answers = []
 for question in QUESTIONS:
     messages.append({"role": "user", "content": question})
     while True:
-        reply = client.chat.completions.create(
-            model=MODEL, messages=messages, tools=[{"type": "function", "function": FUNCTION}], **PARAMETERS
-        )
+        reply = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS, **PARAMETERS)
         message = reply.choices[0].message
         messages.append(message)
         if not message.tool_calls:
             break
-        for call in message.tool_calls:
-            result = weather(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        messages += results(message.tool_calls)
     answers.append(message.content)
 tell(*answers, finish=reply.choices[0].finish_reason, listed=[each.id for each in client.models.list()])

@@ -44,7 +44,11 @@ COMMANDS = (
     BASH % "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat answer",
 )
 FINAL = '<tool_call>{"name":"final_answer","arguments":{"answer":"%s"}}</tool_call>'
-CODE = ("I ask.\n<code>\nprint(weather('Paris', 2))\n</code>", "I know.\n<code>\nfinal_answer('Rain')\n</code>")
+CODE = (
+    "I ask.\n<code>\nprint(weather('Paris', 2))\n</code>",
+    "<code>\nfinal_answer('Rain')\n</code>",
+    "<code>\nfinal_answer('Dry')\n</code>",
+)
 
 TALKS = (
     "litellm_chat",
@@ -63,8 +67,8 @@ TALKS = (
 SCRIPTS = {
     "mini_swe_agent": COMMANDS,
     **dict.fromkeys(TALKS, TURNS),
-    "smolagents_tools": (TURNS[0], FINAL % "Rain", TURNS[2], FINAL % "Dry"),
-    "smolagents_code": CODE,
+    "smolagents_agent tools": (TURNS[0], FINAL % "Rain", TURNS[2], FINAL % "Dry"),
+    "smolagents_agent code": CODE,
 }
 
 
@@ -167,7 +171,7 @@ def test_a_history_that_comes_back_continues_the_very_tokens(runs, name):
         assert after[: len(before) + len(written)] == before + written
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "smolagents_code"])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "smolagents_agent code"])
 def test_the_sampled_tokens_are_trained(runs, name):
     run = runs[name]
     assert len(run.written) == len(SCRIPTS[name])
@@ -189,7 +193,7 @@ def test_what_only_some_clients_show(runs):
 
 
 def test_smolagents_tells_its_calls_in_other_words(runs):
-    run = runs["smolagents_tools"]
+    run = runs["smolagents_agent tools"]
     assert (run.seen["answers"], in_order(run.seen["calls"])) == (["Rain", "Dry"], CALLS)
     # "Calling tools: [...]" stands for each turn with a call, so that each request changes what was said.
     assert [turns for _, turns in run.strands] == [[1], [2], [3], [4]]
@@ -197,8 +201,8 @@ def test_smolagents_tells_its_calls_in_other_words(runs):
 
 
 def test_smolagents_code_ends_at_a_stop_string(runs):
-    run = runs["smolagents_code"]
-    assert (run.seen["answers"], run.seen["calls"]) == (["Rain"], CALLS[2:])
+    run = runs["smolagents_agent code"]
+    assert (run.seen["answers"], run.seen["calls"]) == (["Rain", "Dry"], CALLS[2:])
     assert run.text == "".join(CODE)  # the tokens up to the stop string, and no token that ends a turn
-    assert [turns for _, turns in run.strands] == [[1], [2]]
+    assert [turns for _, turns in run.strands] == [[1], [2], [3]]
     assert {cause for cause, _ in run.strands[1:]} == {"rewrite"}

@@ -16,6 +16,7 @@ SCHEMA = {
     "required": ["city", "days"],
 }
 FUNCTION = {"name": "weather", "description": ABOUT, "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 CALLS: list[dict[str, object]] = []
 """The arguments of each call so far."""
 
@@ -29,6 +30,12 @@ def weather(city: str, days: int) -> str:
     """
     CALLS.append({"city": city, "days": days})
     return f"{city}: {15 + days} degrees"
+
+
+def results(calls):
+    """The messages that answer calls, in Chat Completions."""
+    given = [(call.id, weather(**json.loads(call.function.arguments))) for call in calls]
+    return [{"role": "tool", "tool_call_id": own, "content": content} for own, content in given]
 
 
 def tell(*answers: str, **more: object) -> None:
