@@ -159,9 +159,9 @@ def _openai_message(body: Any) -> str:
     return f"{error['message']} {error.get('code') or ''}"
 
 
-# A dialect: `body` makes a request of messages and tools, which `said`, `results`, `image` and `tool` make. `read` gives
-# the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is the
-# text in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back.
+# A dialect: `body` makes a request of messages and tools, which `said`, `results`, `image` and `tool` make. `read`
+# gives the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is
+# the text in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back.
 # `message` is that of an error. `gathered` and `message` raise Failed for what does not have the provider's shape.
 
 
@@ -423,9 +423,9 @@ EXTRAS: tuple[Json, ...] = ({"return_token_ids": True, "logprobs": True}, {"retu
 class Talk:
     """One dialect of a gateway, with one rollout's key. What a check works with.
 
-    ``extras``: keys of each request. ``thinks``: the chat template begins the model's turn with ``<think>``. ``silence``:
-    seconds that a stream may send nothing. ``context``: tokens that the model reads at most; 0: not known. ``end``: ends
-    the rollout; None: nothing here can.
+    ``extras``: keys of each request. ``thinks``: the chat template begins the model's turn with ``<think>``.
+    ``silence``: seconds that a stream may send nothing. ``context``: tokens that the model reads at most; 0: not known.
+    ``end``: ends the rollout; None: nothing here can.
     """
 
     client: Client
