@@ -126,7 +126,7 @@ def make_engine(
 
 def require_append_only(environments: Environments, chat: ChatFormat) -> None:
     """Raises EngineRefusedError when messages answer turns, and the chat template then changes earlier turns."""
-    answering = [name for name, each in environments.items() if each.observes or each.own_loop]
+    answering = [name for name, each in environments.items() if each.observes or each.rollout is not None]
     if answering and (changed := chat.rewriting()):
         raise EngineRefusedError(
             f"environment {answering[0]!r} answers turns, and the chat template then changes earlier turns: "

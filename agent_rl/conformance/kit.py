@@ -60,6 +60,8 @@ def run(
     not list them. ``silence``: seconds that a stream may send nothing. ``only``: names of checks, or numbers of traps.
     ``tell`` gets each result at once. Raises KitError.
     """
+    if unknown := set(only) - {each.name for each in CHECKS} - {str(trap) for trap in range(24)}:
+        raise KitError(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CHECKS)}")
     client = Client(url)
     make = new_key or (lambda: key)
 

@@ -139,9 +139,9 @@ class TemplateFormat(ChatFormat):
     ) -> str:
         """The text between the end of a turn with these calls and the model's next token; ``others`` follow."""
         before = [QUESTION, _assistant("", calls)]
-        ended = self._render(before, generate=False, tools=[PROBE_TOOL])
-        after = [*_tool_messages(responses, calls), *others]
-        whole = self._render([*before, *after], generate=True, tools=[PROBE_TOOL])
+        tools = () if others else (PROBE_TOOL,)  # Mistral's list tools before the last question, which moves then
+        ended = self._render(before, generate=False, tools=tools)
+        whole = self._render([*before, *_tool_messages(responses, calls), *others], generate=True, tools=tools)
         return ended.rpartition(self.decode([self._end_of_call]))[2] + whole[len(ended) :]
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:

@@ -1,7 +1,5 @@
 """anthropic: Messages, whole and as streams."""
 
-from __future__ import annotations
-
 import anthropic
 from weather import ABOUT, MODEL, QUESTIONS, SCHEMA, SYSTEM, tell, weather
 

@@ -1,20 +1,19 @@
-"""anthropic: its tool runner, which calls functions and goes on by itself. It asks for a thread, and can do without."""
-
-from __future__ import annotations
+"""anthropic: its tool runner, which calls functions by itself. It asks for a thread, and goes on without where told so."""
 
 import anthropic
-import weather as w
+from weather import MODEL, QUESTIONS, SYSTEM, tell, weather
 
-weather = anthropic.beta_tool(w.weather)
 client = anthropic.Anthropic()
-messages = []
-answers = []
-for question, streamed in zip(w.QUESTIONS, (False, True), strict=True):
+tools = [anthropic.beta_tool(weather)]
+messages, answers = [], []
+for question in QUESTIONS:
     messages.append({"role": "user", "content": question})
     runner = client.beta.messages.tool_runner(
-        model=w.MODEL, system=w.SYSTEM, tools=[weather], messages=messages, max_tokens=2000, stream=streamed
+        model=MODEL, system=SYSTEM, tools=tools, messages=[*messages], max_tokens=2000
     )
-    replies = [each.get_final_message() if streamed else each for each in runner]
-    messages = [*runner.params["messages"]]
-    answers += [each.text for each in replies[-1].content if each.type == "text"]
-w.tell(*answers)
+    for reply in runner:
+        messages.append({"role": "assistant", "content": reply.content})
+        if results := runner.generate_tool_call_response():
+            messages.append(results)
+    answers += [each.text for each in reply.content if each.type == "text"]
+tell(*answers)

@@ -1,7 +1,5 @@
 """litellm: Chat Completions, whole and as streams."""
 
-from __future__ import annotations
-
 import litellm
 from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 

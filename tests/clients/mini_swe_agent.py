@@ -1,7 +1,5 @@
 """mini-swe-agent: its DefaultAgent with its LitellmModel and its settings, in the folder where it is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from minisweagent.agents.default import DefaultAgent

@@ -1,7 +1,5 @@
 """openai-agents: an agent with a tool over Responses, its default, or over Chat Completions."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """openai, asynchronous: Chat Completions."""
 
-from __future__ import annotations
-
 import asyncio
 
 import openai

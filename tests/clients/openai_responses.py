@@ -1,7 +1,5 @@
 """openai: Responses, whole and as streams."""
 
-from __future__ import annotations
-
 import json
 
 import openai

@@ -1,7 +1,5 @@
 """openai: Chat Completions as streams, by chunks and by the client's own accumulation."""
 
-from __future__ import annotations
-
 import openai
 from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 

@@ -1,7 +1,5 @@
 """openai: Chat Completions."""
 
-from __future__ import annotations
-
 import openai
 from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 

@@ -1,7 +1,5 @@
 """pydantic-ai: an agent with a tool, over each of the three dialects."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """smolagents: a ToolCallingAgent; or a CodeAgent, which writes Python, with streams and stop strings."""
 
-from __future__ import annotations
-
 import os
 import sys
 

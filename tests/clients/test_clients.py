@@ -21,10 +21,8 @@ from tests.actors.gateway.stand import stand
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".venv-clients"
-BUILD = "make .venv-clients/installed"
-pytestmark = pytest.mark.skipif(
-    not (ENVIRONMENT / "installed").is_file(), reason=f"the clients are not installed: {BUILD}"
-)
+INSTALLED = (ENVIRONMENT / "installed").is_file()
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed")
 
 PARIS = '<tool_call>{"name": "weather", "arguments": {"days":2,   "city": "Paris"}}</tool_call>'
 OSLO = '<tool_call>{"name":"weather","arguments":{"city":"Oslo","days":1}}</tool_call>'
@@ -58,6 +56,7 @@ TALKS = (
     "openai_agents chat_completions",
     "openai_agents responses",
     "anthropic_messages",
+    "anthropic_tools",
     "openai_sync",
     "openai_async",
     "openai_streaming",
@@ -106,23 +105,13 @@ async def run_all(folder: Path) -> dict[str, Run]:
             home = folder / name
             home.mkdir()
             client, *arguments = name.split()
+            command = [ENVIRONMENT / "bin" / "python", HERE / f"{client}.py", *arguments]
+            variables = {"PATH": os.environ["PATH"], "HOME": str(home), "AGENT_RL_MODEL": MODEL}
+            variables |= {"OPENAI_BASE_URL": f"{at.url}/v1", "OPENAI_API_KEY": key}
+            variables |= {"ANTHROPIC_BASE_URL": at.url, "ANTHROPIC_API_KEY": key}
+            variables |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise it asks the internet, three times
             ended = await trio.run_process(
-                [ENVIRONMENT / "bin" / "python", HERE / f"{client}.py", *arguments],
-                cwd=home,
-                env={
-                    "PATH": os.environ["PATH"],
-                    "HOME": str(home),
-                    "OPENAI_BASE_URL": f"{at.url}/v1",
-                    "OPENAI_API_KEY": key,
-                    "ANTHROPIC_BASE_URL": at.url,
-                    "ANTHROPIC_API_KEY": key,
-                    "AGENT_RL_MODEL": MODEL,
-                    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it asks the internet, three times
-                    "MSWEA_SILENT_STARTUP": "1",
-                },
-                capture_stdout=True,
-                capture_stderr=True,
-                check=False,
+                command, cwd=home, env=variables, capture_stdout=True, capture_stderr=True, check=False
             )
             names = [name, *(f"{name}+{strand.number}" for strand in episode.strands[1:])]
             tokens = episode.trajectory(generator="g", seconds=0.0).unpack()

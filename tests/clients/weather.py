@@ -1,7 +1,5 @@
 """What all clients here talk about: two questions, a tool, and what a client tells the test that started it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
