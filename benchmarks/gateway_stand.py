@@ -76,9 +76,8 @@ class EchoEngine(ScriptedEngine):
 
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write the word, token by token."""
-        asked = [*_ECHO.findall(self.decode(list(request.tokens[-200:]))), ("ok", "0", "0")][:1]
-        asked = _ECHO.findall(self.decode(list(request.tokens[-200:])))[-1:] or asked
-        word, first, each = asked[0]
+        found = _ECHO.findall(self.decode(list(request.tokens[-200:])))
+        word, first, each = found[-1] if found else ("ok", "0", "0")
         encoded = self._tokenizer.encode(word, add_special_tokens=False)
         tokens = np.array([*encoded, min(request.stop_tokens)][: request.max_tokens], dtype=np.int32)
         logprobs = np.full(len(tokens), LOGPROB, dtype=np.float32)
@@ -329,8 +328,7 @@ def _joined(chunks: bytes) -> bytes:
 
 @asynccontextmanager
 async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
-    """The actors in processes of their own, started. They end with the block."""
-    folder.mkdir()
+    """The actors in processes of their own, started, with their files in an empty folder. They end with the block."""
     raise_descriptor_limit()
     listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
     port = listener.socket.getsockname()[1]

@@ -152,28 +152,24 @@ def _usage(body: Mapping[str, Any], prompt: str, written: str) -> tuple[int, int
     return (usage[prompt], usage[written]) if usage else None
 
 
-def _openai_message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or not all(isinstance(error.get(key), str) for key in ("message", "type")):
-        raise Failed(f'the error is not {{"error": {{"message": ..., "type": ...}}}}: {json.dumps(body):.200}')
-    return f"{error['message']} {error.get('code') or ''}"
-
-
 # A dialect: `body` makes a request of messages and tools, which `said`, `results`, `image` and `tool` make. `read`
 # gives the choices of a whole reply, and `gathered` the whole reply that the events of a stream add up to. `delta` is
 # the text in an event. `without_reasoning` and `with_arguments` change a turn as clients do before they send it back.
 # `message` is that of an error. `gathered` and `message` raise Failed for what does not have the provider's shape.
 
 
-class _OpenAI:
+class _Common:
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"}
 
     def message(self, body: Any) -> str:
-        return _openai_message(body)
+        error = body.get("error") if isinstance(body, dict) else None
+        if not isinstance(error, dict) or not all(isinstance(error.get(key), str) for key in ("message", "type")):
+            raise Failed(f'the error is not {{"error": {{"message": ..., "type": ...}}}}: {json.dumps(body):.200}')
+        return f"{error['message']} {error.get('code') or ''}"
 
 
-class _Chat(_OpenAI):
+class _Chat(_Common):
     """OpenAI's Chat Completions."""
 
     name, path = "chat", "/v1/chat/completions"
@@ -259,7 +255,7 @@ class _Chat(_OpenAI):
         )
 
 
-class _Responses(_OpenAI):
+class _Responses(_Common):
     """OpenAI's Responses."""
 
     name, path = "responses", "/v1/responses"
@@ -321,7 +317,7 @@ class _Responses(_OpenAI):
         return str(part["delta"]) if part["type"] in kinds else ""
 
 
-class _Anthropic:
+class _Anthropic(_Common):
     """Anthropic's Messages."""
 
     name, path = "anthropic", "/v1/messages"
@@ -410,7 +406,7 @@ class _Anthropic:
     def message(self, body: Any) -> str:
         if not isinstance(body, dict) or body.get("type") != "error":
             raise Failed(f'the error is not {{"type": "error", "error": ...}}: {json.dumps(body):.200}')
-        return _openai_message(body)
+        return super().message(body)
 
 
 Dialect: TypeAlias = _Chat | _Responses | _Anthropic

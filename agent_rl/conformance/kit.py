@@ -63,11 +63,11 @@ def run(
     if unknown := set(only) - {each.name for each in CHECKS} - {str(trap) for trap in range(24)}:
         raise KitError(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CHECKS)}")
     client = Client(url)
-    make = new_key or (lambda: key)
+    found, listed = "", 0
 
     @contextmanager
     def talking(dialect: Dialect, extras: Json, thinks: bool) -> Iterator[Talk]:  # noqa: FBT001 - as the tuple has it
-        own = make()
+        own = new_key() if new_key else key
         close = partial(end, own) if end and new_key else None
         try:
             yield Talk(client, dialect, own, model or found, extras, thinks, silence, context or listed, close)
@@ -77,7 +77,8 @@ def run(
 
     results = []
     try:
-        found, listed = _listed(client, make())
+        with talking(DIALECTS[0], {}, False) as talk:
+            found, listed = _listed(talk)
         served = {each.name: _served(talking, each) for each in DIALECTS}
         for check in sorted(CHECKS, key=lambda each: each.last):
             for dialect in DIALECTS:
@@ -90,16 +91,16 @@ def run(
     for trap, look in UNSEEN.items():
         if _chosen(only, trap):
             results.append(Result(trap, "", "replies do not show it", "", "not applicable", look))
-    return sorted(results, key=lambda each: each.trap or len(results))
+    return sorted(results, key=lambda each: each.trap or 99)
 
 
 def _chosen(only: Collection[str], trap: int, name: str = "") -> bool:
     return not only or name in only or str(trap) in only
 
 
-def _listed(client: Client, key: str) -> tuple[str, int]:
+def _listed(talk: Talk) -> tuple[str, int]:
     """The model that the gateway lists, and the tokens that it reads at most; 0 if the list does not say."""
-    body = client.send("GET", "/v1/models", b"", DIALECTS[0].headers(key)).body
+    body = talk.client.send("GET", "/v1/models", b"", talk.dialect.headers(talk.key)).body
     try:
         card = body["data"][0]
         return str(card["id"]), int(card.get("max_model_len") or card.get("max_input_tokens") or 0)
@@ -148,11 +149,11 @@ def _outcome(talking: _Talking, check: Check, dialect: Dialect, served: _Served)
 
 def table(results: Sequence[Result]) -> str:
     """The results as a text: a line each, and how many there are of each outcome."""
-    rows = [("trap", "dialect", "result", "check")]
+    rows = [("trap", "check", "dialect", "result", "")]
     for each in results:
         what = f"{each.title}: {each.reason}" if each.reason else each.title
-        rows.append((str(each.trap or "-"), each.dialect or "-", each.outcome, what))
-    widths = [*(max(len(row[column]) for row in rows) for column in range(3)), 0]
+        rows.append((str(each.trap or "-"), each.check or "-", each.dialect or "-", each.outcome, what))
+    widths = [*(max(len(row[column]) for row in rows) for column in range(4)), 0]
     lines = ["  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)) for row in rows]
     counts = Counter(each.outcome for each in results)
     names: tuple[Outcome, ...] = ("passed", "failed", "not applicable")

@@ -174,13 +174,19 @@ class ChatFormat:
     def asked_tokens(self, messages: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """The prompt of messages (role, content) with ``tools``, JSON schemas, up to the model's first token.
 
-        Raises PromptError when the template does not take the messages.
+        A system message that is not the first becomes one of the user where the template leaves it out. Raises
+        PromptError when the template does not take the messages.
         """
         spelt = [{"role": role, "content": self.spelt(content, role)} for role, content in messages]
-        try:
-            return self._encode(self._opening(spelt, self._spelt_json(list(tools), "system")))
-        except Exception as error:  # templates raise arbitrary errors
-            raise PromptError(f"the chat template does not take these messages: {error}") from error
+        schemas = self._spelt_json(list(tools), "system")
+        for given in (spelt, [*spelt[:1], *map(_of_user, spelt[1:])]):
+            try:
+                text = self._opening(list(given), schemas)
+            except Exception as error:  # templates raise arbitrary errors
+                raise PromptError(f"the chat template does not take these messages: {error}") from error
+            if all(message["content"].strip() in text for message in given):
+                return self._encode(text)
+        raise PromptError("the chat template leaves out a message")
 
     def _opening(self, spelt: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
         return self._render(self._told(spelt, tools), generate=True)
@@ -198,11 +204,14 @@ class ChatFormat:
         others = [(role, content) for role, content in messages if role != "tool"]
         if not others:
             return self.response_tokens(results, calls)
-        if not results:
-            return self.message_tokens(others)
-        return self._mixed_tokens(
-            results, [{"role": role, "content": self.spelt(text)} for role, text in others], calls
-        )
+        spelt = [{"role": role, "content": self.spelt(text)} for role, text in others]
+        try:
+            return self._mixed_tokens(results, spelt, calls) if results else self._later_tokens(spelt)
+        except PromptError:
+            if all(role != "system" for role, _ in others):
+                raise
+            as_user = list(map(_of_user, spelt))
+            return self._mixed_tokens(results, as_user, calls) if results else self._later_tokens(as_user)
 
     def _mixed_tokens(
         self, results: Sequence[str], others: Sequence[dict[str, str]], calls: Sequence[AnyCall]
@@ -473,6 +482,11 @@ class ChatFormat:
         normal = set() if normalizer is None else set(map(normalizer.normalize_str, solid)) - {""}
         longest_first = sorted(solid | normal, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _of_user(message: dict[str, str]) -> dict[str, str]:
+    """A system message as one of the user; others as they are."""
+    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def _solid(text: str) -> str:

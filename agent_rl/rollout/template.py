@@ -128,7 +128,10 @@ class TemplateFormat(ChatFormat):
     def _mixed_tokens(
         self, results: Sequence[str], others: Sequence[dict[str, str]], calls: Sequence[AnyCall]
     ) -> list[int]:
-        return self._encode(self._results([self.spelt(text) for text in results], self._named(results, calls), others))
+        text = self._results([self.spelt(text) for text in results], self._named(results, calls), others)
+        if not all(message["content"].strip() in text for message in others):
+            raise PromptError("the chat template leaves out a message after results of tools")
+        return self._encode(text)
 
     def _some_tool(self) -> str:
         functions = (schema.get("function", {}) for schemas in self.schemas.values() for schema in schemas)

@@ -24,6 +24,9 @@ ENVIRONMENT = HERE.parents[1] / ".venv-clients"
 INSTALLED = (ENVIRONMENT / "installed").is_file()
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed")
 
+LONGEST_SECONDS = 240.0
+"""For all clients, on a busy machine. A quarter of a minute is usual."""
+
 PARIS = '<tool_call>{"name": "weather", "arguments": {"days":2,   "city": "Paris"}}</tool_call>'
 OSLO = '<tool_call>{"name":"weather","arguments":{"city":"Oslo","days":1}}</tool_call>'
 BERN = '<tool_call>{"arguments": {"city": "Bern", "days": 1}, "name": "weather"}</tool_call>'
@@ -127,9 +130,10 @@ async def run_all(folder: Path) -> dict[str, Run]:
                 at.engine.decode(trained),
             )
 
-    async with stand(folder, script) as at, trio.open_nursery() as nursery:
-        for name in SCRIPTS:
-            nursery.start_soon(run, name)
+    with trio.fail_after(LONGEST_SECONDS):
+        async with stand(folder, script) as at, trio.open_nursery() as nursery:
+            for name in SCRIPTS:
+                nursery.start_soon(run, name)
     return runs
 
 

@@ -83,6 +83,16 @@ def test_results_with_a_message_after_them_are_one_answer(template: str) -> None
     assert text.endswith(chat.prefill)
 
 
+@pytest.mark.parametrize("template", [HERMES, LLAMA, MISTRAL])
+def test_a_system_message_in_the_middle_is_read_wherever_the_template_has_no_place_for_it(template: str) -> None:
+    _, chat = chat_of(template)
+    speech, note = GatewaySpeech(chat), Said("system", "Time is short.")
+    turn = messages_of([Said("assistant", "2", calls=(CALL,))], TOOLS)[1]
+    for said in ([note], [Said("tool", "True"), note], [note, Said("user", "On.")]):
+        assert "Time is short." in chat.decode(speech.later(messages_of(said, TOOLS)[1:], turn))
+    assert "Time is short." in chat.decode(speech.opening(messages_of([QUESTION, note, QUESTION], TOOLS)))
+
+
 def test_what_is_no_conversation_is_refused() -> None:
     _, chat = chat_of(HERMES)
     for said in ([], [Said("assistant", "Hi.")], [QUESTION, Said("assistant", "2")]):
