@@ -137,7 +137,8 @@ def repacked(made: Trajectory, **changes: Any) -> Trajectory:
 def _counted(body: Tokens) -> dict[str, Any]:
     oldest, newest = body.versions
     lengths = {"prompt_length": len(body.prompt_tokens), "response_length": len(body.tokens)}
-    return {**lengths, "oldest": oldest, "newest": newest, "body": body.pack()}
+    written = int(body.loss_mask.sum())
+    return {**lengths, "written": written, "oldest": oldest, "newest": newest, "body": body.pack()}
 
 
 def training_group(group: GroupOpened, rewards: list[float], **changes: Any) -> TrainingGroup:

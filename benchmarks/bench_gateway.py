@@ -17,18 +17,20 @@ its provider's shape or a right answer, beside an honest rollout. The exit code 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 import trio
 
 from actors.processor_time import seconds_of
@@ -330,7 +332,7 @@ async def connections(at: Stand, options: Options, figures: Figures) -> None:
 async def fuzz(at: Stand, options: Options, figures: Figures) -> None:
     """Requests that are wrong, beside an honest rollout."""
     waiting = iter(shots(options.requests, options.seed))
-    clean, left, faults = 0, 0, Counter[str]()
+    clean, faults = 0, Counter[str]()
     shown: list[str] = []
     honest = {"replies": 0, "right": 0}
 
@@ -430,6 +432,7 @@ def main(options: Options) -> int:
         return 0
     if options.quick:
         options = replace(options, rounds=1, rollouts=32, seconds=0.5, connections=128, requests=300)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with tempfile.TemporaryDirectory() as folder:
         figures = trio.run(measure, Path(folder), options)
     print_figures({name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()})

@@ -100,13 +100,13 @@ class EchoEngine(ScriptedEngine):
 class RemoteAgent(HarnessRun):
     """A rollout whose agent is in the process of the benchmark."""
 
-    agents: trio.SocketStream
+    agents: Lines
     done: Mapping[str, trio.Event]
 
     async def _run(self, episode: Any, key: str, folder: Path, over: trio.Event) -> tuple[str, str]:
         del folder, over
         name = episode.request.rollout
-        await self.agents.send_all(f"{name} {key}\n".encode())
+        await self.agents.send(f"{name} {key}")
         await self.done[name].wait()
         return "status 0", ""
 
@@ -117,12 +117,12 @@ class AgentsGenerator(RolloutGenerator):
     async def start(self) -> None:
         """Connect to the agents."""
         await super().start()
-        self._agents = await trio.open_unix_socket(str(self.context.directory / AGENTS))
+        self._agents = Lines(await trio.open_unix_socket(str(self.context.directory / AGENTS)))
         self._done: dict[str, trio.Event] = {}
         self.context.nursery.start_soon(self._read_ends)
 
     async def _read_ends(self) -> None:
-        async for line in lines(self._agents):
+        async for line in self._agents:
             self._done.pop(line).set()
 
     async def _run(self, running: Any, episode: Any, started: float) -> None:
@@ -144,13 +144,24 @@ class EchoGenerator(AgentsGenerator):
         return EchoEngine(directory, initial_policy=PolicyVersion(0, 0), script=lambda *_: "", longest=100_000)
 
 
-async def lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    """The lines of a stream."""
-    left = ""
-    async for data in stream:
-        *whole, left = (left + data.decode()).split("\n")
-        for line in whole:
-            yield line
+class Lines:
+    """Lines of text, sent by any task and read by one."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._sending = trio.Lock()
+
+    async def send(self, line: str) -> None:
+        """Send a line."""
+        async with self._sending:
+            await self._stream.send_all(f"{line}\n".encode())
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        left = ""
+        async for data in self._stream:
+            *whole, left = (left + data.decode()).split("\n")
+            for line in whole:
+                yield line
 
 
 def serve(engine: Engine, role: str, folder: Path, overrides: Iterable[str]) -> None:
@@ -209,9 +220,7 @@ class Stand:
             group, sample = divmod(index, 16)
             name, seed = f"s{own}-g{group:06d}", 100_000 * number + index
             problem = tasks.problem(0, group)
-            yield RolloutRequest(
-                f"{name}/{sample}/0", name, own, sample, 0, "train", problem, sampling, seed
-            )
+            yield RolloutRequest(f"{name}/{sample}/0", name, own, sample, 0, "train", problem, sampling, seed)
 
     async def run(self, requests: Iterable[RolloutRequest], at_once: int, agent: Agent) -> list[Trajectory]:
         """Have the generator run these rollouts, so many at once."""
@@ -229,16 +238,16 @@ class Stand:
             peer.forget()
         return made
 
-    async def meet(self, stream: trio.SocketStream) -> None:
+    async def meet(self, generator: Lines) -> None:
         """Start the agent of each rollout whose key comes."""
 
         async def work(name: str, key: str) -> None:
             request, agent = self._expected.pop(name)
             await agent(request, key)
-            await stream.send_all(f"{name}\n".encode())
+            await generator.send(name)
 
         async with trio.open_nursery() as nursery:
-            async for line in lines(stream):
+            async for line in generator:
                 nursery.start_soon(work, *line.split(" "))
 
     async def ask(self, data: bytes) -> Answer:
@@ -372,7 +381,7 @@ async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
                 waiting -= {status.actor} if status.state == "running" else set()
             stream, _ = await met.accept()
         made = Stand(port, topology, stage, processes)
-        nursery.start_soon(made.meet, trio.SocketStream(stream))
+        nursery.start_soon(made.meet, Lines(trio.SocketStream(stream)))
         yield made
         nursery.cancel_scope.cancel()
 

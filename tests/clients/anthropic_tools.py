@@ -1,4 +1,4 @@
-"""anthropic: its tool runner, which calls functions by itself. It asks for a thread, and goes on without where told so."""
+"""anthropic: its tool runner, which calls functions by itself. It asks for a thread, and can do without."""
 
 import anthropic
 from weather import MODEL, QUESTIONS, SYSTEM, tell, weather

@@ -25,7 +25,7 @@ INSTALLED = (ENVIRONMENT / "installed").is_file()
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed")
 
 LONGEST_SECONDS = 240.0
-"""For all clients, on a busy machine. A quarter of a minute is usual."""
+"""For all clients, on a busy machine. They take half a minute of processor time, most of it for imports."""
 
 PARIS = '<tool_call>{"name": "weather", "arguments": {"days":2,   "city": "Paris"}}</tool_call>'
 OSLO = '<tool_call>{"name":"weather","arguments":{"city":"Oslo","days":1}}</tool_call>'
@@ -100,7 +100,7 @@ async def run_all(folder: Path) -> dict[str, Run]:
     few = trio.CapacityLimiter(3)
 
     def script(_, request):
-        return next(turns[request.rollout.partition("+")[0]])
+        return next(turns[request.rollout.partition("+")[0]], "One turn too many.")
 
     async def run(name: str) -> None:
         async with few, at.rollout() as (key, episode):

@@ -55,7 +55,7 @@ class Said(NamedTuple):
     reasoning: str = ""
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - no error of this side
     """Status and message."""
 
 
@@ -135,7 +135,7 @@ class Naive(ThreadingHTTPServer):
         if "system_first" in self.faults:
             said = sorted(said, key=lambda each: each.role != "system")
         if "no_old_reasoning" in self.faults and any(each.reasoning for each in said):
-            return self.render([each._replace(reasoning="") for each in said], tools) + [START], ()
+            return [*self.render([each._replace(reasoning="") for each in said], tools), START], ()
         head = tools if "exact_tools" in self.faults else "".join(sorted(tools))
         same = (head, *map(self.same, said))
         begin = [START, *encode("assistant\n")]
@@ -210,17 +210,18 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.removesuffix("/count_tokens")
         self.dialect, faults = PATHS.get(path, "chat"), self.server.faults
         key = self.headers.get("x-api-key") or (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        try:
-            if path not in PATHS or ("chat_only" in faults and self.dialect != "chat"):
-                raise Refused(404, f"no such path{key if 'repeats_key' in faults else ''}")
-            rollout = self.server.rollouts.get(self.server.key if "any_key" in faults else key)
-            if rollout is None:
-                raise Refused(401, "wrong key")
-            if rollout.over and "late" not in faults:
-                raise Refused(409, "rollout concluded")
-            self.answer(rollout, content)
-        except Refused as refused:
-            self.refuse(*refused.args)
+        rollout = self.server.rollouts.get(self.server.key if "any_key" in faults else key)
+        if path not in PATHS or ("chat_only" in faults and self.dialect != "chat"):
+            self.refuse(404, f"no such path{key if 'repeats_key' in faults else ''}")
+        elif rollout is None:
+            self.refuse(401, "wrong key")
+        elif rollout.over and "late" not in faults:
+            self.refuse(409, "rollout concluded")
+        else:
+            try:
+                self.answer(rollout, content)
+            except Refused as refused:
+                self.refuse(*refused.args)
 
     def answer(self, rollout: Rollout, content: bytes) -> None:
         faults = self.server.faults
@@ -264,11 +265,10 @@ class Handler(BaseHTTPRequestHandler):
             system = "".join(each for each in kept if billed or not each.startswith("x-anthropic-billing"))
         found += [Said("system", system)] if system else []
         for each in body["input"] if self.dialect == "responses" else body["messages"]:
-            for said in self.message(each):
-                if found and found[-1].role == said.role == "assistant":
-                    before = found.pop()
-                    said = Said("assistant", *(one + other for one, other in zip(before[1:], said[1:], strict=True)))
-                found.append(said)
+            found += self.message(each)
+            if len(found) > 1 and found[-2].role == found[-1].role == "assistant":
+                parts = zip(found.pop()[1:], found.pop()[1:], strict=True)
+                found.append(Said("assistant", *(before + more for more, before in parts)))
         return found
 
     def message(self, each) -> list[Said]:

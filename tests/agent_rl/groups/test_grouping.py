@@ -70,6 +70,35 @@ def test_equal_rewards_are_dropped_yet_counted_towards_the_step() -> None:
     assert closed.figures.sampled.rollouts == 8
 
 
+def test_what_becomes_of_every_sampled_token_is_told() -> None:
+    made = book(overlong="mask")
+    settle(made, 0, ["5"] * 4)
+    group = builders.opened(1)
+    made.group_opened(group)
+    sizes = {0: 10, 1: 20, 2: 30, 3: 40}
+    instructions: list[Instruction] = []
+    for sample, tokens in sizes.items():
+        rollout = builders.trajectory(group, sample, answer="4" if sample < 2 else "5", tokens=tokens)
+        excluded = {"side_call": 3} if sample == 0 else {}
+        status = "truncated" if sample == 3 else "finished"
+        transcript = replace(rollout.transcript, status=status)
+        rollout = replace(rollout, written=tokens, excluded=excluded, transcript=transcript, judgement=None)
+        instructions += made.trajectory(rollout, Judgement(float(sample < 2), success=sample < 2))
+    ((ready,), (closed,)) = kinds(instructions, Ready), kinds(instructions, Closed)
+    kept = {sample for sample, _ in ready.kept}
+    found = dict(closed.figures.delivered)
+    equal = found.pop("equal_rewards")
+    assert found.pop("sampled") == 100 + equal
+    own = {sample: tokens - 3 * (sample == 0) for sample, tokens in sizes.items()}
+    expected = {
+        "trained": sum(own[sample] for sample in kept if sample != 3),
+        "overlong": own[3] if 3 in kept else 0,
+        "not_selected": sum(own[sample] for sample in own if sample not in kept),
+        "side_call": 3,
+    }
+    assert found == {name: count for name, count in expected.items() if count}
+
+
 def test_an_answer_that_spans_two_turns_earns_nothing() -> None:
     made = book(samples=2)
     group = builders.opened(samples=2)

@@ -129,6 +129,24 @@ class JournalContract(RetentionContract):
         assert journal.lost_steps() == []
         journal.close()
 
+    def test_the_audit_tells_what_became_of_sampled_tokens(self, tmp_path: Path) -> None:
+        """Trained by the learner's count, skipped, and waiting; a learner that trained others is a fault."""
+        journal = self.open(tmp_path)
+        sent = StepFigures(delivered={"sampled": 9, "trained": 5, "equal_rewards": 4}, branches={"again": 2})
+        for version in range(3):
+            (name,) = open_groups(journal, range(version, version + 1))
+            journal.ready(name, [(0, 0)], [1.0], 0, 1)
+            journal.close_step(version, 0, [name], [name], sent)
+        journal.step_trained(0, TrainingFigures(trained_tokens=5))
+        journal.step_trained(1, TrainingFigures(skipped=True), dropped_for="not_finite")
+        balance = audit_journal(journal)
+        assert balance.balanced, balance.faults
+        parts = {"trained": 5, "equal_rewards": 12, "step_skipped": 5, "waiting": 5}
+        assert (balance.delivered, balance.branches) == ({"sampled": 27, **parts}, {"again": 6})
+        assert any("27 = 5 trained + 22 excluded (12 equal_rewards" in line for line in balance.lines())
+        journal.step_trained(2, TrainingFigures(trained_tokens=4))
+        assert audit_journal(journal).faults == ("step 2: 5 tokens were sent to be trained, and 4 were",)
+
     def test_other_stages_leave_nothing_ready_behind(self, tmp_path: Path) -> None:
         """What an earlier stage left is dropped; what a later one holds stays."""
         journal = self.open(tmp_path)

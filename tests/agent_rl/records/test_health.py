@@ -83,6 +83,12 @@ def test_a_short_stage_and_one_without_tools_raise_nothing() -> None:
     assert not any(alarms([(silent, TRAINED)] * (2 * WINDOW), tools=False))
 
 
+def test_tools_that_an_agent_lists_are_missed_too() -> None:
+    silent = replace(with_means(tool_calls=0.0), lists_tools=True)
+    ((raised, _),) = alarms([(silent, TRAINED)] * WINDOW, tools=False)[-1]
+    assert raised == "no_tool_calls"
+
+
 def test_low_entropy_of_a_policy_that_succeeds_and_stale_groups_are_no_alarm() -> None:
     sure = (with_means(success=0.95), replace(TRAINED, entropy=0.001))
     stale = (replace(STEP, groups_trained=0, groups_dropped_stale=4), None)
