@@ -116,7 +116,7 @@ HEADERS = (
 )
 BROKEN_HEADERS = (
     *("No colon", " : x", "X-Nul: \x00", "Content-Length: 5", "Content-Length: -1", "Content-Length: 9" + "9" * 30),
-    *("Transfer-Encoding: gzip", "Transfer-Encoding: chunked", "Host: twice", "X-Long: " + "z" * 70_000, "(bad): x"),
+    *("Transfer-Encoding: gzip", "Host: twice", "X-Long: " + "z" * 70_000, "(bad): x"),
     *("Content-Length: 0x10", "X-\xe9: x", "Transfer-Encoding: chunked, chunked", " folded: x", "X: \n\n\n"),
 )
 METHODS = ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW", "post", "P" * 300)
@@ -203,6 +203,7 @@ def _mutated(rng: random.Random, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body with a few values replaced, removed, repeated or added."""
     made: dict[str, Any] = copy.deepcopy(dict(body))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        junk = copy.deepcopy(rng.choice(JUNK))
         container, key = rng.choice([*_places(made)] or [(made, "model")])
         kind = rng.randrange(8)
         if kind == 0:
@@ -210,11 +211,11 @@ def _mutated(rng: random.Random, body: Mapping[str, Any]) -> dict[str, Any]:
         elif kind == 1 and isinstance(container, list):
             container.insert(0, copy.deepcopy(container[key]))
         elif kind == 2 and isinstance(container, dict):
-            container[rng.choice(("temprature", "\u00e9", "functions", "n", "stream", key.upper()))] = rng.choice(JUNK)
+            container[rng.choice(("temprature", "\u00e9", "functions", "n", "stream", key.upper()))] = junk
         elif kind == 3:
             container[key] = [container[key]]
         else:
-            container[key] = copy.deepcopy(rng.choice(JUNK))
+            container[key] = junk
     return made
 
 

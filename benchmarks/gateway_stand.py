@@ -32,7 +32,6 @@ from actors.engines.base import TurnRequest, TurnResult
 from actors.engines.scripted import LOGPROB, ScriptedEngine
 from actors.gateway import Gateway
 from actors.rollout_generator import RolloutGenerator
-from actors.rollout_generator.harness import HarnessRun
 from actors.testing import SUPERVISOR, Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses
@@ -51,6 +50,7 @@ from agent_rl.messages import (
     Trajectory,
 )
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
+from benchmarks.command import Failure
 from transport import Limits, Registry, ZmqNetwork, keep_freed_memory
 
 AGENTS, LOOP = "agents", "arithmetic"
@@ -62,7 +62,9 @@ LIMITS = Limits(silent_after=60.0, lost_after=600.0)
 LETTERS = 38.0
 """What a turn of the model has on average before its tool call of 10 tokens."""
 STARTING_SECONDS = 120.0
-TOOL_ANSWER = "3\n"
+LAST_WORDS_SECONDS = 5.0
+"""What a process that fails has to say why; the benchmark ends then."""
+TOOL_ANSWER = "3"
 _ECHO = re.compile(r"echo (\w+) (\d+) (\d+)")
 
 
@@ -97,20 +99,6 @@ class EchoEngine(ScriptedEngine):
 # The processes of the generator and the gateway ----------------------------------------------------------------------
 
 
-class RemoteAgent(HarnessRun):
-    """A rollout whose agent is in the process of the benchmark."""
-
-    agents: Lines
-    done: Mapping[str, trio.Event]
-
-    async def _run(self, episode: Any, key: str, folder: Path, over: trio.Event) -> tuple[str, str]:
-        del folder, over
-        name = episode.request.rollout
-        await self.agents.send(f"{name} {key}")
-        await self.done[name].wait()
-        return "status 0", ""
-
-
 class AgentsGenerator(RolloutGenerator):
     """The generator, with agents that are no programs."""
 
@@ -130,10 +118,14 @@ class AgentsGenerator(RolloutGenerator):
         if environment.harness is None:
             await super()._run(running, episode, started)
             return
-        self._done[episode.request.rollout] = trio.Event()
-        agent = RemoteAgent(self._loop, self._served_rollouts, environment, "")
-        agent.agents, agent.done = self._agents, self._done
-        await agent.run(episode, partial(self._turn_written, episode, started))
+        written = partial(self._turn_written, episode, started)
+        async with self._served_rollouts.serving(self._loop, episode, written) as (key, rollout):
+            done = self._done[episode.request.rollout] = trio.Event()
+            await self._agents.send(f"{episode.request.rollout} {key}")
+            await done.wait()
+        if rollout.failure is not None:
+            raise rollout.failure
+        episode.finish()
 
 
 class EchoGenerator(AgentsGenerator):
@@ -280,8 +272,12 @@ class Connection:
 
     @classmethod
     async def open(cls, port: int) -> Connection:
-        """Connect to the gateway."""
-        return cls(await trio.open_tcp_stream("127.0.0.1", port))
+        """Connect to the gateway. Raises Failure."""
+        try:
+            return cls(await trio.open_tcp_stream("127.0.0.1", port))
+        except OSError as error:
+            await trio.sleep(LAST_WORDS_SECONDS)
+            raise Failure(f"the gateway takes no connections: {error}") from error
 
     async def ask(self, data: bytes, *, bodiless: bool = False) -> Answer:
         """Send a request, and wait for the answer. Raises Left."""

@@ -43,6 +43,8 @@ class Watch(Protocol):
 
     scope: trio.CancelScope
     cut: bool
+    failure: Exception | None
+    """Why the turn cannot be read, if it cannot; then ``scope`` is cancelled, too."""
 
     def began(self, prompt: Sequence[int]) -> None:
         """The engine is asked to go on from these tokens."""
@@ -140,6 +142,8 @@ class AgentLoop:
                 watch.ended(*turn)
             return turn, result.finish == "stop"
         assert watch is not None
+        if watch.failure is not None:
+            raise watch.failure
         strand.room, strand.limited = len(watch.turn[0]), True  # it ends here, and the rollout goes on
         return watch.turn, False
 

@@ -24,7 +24,7 @@ from actors.engines.base import Engine, EngineError, EngineFigures, EngineRefuse
 from actors.engines.checking import engine_faults
 from actors.processor_time import seconds_of_children
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
-from actors.rollout_generator.harness import HarnessRun
+from actors.rollout_generator.harness import Harnesses
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
 from actors.rollout_generator.served import ServedRollouts
@@ -236,8 +236,9 @@ class RolloutGenerator(Actor):
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
         self._kept = KeptTurns(self.context)
         self._served_rollouts = ServedRollouts(self.context.replica)
-        self._gateway = gateway_url(self.context.topology, self.context.name)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
+        url, nursery = gateway_url(self.context.topology, self.context.name), self.context.nursery
+        self._harnesses = Harnesses(self._loop, self._served_rollouts, nursery, url=url, base=self.context.base)
         self._rate = Rate(self.context.now)
         self._announced: EngineLoad | None = None
         self.context.nursery.start_soon(self._report_load)
@@ -403,7 +404,7 @@ class RolloutGenerator(Actor):
         rollout = environment.rollout
         if environment.harness is not None:
             written = partial(self._turn_written, episode, started) if self.context.settings.keep_turns else None
-            await HarnessRun(self._loop, self._served_rollouts, environment, self._gateway).run(episode, written)
+            await self._harnesses.run(environment, episode, written)
         elif rollout is None:
             keep = self.context.settings.keep_turns
             completed = partial(self._turn_completed, running, episode, started)

@@ -76,6 +76,7 @@ class _Watch:
     def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str]) -> None:
         self.scope = trio.CancelScope()
         self.cut = False
+        self.failure: Exception | None = None
         self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
         self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
         self._count = 0
@@ -95,16 +96,22 @@ class _Watch:
 
     def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """Tell what is certain of it."""
-        if self.cut or not len(tokens):
+        if self.cut or self.failure or not len(tokens):
             return
+        try:
+            self._tell(tokens, logprobs, policies)
+        except Exception as error:  # noqa: BLE001 - the engine must not hear of it
+            self.failure = error
+        if self.cut or self.failure:
+            self.scope.cancel()
+
+    def _tell(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         self._told.append((tokens, logprobs, policies))
         self._count += len(tokens)
         self._unfolding.add([token for token in tokens.tolist() if token not in self._chat.stop_tokens])
         text = self.before_stop(self._unfolding.text)
         now = spoken_so_far(self._chat, self._held_back(text))
         self._part(now, tokens, logprobs)
-        if self.cut:
-            self.scope.cancel()
 
     def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """What the engine has not told."""

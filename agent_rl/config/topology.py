@@ -91,7 +91,10 @@ class Harness(Part):
 
     command: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
-    ``{seed}`` the rollout's seed, ``{model}`` the name of the model."""
+    ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file."""
+    fork: bool = False
+    """For ``[interpreter, script, ...]`` of Python: the script and what it imports are loaded once and forked for each
+    rollout, which then runs it as ``__main__``. It must begin no threads while it loads."""
     environment: dict[str, str] = Field(default={})
     """Environment variables of the program, besides those that lead to the gateway. A value ``"env:NAME"`` is that of
     NAME on each host."""

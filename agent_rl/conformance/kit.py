@@ -1,7 +1,4 @@
-"""Runs the checks against a gateway, and shows the results: ``python -m agent_rl.conformance.kit URL --key KEY``.
-
-The folder of this file needs Python's standard library only.
-"""
+"""Runs the checks against a gateway, and shows the results."""
 
 from __future__ import annotations
 
@@ -62,6 +59,8 @@ def run(
     """
     if unknown := set(only) - {each.name for each in CHECKS} - {str(trap) for trap in range(24)}:
         raise KitError(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CHECKS)}")
+    if not key and new_key is None:
+        raise KitError("give the key of a rollout that is not over, or new_key")
     client = Client(url)
     found, listed = "", 0
 
@@ -167,7 +166,9 @@ def as_json(results: Sequence[Result]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as a program; the exit code is 1 if a check failed, and 2 if none could be run."""
-    parser = argparse.ArgumentParser(prog="conformance", description="Run the traps against a gateway.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_rl.conformance", description="Run the traps against a gateway."
+    )
     parser.add_argument("url")
     parser.add_argument("--key", required=True, help="of a rollout that is not over")
     parser.add_argument("--model", default="", help="left out: the first that the gateway lists")
@@ -184,7 +185,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(show(results) + "\n")
     return int(any(each.outcome == "failed" for each in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

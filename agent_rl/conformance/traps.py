@@ -282,10 +282,12 @@ def _rewritten_call(talk: Talk) -> None:
     first = talk.ask(asked, tools=tools)
     _require_calls(first, 1)
     results = talk.results(first.calls, "Done.")
-    prompts = []
-    for path in ("new.txt", "other.txt"):
-        turn = talk.dialect.with_arguments(first.turn, lambda _, path=path: json.dumps({"path": path}))  # type: ignore[misc]
-        prompts.append(_ids(talk.ask([*asked, *turn, *results], tools=tools))[0])
+
+    def branched(path: str) -> list[int]:
+        turn = talk.dialect.with_arguments(first.turn, lambda _: json.dumps({"path": path}))
+        return _ids(talk.ask([*asked, *turn, *results], tools=tools))[0]
+
+    prompts = [branched("new.txt"), branched("other.txt")]
     prompt, tokens = _ids(first)
     if any(each[: len(prompt) + len(tokens)] == prompt + tokens for each in prompts):
         raise Failed("the prompt has the call that the model wrote, not the one that the client sent")

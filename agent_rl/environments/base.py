@@ -265,6 +265,11 @@ class Environment(Protocol):
     def problems(self) -> TaskSource:
         """Training and held-out problems, and demonstrations. Problem ids are unique within the environment."""
 
+    def files(self, problem: Problem) -> Mapping[str, str]:
+        """The files, by path, with which a harness's folder begins."""
+        del problem
+        return {}
+
     def prompt(self, problem: Problem) -> ChatMessages:
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 

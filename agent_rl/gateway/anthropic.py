@@ -50,6 +50,8 @@ _ERRORS: Mapping[Refusal, str] = {
     "request": "invalid_request_error",
     "busy": "rate_limit_error",
 }
+SIGNATURE = "unsigned"
+"""Clients drop thinking whose signature is empty. Nobody checks it here."""
 
 
 class Anthropic:
@@ -91,9 +93,12 @@ class Anthropic:
         """A streamed reply."""
         return _Stream(wanted, name)
 
-    def error(self, refusal: Refusal, why: str, field: str = "") -> tuple[int, dict[str, Any]]:  # noqa: ARG002
+    def error(self, refusal: Refusal, why: str, field: str = "") -> tuple[int, dict[str, Any]]:
         """Status and body of an error. ``why`` names the key at fault."""
-        return STATUSES.get(refusal, 503), _error(refusal, why)
+        body = _error(refusal, why)
+        if field == "thread":  # by this the client's tool runner learns that it must send the whole history
+            body["error"]["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
+        return STATUSES.get(refusal, 503), body
 
 
 def _error(refusal: Refusal, why: str) -> dict[str, Any]:
@@ -209,7 +214,11 @@ class _Stream:
         block = self._content[-1]
         block[block["type"]] = "".join(self._texts)
         self._texts.clear()
-        return self._block("stop")
+        signed = b""
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            signed = self._block("delta", delta={"type": "signature_delta", "signature": SIGNATURE})
+        return signed + self._block("stop")
 
     def _call(self, number: int, call: SaidCall) -> bytes:
         own = call.id or f"toolu_{self._name}_{number}"

@@ -144,8 +144,9 @@ def _delivered(journal: Journal) -> tuple[dict[str, int], dict[str, int], list[s
         elif step.skipped or learner.skipped:
             counts["step_skipped"] = sent
         else:
-            counts["trained"] = learner.trained_tokens
-            if counts.get("sampled") and learner.trained_tokens != sent:
+            told = learner.trained_tokens or learner.trained_rollouts  # a learner of one's own may count nothing
+            counts["trained"] = learner.trained_tokens if told else sent
+            if told and counts.get("sampled") and learner.trained_tokens != sent:
                 faults.append(
                     f"step {step.version}: {sent} tokens were sent to be trained, and {learner.trained_tokens} were"
                 )

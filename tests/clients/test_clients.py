@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,13 @@ from tests.actors.gateway.stand import stand
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".venv-clients"
 INSTALLED = (ENVIRONMENT / "installed").is_file()
-pytestmark = pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed")
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed"),
+]
 
-LONGEST_SECONDS = 240.0
-"""For all clients, on a busy machine. They take half a minute of processor time, most of it for imports."""
+LONGEST_SECONDS = 120.0
+"""For the clients of a test, on a busy machine. Each takes a few seconds of a processor, most of it for imports."""
 
 PARIS = '<tool_call>{"name": "weather", "arguments": {"days":2,   "city": "Paris"}}</tool_call>'
 OSLO = '<tool_call>{"name":"weather","arguments":{"city":"Oslo","days":1}}</tool_call>'
@@ -51,59 +54,38 @@ CODE = (
     "<code>\nfinal_answer('Dry')\n</code>",
 )
 
-TALKS = (
-    "litellm_chat",
-    "pydantic_ai_agent openai-chat",
-    "pydantic_ai_agent openai-responses",
-    "pydantic_ai_agent anthropic",
-    "openai_agents chat_completions",
-    "openai_agents responses",
-    "anthropic_messages",
-    "anthropic_tools",
-    "openai_sync",
-    "openai_async",
-    "openai_streaming",
-    "openai_responses",
-)
-"""The clients that ask both questions about the weather, and go on with their history. The slowest come first."""
-SCRIPTS = {
-    "mini_swe_agent": COMMANDS,
-    **dict.fromkeys(TALKS, TURNS),
-    "smolagents_agent tools": (TURNS[0], FINAL % "Rain", TURNS[2], FINAL % "Dry"),
-    "smolagents_agent code": CODE,
-}
-
 
 @dataclass(frozen=True)
 class Run:
     """A client's end, and what the rollout has. ``prompts``, ``written``: of each turn, as the engine had them."""
 
+    name: str
     status: int
     output: str
     errors: str
     prompts: list[list[int]]
     written: list[list[int]]
-    strands: list[tuple[str, list[int]]]
+    strands: list[list[int]]
+    causes: set[str]
     trained: list[int]
     text: str
 
     @property
     def seen(self):
-        assert self.status == 0, f"{self.output}\n{self.errors}"
+        assert self.status == 0, f"{self.name}: {self.output}\n{self.errors}"
         return json.loads(self.output.splitlines()[-1])
 
 
-async def run_all(folder: Path) -> dict[str, Run]:
-    """Run the clients, three at a time."""
-    turns = {name: iter(texts) for name, texts in SCRIPTS.items()}
+async def run(folder: Path, clients: Sequence[str], texts: Sequence[str]) -> list[Run]:
+    """Run clients at once, each with a rollout of its own, in which the engine writes these texts."""
+    turns = {name: iter(texts) for name in clients}
     runs: dict[str, Run] = {}
-    few = trio.CapacityLimiter(3)
 
     def script(_, request):
         return next(turns[request.rollout.partition("+")[0]], "One turn too many.")
 
-    async def run(name: str) -> None:
-        async with few, at.rollout() as (key, episode):
+    async def run_one(name: str) -> None:
+        async with at.rollout() as (key, episode):
             episode.request = replace(episode.request, rollout=name)
             home = folder / name
             home.mkdir()
@@ -116,86 +98,100 @@ async def run_all(folder: Path) -> dict[str, Run]:
             ended = await trio.run_process(
                 command, cwd=home, env=variables, capture_stdout=True, capture_stderr=True, check=False
             )
-            names = [name, *(f"{name}+{strand.number}" for strand in episode.strands[1:])]
+            strands = episode.strands
+            names = [name, *(f"{name}+{strand.number}" for strand in strands[1:])]
             tokens = episode.trajectory(generator="g", seconds=0.0).unpack()
             trained = tokens.tokens[tokens.loss_mask == 1].tolist()
             runs[name] = Run(
+                name,
                 ended.returncode,
                 ended.stdout.decode(),
                 ended.stderr.decode(),
                 [list(request.tokens) for request in at.engine.requests if request.rollout in names],
                 [turn for each in names for turn in at.engine.written.get(each, [])],
-                [(strand.cause, strand.turns) for strand in episode.strands],
+                [strand.turns for strand in strands],
+                {strand.cause for strand in strands[1:]},
                 trained,
                 at.engine.decode(trained),
             )
 
     with trio.fail_after(LONGEST_SECONDS):
         async with stand(folder, script) as at, trio.open_nursery() as nursery:
-            for name in SCRIPTS:
-                nursery.start_soon(run, name)
-    return runs
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return trio.run(partial(run_all, tmp_path_factory.mktemp("clients")))
+            for name in clients:
+                nursery.start_soon(run_one, name)
+    return [runs[name] for name in clients]
 
 
 def in_order(calls):
     return sorted(calls, key=lambda call: call["city"])
 
 
-@pytest.mark.parametrize("name", TALKS)
-def test_a_client_calls_its_tool_and_gets_its_answers(runs, name):
-    seen = runs[name].seen
-    assert [answer.strip() for answer in seen["answers"]] == ANSWERS
-    assert in_order(seen["calls"]) == CALLS
-    if "pieces" in seen:
-        assert "".join(seen["pieces"]).endswith(ANSWERS[1])
-        assert len(seen["pieces"]) > 10  # the reply came bit by bit
-
-
-@pytest.mark.parametrize("name", ["mini_swe_agent", *TALKS])
-def test_a_history_that_comes_back_continues_the_very_tokens(runs, name):
-    run, count = runs[name], len(SCRIPTS[name])
-    assert [turns for _, turns in run.strands] == [[*range(1, count + 1)]], run.strands
+def check_tokens(run, texts):
+    """Each token that was sampled is trained, and each turn continued the very tokens before it."""
+    assert len(run.written) == len(texts), run.name
+    assert run.trained == [token for turn in run.written for token in turn], run.name
+    assert run.strands == [[*range(1, len(texts) + 1)]], f"{run.name} branched: {run.causes}"
     for before, written, after in zip(run.prompts, run.written, run.prompts[1:], strict=False):
-        assert after[: len(before) + len(written)] == before + written
+        assert after[: len(before) + len(written)] == before + written, run.name
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "smolagents_agent code"])
-def test_the_sampled_tokens_are_trained(runs, name):
-    run = runs[name]
-    assert len(run.written) == len(SCRIPTS[name])
-    assert run.trained == [token for turn in run.written for token in turn]
+async def talk(folder, *clients):
+    """Clients that ask both questions, and go on with their history."""
+    runs = await run(folder, clients, TURNS)
+    for each in runs:
+        assert [answer.strip() for answer in each.seen["answers"]] == ANSWERS, each.name
+        assert in_order(each.seen["calls"]) == CALLS, each.name
+        check_tokens(each, TURNS)
+        if "pieces" in each.seen:
+            assert "".join(each.seen["pieces"]).endswith(ANSWERS[1]), each.name
+            assert len(each.seen["pieces"]) > 10, each.name  # the reply came bit by bit
+    return runs
 
 
-def test_what_only_some_clients_show(runs):
-    seen = runs["openai_sync"].seen
-    assert (seen["finish"], seen["listed"]) == ("stop", [MODEL])
-    streamed = runs["openai_streaming"]
+async def test_openai(tmp_path):
+    whole, _, streamed, _ = await talk(tmp_path, "openai_sync", "openai_async", "openai_streaming", "openai_responses")
+    assert (whole.seen["finish"], whole.seen["listed"]) == ("stop", [MODEL])
     assert streamed.seen["tokens"] == streamed.trained
     assert streamed.seen["usage"] == len(streamed.written[-1])
     assert "".join(streamed.seen["pieces"]) == f"I look it up.{ANSWERS[0]}\n{ANSWERS[1]}"
-    messages = runs["anthropic_messages"]
+
+
+async def test_anthropic(tmp_path):
+    (messages,) = await talk(tmp_path, "anthropic_messages")
     assert messages.seen["stop"] == "end_turn"
     assert messages.seen["counted"] == len(messages.prompts[2])
-    swe = runs["mini_swe_agent"].seen
-    assert (swe["status"], swe["answers"], swe["file"]) == ("Submitted", ["42\n"], "42\n")
 
 
-def test_smolagents_tells_its_calls_in_other_words(runs):
-    run = runs["smolagents_agent tools"]
-    assert (run.seen["answers"], in_order(run.seen["calls"])) == (["Rain", "Dry"], CALLS)
+@pytest.mark.parametrize(
+    ("client", "ways"),
+    [
+        ("anthropic_tools", [""]),
+        ("litellm_chat", [""]),
+        ("openai_agents", ["chat_completions", "responses"]),
+        ("pydantic_ai_agent", ["openai-chat", "openai-responses", "anthropic"]),
+    ],
+)
+async def test_agents_go_on_with_their_history(tmp_path, client, ways):
+    await talk(tmp_path, *(f"{client} {way}".strip() for way in ways))
+
+
+async def test_mini_swe_agent(tmp_path):
+    (swe,) = await run(tmp_path, ["mini_swe_agent"], COMMANDS)
+    assert (swe.seen["status"], swe.seen["answers"], swe.seen["file"]) == ("Submitted", ["42\n"], "42\n")
+    check_tokens(swe, COMMANDS)
+
+
+async def test_smolagents_tells_its_calls_in_other_words(tmp_path):
+    texts = (TURNS[0], FINAL % "Rain", TURNS[2], FINAL % "Dry")
+    (tools,) = await run(tmp_path, ["smolagents_agent tools"], texts)
+    assert (tools.seen["answers"], in_order(tools.seen["calls"])) == (["Rain", "Dry"], CALLS)
+    assert tools.trained == [token for turn in tools.written for token in turn]
     # "Calling tools: [...]" stands for each turn with a call, so that each request changes what was said.
-    assert [turns for _, turns in run.strands] == [[1], [2], [3], [4]]
-    assert {cause for cause, _ in run.strands[1:]} == {"rewrite"}
+    assert (tools.strands, tools.causes) == ([[1], [2], [3], [4]], {"rewrite"})
 
 
-def test_smolagents_code_ends_at_a_stop_string(runs):
-    run = runs["smolagents_agent code"]
-    assert (run.seen["answers"], run.seen["calls"]) == (["Rain", "Dry"], CALLS[2:])
-    assert run.text == "".join(CODE)  # the tokens up to the stop string, and no token that ends a turn
-    assert [turns for _, turns in run.strands] == [[1], [2], [3]]
-    assert {cause for cause, _ in run.strands[1:]} == {"rewrite"}
+async def test_smolagents_ends_code_at_a_stop_string(tmp_path):
+    (code,) = await run(tmp_path, ["smolagents_agent code"], CODE)
+    assert (code.seen["answers"], code.seen["calls"]) == (["Rain", "Dry"], CALLS[2:])
+    assert code.text == "".join(CODE)  # the tokens up to the stop string, and no token that ends a turn
+    assert (code.strands, code.causes) == ([[1], [2], [3]], {"rewrite"})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import trio
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
-from actors.rollout_generator.harness import HarnessRun
+from actors.rollout_generator.harness import Harnesses
 from agent_rl.config.topology import Harness
 from agent_rl.messages import CompletedTurn, Sampling
 from agent_rl.rollout.episode import Episode
@@ -203,21 +206,25 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 """
 
 
-def harnessed(at: Stand, **given: Any) -> tuple[HarnessRun, Episode]:
+def harnessed(at: Stand, **given: Any) -> tuple[Callable[[], Awaitable[None]], Episode]:
+    """A run of the harness, and its episode."""
     generator = at.generator
     environment = next(iter(generator._environments.values()))
     environment.harness = Harness(**given)
     episode = Episode(
         builders.request(sampling=Sampling(1.0, 1000, 10)), generator._chat, generator._engine.longest, begun=False
     )
-    return HarnessRun(generator._loop, generator._served_rollouts, environment, at.url), episode
+    harnesses = Harnesses(
+        generator._loop, generator._served_rollouts, generator.context.nursery, url=at.url, base=Path(__file__).parent
+    )
+    return partial(harnesses.run, environment, episode), episode
 
 
 async def test_a_harness_runs_alone_and_its_output_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     async with stand(tmp_path, lambda *_: "a turn") as at:
         run, episode = harnessed(at, command=(sys.executable, "-c", HARNESS, "{prompt}", "with {model}"))
-        await run.run(episode)
+        await run()
         assert (episode.ended, episode.turns) == ("finished", 1)
         assert episode.transcript.replies[-1].content == "a turn with agent-rl\n"
 
@@ -225,17 +232,32 @@ async def test_a_harness_runs_alone_and_its_output_is_kept(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("no-such-program",), "its harness 'no-such-program' cannot be started"),
+        (("no-such-program",), "ended with the program 'no-such-program' not being started: No such file"),
         (
             (sys.executable, "-c", "print('hello'); exit(3)"),
-            "asked for no turn; it ended with status 3 and wrote: hello",
+            "asked for no turn; it ended with status 3, and wrote: hello",
         ),
         ((sys.executable, "-c", "import time; time.sleep(60)"), "no end within 1 s"),
     ],
 )
 async def test_a_harness_at_fault_loses_its_rollout(tmp_path: Path, command: Any, message: str) -> None:
     async with stand(tmp_path, lambda *_: "a turn") as at:
-        run, episode = harnessed(at, command=command, seconds=1.0 if "sleep" in command[-1] else 60.0)
+        run, _ = harnessed(at, command=command, seconds=1.0 if "sleep" in command[-1] else 60.0)
         with pytest.raises(EnvironmentFaultError) as raised:
-            await run.run(episode)
+            await run()
         assert message in str(raised.value)
+
+
+async def test_a_program_may_be_loaded_once_and_forked(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    (tmp_path / "slow_to_load.py").write_text("import os\nLOADED = os.getpid()\n")
+    main = textwrap.indent(f"import os\nassert slow_to_load.LOADED == os.getppid()\n{HARNESS}", "    ")
+    script.write_text(f"import slow_to_load\nif __name__ == '__main__':\n{main}")
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        run, episode = harnessed(at, command=(sys.executable, str(script), "{prompt}", "with {model}"), fork=True)
+        await run()
+        assert episode.transcript.replies[-1].content.endswith("a turn with agent-rl\n")
+        script.write_text("raise SystemExit('broken')")
+        run, _ = harnessed(at, command=(sys.executable, str(script)), fork=True)
+        with pytest.raises(EnvironmentFaultError, match=r"could not be loaded by .*, which wrote: broken"):
+            await run()

@@ -14,7 +14,7 @@ from actors.cli.output import Mistake
 from agent_rl.conformance.client import DIALECTS, Failed
 from agent_rl.conformance.kit import KitError, main, run
 from agent_rl.conformance.say import RANDOM, Told, say, told, written
-from agent_rl.conformance.traps import CHECKS, UNSEEN
+from agent_rl.conformance.traps import CHECKS
 from tests.agent_rl.conformance.naive import END, decode, encode, gateway
 
 ROOT = Path(__file__).parents[3]
@@ -103,6 +103,8 @@ def test_without_a_gateway_that_obeys_there_are_no_results():
         run(there.url, "another key")
     with pytest.raises(KitError, match="does not answer"):
         run(there.url, there.key)
+    with pytest.raises(KitError, match="give the key"):
+        run(there.url)
     with pytest.raises(KitError, match="no check 24, turns; there are turn, "):
         run(there.url, there.key, only=("24", "turns", "17"))
 
@@ -122,19 +124,23 @@ def test_the_programs_print_a_table_or_json(capsys):
     assert "does not answer" in capsys.readouterr().err
 
 
-def test_the_client_needs_the_standard_library_only():
-    code = "import sys, agent_rl.conformance; print({name.partition('.')[0] for name in sys.modules})"
-    loaded = subprocess.run(
-        [sys.executable, "-ISc", f"sys = __import__('sys'); sys.path.insert(0, {str(ROOT)!r}); {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert {each for each in eval(loaded) if each not in sys.stdlib_module_names} == {"__main__", "agent_rl"}
+def test_the_program_needs_the_standard_library_only():
+    code = f"""import sys, runpy
+sys.path.insert(0, {str(ROOT)!r})
+sys.argv = ["conformance", "127.0.0.1:9", "--key", "k"]
+try:
+    runpy.run_module("agent_rl.conformance", run_name="__main__")
+finally:
+    print(*{{name.partition(".")[0] for name in sys.modules}})
+"""
+    done = subprocess.run(
+        [sys.executable, "-IS", "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "does not answer" in done.stderr) == (2, True)
+    assert set(done.stdout.split()) - sys.stdlib_module_names == {"__main__", "agent_rl"}
 
 
 def test_the_page_lists_all_checks():
     page = (ROOT / "docs/conformance.md").read_text()
     rows = {tuple(part.strip(" `") for part in line.split("|")[1:4]) for line in page.splitlines() if line[:1] == "|"}
     assert {(str(each.trap or "-"), each.name, each.title) for each in CHECKS} <= rows
-    assert all(f"| {trap} |" in page for trap in UNSEEN)

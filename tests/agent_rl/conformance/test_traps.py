@@ -9,7 +9,7 @@ from agent_rl.conformance.kit import Result, run
 from agent_rl.conformance.traps import ALL, CHECKS, UNSEEN
 from tests.agent_rl.conformance.naive import gateway
 
-SILENCE = 0.4
+SILENCE = 0.8
 
 
 def ran(*faults: str, only: set[str] = frozenset(), fresh: bool = True) -> list[Result]:

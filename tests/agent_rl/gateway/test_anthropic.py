@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent_rl.gateway.anthropic import Anthropic
+from agent_rl.gateway.anthropic import SIGNATURE, Anthropic
 from agent_rl.messages import Said, SaidCall
 from tests.agent_rl.gateway.turns import (
     COUNT,
@@ -178,7 +178,7 @@ def test_a_reply_has_blocks_in_order_and_real_counts() -> None:
     body = replied(MESSAGES, {"messages": HELLO, "model": "m"})
     use = {"type": "tool_use", "name": "look", "input": {"at": "é", "deep": True}}
     assert body["content"] == [
-        {"type": "thinking", "thinking": "let me see", "signature": ""},
+        {"type": "thinking", "thinking": "let me see", "signature": SIGNATURE},
         {"type": "text", "text": "Hello world"},
         use | {"id": "toolu_x_0"},
         use | {"id": "toolu_x_1"},
@@ -228,7 +228,11 @@ def test_a_stream_adds_up_to_the_reply(known) -> None:
             assert json.loads("".join(each["partial_json"] for each in deltas)) == block["input"]
         else:
             key = kind.removesuffix("_delta")
-            assert own[0]["content_block"] == block | {key: ""}
+            begun = block | {key: ""}
+            if key == "thinking":
+                assert deltas.pop() == {"type": "signature_delta", "signature": SIGNATURE}
+                begun["signature"] = ""
+            assert own[0]["content_block"] == begun
             assert "".join(each[key] for each in deltas) == block[key]
 
 
