@@ -84,6 +84,9 @@ class Harnesses:
                     status = str(error)
         if rollout.failure is not None:
             raise rollout.failure
+        if not episode.turns and rollout.overflowed:
+            episode.ended = "prompt_too_long"
+            return
         if not episode.turns:
             said = output.strip()[-2000:] or "nothing"
             raise EnvironmentFaultError(

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from actors.engines.base import EngineError
-from actors.rollout_generator.turns import RolloutOver, TurnWriter
+from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.plugins import ContractError
 from agent_rl.messages import Choice, Finish, Refusal, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
 from agent_rl.rollout.completed import token_by_token
@@ -161,6 +161,8 @@ class ServedRollout:
         """``told`` of each turn that is written. Turns that the episode has taken in are given to who asks for them."""
         self.episode = episode
         self.failure: Exception | None = None
+        self.overflowed = False
+        """A request had more messages than a sequence has room for."""
         self.over = trio.Event()
         """The rollout has ended, or has failed, and the agent was told so."""
         self._chat = agent.chat
@@ -291,6 +293,9 @@ class ServedRollout:
             async with trio.open_nursery() as nursery:
                 for number in range(asked.count):
                     nursery.start_soon(write, number)
+        except* NoRoom:
+            self.overflowed = True
+            refusal = "overflow", "the messages leave no room in a sequence of the model"
         except* RolloutOver:
             refusal = self._ended()
         except* PromptError as error:

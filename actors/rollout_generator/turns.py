@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from agent_rl.rollout.episode import Episode, Strand
 
 
+class NoRoom(Exception):  # noqa: N818 - no error of this side
+    """The messages leave no room in a sequence, and the rollout may go on with others."""
+
+
 class RolloutOver(Exception):  # noqa: N818 - no error
     """The rollout has ended: no turn is written any more. The episode says how."""
 
@@ -74,7 +78,7 @@ class TurnWriter:
 
         ``watch`` sees the tokens as they are written, and may cut the turn. ``said``: the turn as it would come back.
         ``side``: it is beside the rollout's task.
-        Raises RolloutOver, EngineError, and PromptError for messages that the chat template does not take.
+        Raises RolloutOver, NoRoom, EngineError, and PromptError for messages that the chat template does not take.
         """
         episode = self.episode
         plan, room = await self._place(conversation, planned)
@@ -107,9 +111,12 @@ class TurnWriter:
             turns = episode.request.sampling.max_turns - episode.turns - len(self._writing)
             if turns > 0:
                 plan = planned()
-                room = episode.room_after(plan) - sum(strand.room for strand in self._writing.values())
+                left, in_sequence = episode.room_after(plan)
+                room = min(left - sum(strand.room for strand in self._writing.values()), in_sequence)
                 if room > 0:
                     return plan, room
+                if left > 0 >= in_sequence:
+                    raise NoRoom
             if not self._writing:
                 if turns > 0:
                     conversation.open(plan, self.agent.policy)  # which finds that there is no room

@@ -24,7 +24,7 @@ import trio
 from actors.engines.base import EngineError
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
-from actors.rollout_generator.turns import RolloutOver, TurnWriter
+from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from actors.user_threads import Deadline, DeadlineError
 from agent_rl.config.plugins import ContractError, defined_at, place_of
 from agent_rl.environments.base import BlockedError
@@ -121,6 +121,9 @@ class UserLoop:
             raise
         except EngineError as error:
             self._failure = error
+            await self._end()
+        except NoRoom:
+            self._episode.ended = "truncated" if self._episode.turns else "prompt_too_long"
             await self._end()
         except RolloutOver:
             await self._end()

@@ -185,6 +185,7 @@ class Episode:
         self._calls: tuple[AnyCall, ...] = ()
         """Those of the last turn."""
         self._room = request.sampling.max_response_tokens
+        self._begun = begun
         self._reason = ""
         self.strands: list[Strand] = [Strand(0, [])]
         self._records: list[ToolCallRecord] = []
@@ -222,12 +223,14 @@ class Episode:
 
     def _shrink(self, longest: int) -> None:
         count, full = len(self._first.shared), self._room
-        self._room = max(0, longest - count)
+        left = max(0, longest - count)
+        if self._begun:  # of a tree, each sequence is limited by itself
+            self._room = left
         self._reason = (
             f"the prompt of problem {self.request.problem.id} has {count} of the {longest} tokens a sequence may have"
         )
-        if self._room:
-            self._reason += f": it leaves {self._room} of {full} response tokens"
+        if left:
+            self._reason += f": it leaves {left} of {full} response tokens"
         else:
             self.ended = "prompt_too_long"
 
@@ -253,19 +256,18 @@ class Episode:
     def budget_of(self, strand: Strand) -> int:
         """Number of response tokens left to a strand."""
         left = self._room - self.lengths[1]
-        if self._longest is None or not strand.number:
+        if self._longest is None:
             return left
         return min(left, self._longest - len(strand.shared) - len(strand.tokens))
 
-    def room_after(self, plan: Plan) -> int:
-        """Number of response tokens that are left to a turn after what is planned; without room, at most 0."""
+    def room_after(self, plan: Plan) -> tuple[int, int]:
+        """Numbers of response tokens that are left to the rollout after what is planned, and to the sequence.
+
+        Without room they are at most 0.
+        """
         count = len(plan.tokens)
-        if plan.strand is None:
-            return self._room if self._longest is None else min(self._room, self._longest - count)
-        if plan.cause is None:
-            return self.budget_of(plan.strand) - count
-        left = self._room - self.lengths[1] - count
-        return left if self._longest is None else min(left, self._longest - plan.shared - count)
+        left = self._room - self.lengths[1] - (0 if plan.strand is None else count)
+        return left, left if self._longest is None else self._longest - plan.shared - count
 
     @property
     def turns(self) -> int:

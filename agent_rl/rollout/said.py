@@ -110,7 +110,7 @@ def _assistant(said: Said) -> Message:
 def _canonical(text: str) -> str:
     """A JSON text in one form; any other text as it is."""
     try:
-        return json.dumps(json.loads(text), sort_keys=True)
+        return json.dumps(json.loads(text, parse_int=float), sort_keys=True)  # JavaScript writes 1.0 as 1
     except (ValueError, RecursionError):
         return text
 

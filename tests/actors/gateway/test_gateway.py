@@ -176,6 +176,22 @@ async def test_bad_requests_get_their_providers_errors(tmp_path: Path) -> None:
         assert (found, reply["error"]["code"]) == (409, "rollout_concluded")
 
 
+async def test_an_agent_whose_context_is_full_may_compact_it(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "turn", longest=100) as at, at.rollout(tokens=400) as (key, episode):
+        messages = [user("Go.")]
+        for _ in range(20):
+            status, reply = await at.post(key, {"messages": messages})
+            if status != 200:
+                break
+            messages += [reply["choices"][0]["message"], user("On.")]
+        assert (status, reply["error"]["code"], episode.ended) == (400, "context_length_exceeded", None)
+        before = episode.turns
+        for text in ("So far: turn turn", "Or so."):
+            status, _ = await at.post(key, {"messages": [user(text)]})
+            assert status == 200
+        assert (episode.turns, len(episode.strands)) == (before + 2, 3)
+
+
 async def test_a_client_that_leaves_and_one_that_is_slow_harm_nobody(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda *_: "a long turn " * 20, body_bytes=5000) as at, at.rollout() as each:
         key, episode = each

@@ -102,7 +102,7 @@ def test_what_is_no_conversation_is_refused() -> None:
 
 def test_a_turn_is_recognised_however_its_client_writes_it() -> None:
     _, chat = chat_of(HERMES)
-    text = '<think>\nhm\n</think>\n\nI see. \n<tool_call>\n{"name": "f", "arguments": {"b": false, "a": [1, "é"]}}\n</tool_call>'
+    text = '<think>\nhm\n</think>\n\nI see. \n<tool_call>\n{"name": "f", "arguments": {"b": false, "a": [1.0, "é"]}}\n</tool_call>'
     found = spoken(chat, text)
     assert (found.content, found.reasoning, [call.name for call in found.calls]) == ("I see.", "hm", ["f"])
     back = Said("assistant", "I see.\n", "", (SaidCall("f", '{"a":[1,"\\u00e9"],"b":false}', "call_9"),))
