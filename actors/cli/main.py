@@ -68,6 +68,7 @@ COMMANDS = {
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),
         Command("up", "up:up", "Start all hosts of a topology over ssh, show one table, and stop them all."),
         Command("up-host", "up:up_host", "Start one host as `up` orders it.", hidden=True),
+        Command("conformance", "conformance:conformance", "Check a gateway by its URL against the traps of training."),
         Command("doctor", "doctor:doctor", "Look at this machine, and try an engine and a step on each device."),
         Command("keys", "keys:keys", "Make the key that hosts of one run share."),
         Command("render", "render:app", "Write a batch script for Slurm, or manifests for Kubernetes."),

@@ -176,7 +176,7 @@ class Gateway(Actor):
             await reply.piece(written + (stream.ended(given) if given.done else b""))
             if given.done:
                 break
-            asked = TurnAsked(asked.key, asked.ask, streams=True, after=count)
+            asked = TurnAsked(asked.key, asked.ask, follows=True, after=count)
         await reply.end()
 
     async def _next(self, asked: TurnAsked, generator: str, stream: Stream, reply: Reply) -> TurnGiven:

@@ -59,9 +59,10 @@ class _Ask:
         self._news.set()
         self._news = trio.Event()
 
-    async def after(self, count: int, *, streams: bool) -> TurnGiven:
-        """The answer; or parts after the first ``count``, as soon as there are some."""
-        while self.given is None and not (streams and len(self.parts) > count):
+    async def answer(self, asked: TurnAsked) -> TurnGiven:
+        """The answer, or parts of it."""
+        streams, count = asked.streams or asked.follows, asked.after
+        while self.given is None and not asked.streams and not (asked.follows and len(self.parts) > count):
             await self._news.wait()
         parts = tuple(self.parts[count:]) if streams else ()
         if self.given is None:
@@ -206,7 +207,7 @@ class ServedRollout:
         """Turns, or parts of them."""
         ask = self._asks.get(asked.ask)
         if ask is None:
-            if asked.after:
+            if asked.follows:
                 return TurnGiven(refusal="failed", why="the request is not known here; ask again")
             try:
                 begun = self._begin(asked)
@@ -215,7 +216,7 @@ class ServedRollout:
             if isinstance(begun, TurnGiven):
                 return begun
             ask = begun
-        return await ask.after(asked.after, streams=asked.streams or asked.after > 0)
+        return await ask.answer(asked)
 
     def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
         given = () if len(asked.tokens) else messages_of(asked.messages, asked.tools)
@@ -226,9 +227,11 @@ class ServedRollout:
             else partial(self._conversation.plan, given, self._cause(given, side=side))
         )
         plan = planned()
+        prompt = [*(() if plan.strand is None else plan.strand.whole[: plan.shared]), *plan.tokens]
         if asked.counts:
-            shared = () if plan.strand is None else plan.strand.whole[: plan.shared]
-            return TurnGiven(prompt=np.array([*shared, *plan.tokens], dtype=np.int32))
+            return TurnGiven(prompt=np.array(prompt, dtype=np.int32))
+        if self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
+            return TurnGiven(refusal="overflow", why=self._overflow())
         digest = plan.digests[-1]
         if asked.again and (known := self._same.get(digest)) is not None:
             self._asks[asked.ask] = known
@@ -236,7 +239,7 @@ class ServedRollout:
         if asked.count == 1 and (left := self._resumed.get(digest)):
             ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
             return ask
-        ask = self._asks[asked.ask] = self._same[digest] = _Ask()
+        ask = self._asks[asked.ask] = self._same[digest] = _Ask(prompt=prompt)
         self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
         self._taken_up(given)
         self._nursery.start_soon(partial(self._write, ask, asked, planned, side=side))
@@ -294,8 +297,7 @@ class ServedRollout:
                 for number in range(asked.count):
                     nursery.start_soon(write, number)
         except* NoRoom:
-            self.overflowed = True
-            refusal = "overflow", "the messages leave no room in a sequence of the model"
+            refusal = "overflow", self._overflow()
         except* RolloutOver:
             refusal = self._ended()
         except* PromptError as error:
@@ -322,6 +324,10 @@ class ServedRollout:
             else:
                 record = ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
             self.episode.called(record)
+
+    def _overflow(self) -> str:
+        self.overflowed = True
+        return "the messages leave no room in a sequence of the model"
 
     def _ended(self) -> tuple[Refusal, str]:
         """Why no turn is written any more."""

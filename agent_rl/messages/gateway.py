@@ -48,11 +48,12 @@ class Said:
 class TurnAsked:
     """Write the next turn of a conversation, or say more of one that is being written.
 
-    ``key``: of the rollout; ``ask``: of this request. With ``after`` above 0 only these two are given: the reply has
-    the parts from that number on, as soon as there is one. ``model``: as the client named it. ``tools``: a JSON list of
-    function schemas, as chat templates take them. ``tokens`` [n]: in place of messages. ``count``: turns beside each
-    other. ``max_tokens`` 0: no limit. ``streams``: parts are wanted. ``again``: the client repeats a request that was
-    not answered. ``counts``: only the number of the prompt's tokens is wanted.
+    ``key``: of the rollout; ``ask``: of this request. With ``follows`` only these two are given and ``after``: the
+    reply has the parts from that number on, as soon as there is one. ``model``: as the client named it. ``tools``: a
+    JSON list of function schemas, as chat templates take them. ``tokens`` [n]: in place of messages. ``count``: turns
+    beside each other. ``max_tokens`` 0: no limit. ``streams``: parts are wanted; the first reply comes as soon as the
+    prompt is known. ``again``: the client repeats a request that was not answered. ``counts``: only the number of the
+    prompt's tokens is wanted.
     """
 
     key: str
@@ -67,6 +68,7 @@ class TurnAsked:
     streams: bool = False
     again: bool = False
     counts: bool = False
+    follows: bool = False
     after: int = 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from actors.weights.files import model_directory
 from agent_rl.config.load import load_topology
 from agent_rl.messages import CompletedTurn, PolicyVersion, Sampling
 from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.prompts import ChatFormat
 from tests import builders
 from tests.end_to_end.topologies import write_micro
 
@@ -78,8 +79,16 @@ class Stand:
 
 
 @asynccontextmanager
-async def stand(folder: Path, script: Any, *, longest: int = 100_000, **settings: Any) -> AsyncIterator[Stand]:
-    """The two actors. ``script`` as of `ScriptedEngine`; ``settings`` of the gateway."""
+async def stand(
+    folder: Path,
+    script: Any,
+    *,
+    longest: int = 100_000,
+    chat: ChatFormat | None = None,
+    engine: Callable[..., ScriptedEngine] = ScriptedEngine,
+    **settings: Any,
+) -> AsyncIterator[Stand]:
+    """The two actors. ``script`` as of `ScriptedEngine`; ``settings`` of the gateway; ``chat``: the chat format."""
     port = free_port()
     path, _ = write_micro(folder)
     given = {"port": port, **settings}
@@ -88,8 +97,11 @@ async def stand(folder: Path, script: Any, *, longest: int = 100_000, **settings
     engines: list[ScriptedEngine] = []
 
     class Scripted(RolloutGenerator):
+        def _make_format(self, directory: Path) -> ChatFormat:
+            return chat or super()._make_format(directory)
+
         def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(
+            return engine(
                 model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest, made=engines.append
             )
 

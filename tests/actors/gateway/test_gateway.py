@@ -22,6 +22,8 @@ from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import Stand, stand
 
+pytestmark = pytest.mark.real_time
+
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 CALL = 'I look. <tool_call>{"name": "look", "arguments": {"where": "here",  "deep": false}}</tool_call>'
 
