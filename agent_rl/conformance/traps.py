@@ -121,7 +121,7 @@ def _require_not_closed(first: Reply, second: Reply, end: int) -> None:
     whole, tokens, prompt = _whole(first), _ids(first)[1], _ids(second)[0]
     if end in tokens:
         raise Failed("token_ids hold the token that ends a turn, which the model did not write")
-    if prompt[: len(whole)] == whole and prompt[len(whole) : len(whole) + 1] != [end]:
+    if prompt[: len(whole)] == whole and end not in prompt[len(whole) :]:
         raise Failed("the next prompt continues the turn without an end")
 
 

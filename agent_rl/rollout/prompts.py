@@ -63,7 +63,8 @@ class ChatFormat:
     """Renders conversations as tokens for one tokenizer, and reads calls from turns.
 
     A format of your own overrides `listing` (the text about tools), `calls` (the calls in a turn), `responses` (the
-    text of results) and `demonstration` (the form of demonstrations). Name it as a generator's ``chat_format``.
+    text of results) and `demonstration` (the form of demonstrations); for agents at the gateway also `without_calls`
+    (the text beside calls) and `turn_of` (a turn of others). Name it as a generator's ``chat_format``.
     """
 
     probes: ClassVar[Mapping[str, tuple[str, str]]] = PROBES
@@ -193,7 +194,7 @@ class ChatFormat:
 
     def given_turn_tokens(self, content: str) -> list[int]:
         """A turn of the assistant that others wrote, with its calls in tags, as the model would write it."""
-        return self._turn_tokens(self.spelt(content, "assistant"))
+        return self._turn_tokens(self.spelt(self.turn_of(content), "assistant"))
 
     def between_tokens(self, messages: Sequence[tuple[str, str]], calls: Sequence[AnyCall]) -> list[int]:
         """The tokens from the end of a turn with ``calls`` to the next one: results (role ``tool``) and messages.
@@ -219,6 +220,11 @@ class ChatFormat:
         del calls
         shown = self.responses([self.spelt(text) for text in results])
         return self._later_tokens([{"role": "user", "content": shown}, *others])
+
+    @classmethod
+    def turn_of(cls, content: str) -> str:
+        """A turn whose calls are between tags, ``<tool_call>{...}</tool_call>``, as the model would write it."""
+        return content
 
     @classmethod
     def without_calls(cls, text: str) -> str:
@@ -306,7 +312,8 @@ class ChatFormat:
         if schemas:
             system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
             text = "\n\n".join(part for part in (system, self.listing(schemas)) if part)
-            messages.insert(0, {"role": "system", "content": text})
+            if text:
+                messages.insert(0, {"role": "system", "content": text})
         return messages
 
     def listing(self, schemas: Sequence[Mapping[str, Any]]) -> str:
