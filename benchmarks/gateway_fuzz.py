@@ -84,15 +84,11 @@ _BROKEN_HEADERS = (
     *("Transfer-Encoding: gzip", "Host: twice", "X-Long: " + "z" * 70_000, "(bad): x", "Content-Length: 0x10"),
     *("X-\xe9: x", "Transfer-Encoding: chunked, chunked", " folded: x", "X: \n\n\n"),
 )
-_METHODS = ("HEAD", "P" * 300, *"GET PUT DELETE PATCH OPTIONS TRACE CONNECT BREW post".split(" "))
+_METHODS = ("HEAD", "GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW", "post", "P" * 300)
 _PATHS = (
-    *"/ * // /v1 /v1/ /v1/chat /v1/completions /v1/embeddings /v1/messages/batches /r/ /r// /v1/chat/completions/".split(
-        " "
-    ),
-    *"/r/x/v1/messages /v1/%2e%2e/messages /../v1/messages /V1/messages /?a=b /v1/models/agent-rl /favicon.ico".split(
-        " "
-    ),
-    *("http://gateway/v1/models", "/" + "p" * 9000, "/inference/v1/"),
+    *("/", "*", "//", "/v1", "/v1/", "/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/messages/batches", "/r/"),
+    *("/r//", "/v1/chat/completions/", "/r/x/v1/messages", "/v1/%2e%2e/messages", "/../v1/messages", "/V1/messages"),
+    *("/?a=b", "/v1/models/agent-rl", "/favicon.ico", "http://gateway/v1/models", "/" + "p" * 9000, "/inference/v1/"),
 )
 _LINES = (
     *(
@@ -190,32 +186,32 @@ def _broken(rng: random.Random, text: bytes) -> bytes:
     return rng.choice(made)
 
 
+def _shot(rng: random.Random) -> Shot:
+    path = rng.choice(list(BODIES))
+    body = {**BODIES[path], **({"stream": True} if rng.random() < 0.3 else {})}
+    text = json.dumps(body).encode()
+    kinds: Mapping[str, tuple[int, Callable[[], dict[str, Any]]]] = {
+        "value": (40, lambda: {"body": _mutated(rng, body)}),
+        "bytes": (20, lambda: {"body": _broken(rng, text)}),
+        "key": (4, lambda: {"key": rng.choice(_KEYS)}),
+        "header": (8, lambda: {"header": rng.choice(_HEADERS)}),
+        "broken header": (5, lambda: {"header": rng.choice(_BROKEN_HEADERS), "malformed": True}),
+        "chunks": (3, lambda: {"header": "Transfer-Encoding: chunked", "body": rng.choice(_CHUNKS), "malformed": True}),
+        "method": (5, lambda: {"method": rng.choice(_METHODS)}),
+        "path": (5, lambda: {"path": rng.choice(_PATHS), "method": rng.choice(("POST", "GET", "HEAD"))}),
+        "line": (3, lambda: {"line": rng.choice(_LINES), "path": "/", "body": b"", "malformed": True}),
+        "key in the path": (3, lambda: {"path": f"/r/KEY{path}{rng.choice(('', '?x=1', '/x'))}", "key": "x"}),
+        "half a body": (3, lambda: {"lacks": rng.randrange(1, 99), "malformed": True, "leaves": True}),
+        "no more after it": (3, lambda: {"leaves": True}),
+    }
+    what = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
+    return replace(Shot(what, path, text), **kinds[what][1]())
+
+
 def shots(count: int, seed: int) -> Iterator[Shot]:
     """So many requests."""
     rng = random.Random(seed)
-    for _ in range(count):
-        path = rng.choice(list(BODIES))
-        body = {**BODIES[path], **({"stream": True} if rng.random() < 0.3 else {})}
-        text = json.dumps(body).encode()
-        kinds: Mapping[str, tuple[int, Callable[[], dict[str, Any]]]] = {
-            "value": (40, lambda: {"body": _mutated(rng, body)}),
-            "bytes": (20, lambda: {"body": _broken(rng, text)}),
-            "key": (4, lambda: {"key": rng.choice(_KEYS)}),
-            "header": (8, lambda: {"header": rng.choice(_HEADERS)}),
-            "broken header": (5, lambda: {"header": rng.choice(_BROKEN_HEADERS), "malformed": True}),
-            "chunks": (
-                3,
-                lambda: {"header": "Transfer-Encoding: chunked", "body": rng.choice(_CHUNKS), "malformed": True},
-            ),
-            "method": (5, lambda: {"method": rng.choice(_METHODS)}),
-            "path": (5, lambda: {"path": rng.choice(_PATHS), "method": rng.choice(("POST", "GET", "HEAD"))}),
-            "line": (3, lambda: {"line": rng.choice(_LINES), "path": "/", "body": b"", "malformed": True}),
-            "key in the path": (3, lambda: {"path": f"/r/KEY{path}{rng.choice(('', '?x=1', '/x'))}", "key": "x"}),
-            "half a body": (3, lambda: {"lacks": rng.randrange(1, 99), "malformed": True, "leaves": True}),
-            "no more after it": (3, lambda: {"leaves": True}),
-        }
-        what = rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
-        yield replace(Shot(what, path, text), **kinds[what][1]())
+    return (_shot(rng) for _ in range(count))
 
 
 _DONE = (b"data: [DONE]\n\n", b'"type": "message_stop"}\n\n')

@@ -54,6 +54,8 @@ from transport import Limits, Registry, ZmqNetwork, keep_freed_memory
 AGENTS, LOOP = "agents", "arithmetic"
 """The two environments: rollouts by agents at the gateway, and by the agent loop. Their problems are the same."""
 GENERATOR, GATEWAY = "rollout_generator.0", "gateway.0"
+ENDS = "ends"
+"""The socket by which a generator hears of the ends of rollouts."""
 LIMITS = Limits(silent_after=60.0, lost_after=600.0)
 """Machines that run this benchmark are busy."""
 LETTERS = 38.0
@@ -78,7 +80,7 @@ class AgentsGenerator(RolloutGenerator):
     async def start(self) -> None:
         """Listen to the agents."""
         await super().start()
-        self._agents = await _socket(self.context.directory / GENERATOR)
+        self._agents = await _socket(self.context.directory / ENDS)
         self._done: dict[str, trio.Event] = {}
         self.context.nursery.start_soon(self._read_ends)
 
@@ -200,7 +202,7 @@ class Stand:
         async def work(name: str, key: str) -> None:
             request, agent = self._expected.pop(name)
             await agent(request, key)
-            await keys.sendto(name.encode(), str(self._folder / GENERATOR))
+            await keys.sendto(name.encode(), str(self._folder / ENDS))
 
         async with trio.open_nursery() as nursery:
             while True:

@@ -266,7 +266,7 @@ class ServedRollout:
         """What the agent went on with was no side call."""
         for strand in self.episode.strands:
             if strand.side and any(said_in(self._texts[turn - 1], given) for turn in strand.turns):
-                strand.side = False
+                strand.side, strand.cause = False, "compaction"
 
     async def _write(self, ask: _Ask, asked: TurnAsked, planned: Callable[[], Plan], *, side: bool) -> None:
         """Write the turns of a request."""

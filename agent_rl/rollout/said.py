@@ -149,12 +149,15 @@ class GatewaySpeech:
         return tokens
 
 
+LEAST_QUOTED = 8
+"""Characters of a text that is found within another one; a shorter one may be there by chance."""
+
+
 def said_in(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a text of the model, of some length, is in what others say in these messages."""
+    """Whether a text of the model is what others say in these messages, or, if it is not too short, a part of it."""
     solid = re.sub(r"\s+", " ", text).strip()
-    if len(solid) < 8:
-        return False
-    return any(solid in re.sub(r"\s+", " ", each.content) for each in messages if each.role in {"user", "system"})
+    others = (re.sub(r"\s+", " ", each.content).strip() for each in messages if each.role in {"user", "system"})
+    return bool(solid) and any(solid == each or (len(solid) >= LEAST_QUOTED and solid in each) for each in others)
 
 
 class Unfolding:
