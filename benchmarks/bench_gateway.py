@@ -17,6 +17,7 @@ an honest rollout. The exit code is 1 if this part fails.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import random
@@ -216,7 +217,7 @@ class Conversations:
         self._idle: deque[tuple[str, list[Any], trio.Event]] = deque()
         self._came = trio.Semaphore(0)
         self.times: list[tuple[float, float]] = []
-        """Of each reply, milliseconds beside the engine's time: to the first byte of its body, and to its end."""
+        """Of each reply, milliseconds beside the engine's time: to a stream's first text, and to the end."""
 
     def _waits(self, key: str, said: list[Any], over: trio.Event) -> None:
         self._idle.append((key, said, over))
@@ -285,7 +286,7 @@ async def latency(at: Stand, options: Options, figures: Figures) -> None:
             await talks.at_rate(most / 2, options.seconds, random.Random(options.seed))
             nursery.cancel_scope.cancel()
         firsts, wholes = zip(*talks.times, strict=True)
-        for what, of, times in (("whole", "", wholes), ("first byte", "_first_byte", firsts)):
+        for what, of, times in (("whole", "", wholes), ("first text", "_first_text", firsts)):
             if stream or not of:
                 p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
                 figures |= {f"{name}{of}_p50_ms": p50, f"{name}{of}_p99_ms": p99}
@@ -389,6 +390,7 @@ def main(options: Options) -> int:
     if options.quick:
         options = replace(options, rounds=1, rollouts=32, connections=128, seconds=0.5, requests=300)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    gc.disable()  # a pause of the agents would count as one of the gateway
     with tempfile.TemporaryDirectory() as folder:
         try:
             figures = trio.run(measure, Path(folder), options)
@@ -397,6 +399,8 @@ def main(options: Options) -> int:
             while isinstance(found, BaseExceptionGroup):
                 found = (found.subgroup(Failure) or found).exceptions[0]
             raise found if isinstance(found, Failure) else group from None
+        finally:
+            gc.enable()
     print_figures({name: round(value, 4) for name, value in figures.items()})
     return int(
         figures.get("gateway_fuzzed") != figures.get("gateway_fuzzed_of") or not figures.get("gateway_undisturbed", 1)

@@ -62,6 +62,8 @@ LETTERS = 38.0
 """What a turn of the model has on average before its tool call of 10 tokens."""
 STARTING_SECONDS, LAST_WORDS_SECONDS = 120.0, 5.0
 TOOL_ANSWER = "3"
+TEXT = b'"delta": {"content"'
+"""What a stream has with its first text."""
 Engine = Literal["model", "echo"]
 _ECHO = re.compile(r"echo (\w+) (\d+)")
 
@@ -80,13 +82,14 @@ class AgentsGenerator(RolloutGenerator):
     async def start(self) -> None:
         """Listen to the agents."""
         await super().start()
-        self._agents = await _socket(self.context.directory / ENDS)
+        self._agents = Mail(self.context.directory / ENDS, self.context.directory / AGENTS)
+        await self._agents.open()
         self._done: dict[str, trio.Event] = {}
         self.context.nursery.start_soon(self._read_ends)
 
     async def _read_ends(self) -> None:
         while True:
-            self._done.pop((await self._agents.recv(1024)).decode()).set()
+            self._done.pop(await self._agents.receive()).set()
 
     async def _run(self, running: Any, episode: Any, started: float) -> None:
         name = episode.request.rollout
@@ -96,7 +99,7 @@ class AgentsGenerator(RolloutGenerator):
         written = partial(self._turn_written, episode, started)
         async with self._served_rollouts.serving(self._loop, episode, written) as (key, rollout):
             done = self._done[name] = trio.Event()
-            await self._agents.sendto(f"{name} {key}".encode(), str(self.context.directory / AGENTS))
+            await self._agents.send(f"{name} {key}")
             await done.wait()
         if rollout.failure is not None:
             raise rollout.failure
@@ -110,6 +113,8 @@ class EchoGenerator(AgentsGenerator):
         del settings
 
         def asked(request: Any) -> tuple[str, str]:
+            engine.requests.clear()  # what the engine remembers would make the collector slower
+            engine.written.clear()
             found = _ECHO.findall(engine.decode(list(request.tokens[-200:])))
             return found[-1] if found else ("ok", "0")
 
@@ -123,10 +128,26 @@ class EchoGenerator(AgentsGenerator):
         return engine
 
 
-async def _socket(path: Path) -> trio.socket.SocketType:
-    made = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
-    await made.bind(str(path))
-    return made
+class Mail:
+    """Short texts from one process to another, by any task. ``own`` and ``other`` are sockets."""
+
+    def __init__(self, own: Path, other: Path) -> None:
+        self._own, self._other = str(own), str(other)
+        self._socket = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM)
+        self._sending = trio.Lock()
+
+    async def open(self) -> None:
+        """From now on the other process may send."""
+        await self._socket.bind(self._own)
+
+    async def send(self, text: str) -> None:
+        """Send a text."""
+        async with self._sending:
+            await self._socket.sendto(text.encode(), self._other)
+
+    async def receive(self) -> str:
+        """The next text."""
+        return (await self._socket.recv(1024)).decode()
 
 
 def serve(engine: Engine, actor: str, folder: Path, overrides: Sequence[str]) -> None:
@@ -159,10 +180,10 @@ Agent = Callable[[RolloutRequest, str], Awaitable[None]]
 class Stand:
     """The agents' side."""
 
-    def __init__(self, folder: Path, port: int, stage: Stage, processes: Mapping[str, trio.Process]) -> None:
+    def __init__(self, port: int, stage: Stage, processes: Mapping[str, trio.Process]) -> None:
         self.port = port
         self.pids = {**{name: process.pid for name, process in processes.items()}, AGENTS: os.getpid()}
-        self._folder, self._stage = folder, stage
+        self._stage = stage
         self._kept: list[Connection] = []
         self._expected: dict[str, tuple[RolloutRequest, Agent]] = {}
         self._series = count(1)
@@ -196,17 +217,21 @@ class Stand:
             peer.forget()
         return made
 
-    async def meet(self, keys: trio.socket.SocketType) -> None:
+    async def meet(self, generator: Mail) -> None:
         """Start the agent of each rollout whose key comes."""
 
         async def work(name: str, key: str) -> None:
             request, agent = self._expected.pop(name)
-            await agent(request, key)
-            await keys.sendto(name.encode(), str(self._folder / ENDS))
+            try:
+                await agent(request, key)
+            except Failure:
+                await trio.sleep(LAST_WORDS_SECONDS)  # a process that has failed says why, and ends the benchmark
+                raise
+            await generator.send(name)
 
         async with trio.open_nursery() as nursery:
             while True:
-                name, key = (await keys.recv(1024)).decode().split(" ")
+                name, key = (await generator.receive()).split(" ")
                 nursery.start_soon(work, name, key)
 
     async def ask(self, data: bytes) -> Answer:
@@ -218,7 +243,7 @@ class Stand:
 
 
 class Answer(NamedTuple):
-    """An answer; ``first`` is the moment (`time.perf_counter`) at which its body began."""
+    """An answer; ``first`` is the moment (`time.perf_counter`) at which a stream's first text came, or 0."""
 
     status: int
     headers: Mapping[str, str]
@@ -243,7 +268,6 @@ class Connection:
         try:
             return cls(await trio.open_tcp_stream("127.0.0.1", port))
         except OSError as error:
-            await trio.sleep(LAST_WORDS_SECONDS)  # the gateway's process says why, and ends the benchmark
             raise Failure(f"the gateway takes no connections: {error}") from error
 
     async def ask(self, data: bytes, *, ends: bool = False, bodiless: bool = False) -> Answer:
@@ -265,14 +289,14 @@ class Connection:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
         chunked = headers.get("transfer-encoding") == "chunked"
         length = 0 if bodiless or chunked else int(headers["content-length"])
-        while not self._data and (chunked or length):
-            await self._more()
-        began = time.perf_counter()
+        first_at = 0.0
         while not self._data.endswith(b"0\r\n\r\n") if chunked else len(self._data) < length:
             await self._more()
+            if not first_at and TEXT in self._data:
+                first_at = time.perf_counter()
         body = _joined(bytes(self._data)) if chunked else bytes(self._data[:length])
         del self._data[: len(self._data) if chunked else length]
-        return Answer(status, headers, body, began)
+        return Answer(status, headers, body, first_at)
 
     async def _more(self) -> None:
         data = b""
@@ -311,19 +335,21 @@ async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
         ToolResult(message.call, "success", TOOL_ANSWER, "", "", 0.0, 0.0) if isinstance(message, ToolCall) else None
     )
     weights = (folder / "model/model.safetensors").as_uri() if engine == "model" else "file:///weights/1"
+    mail = Mail(folder / AGENTS, folder / ENDS)
+    await mail.open()
     async with trio.open_nursery() as nursery:
         for peer in stage.peers.values():
             await nursery.start(peer.run)
         stage["learner"].announce("policy", GENERATOR).set(PolicyPublished(PolicyVersion(1, 0), weights, 0, 0))
         command = [sys.executable, "-m", "benchmarks.command", "gateway", "--serve", engine]
-        keys, processes = await _socket(folder / AGENTS), {}
+        processes: dict[str, trio.Process] = {}
         for name in (GENERATOR, GATEWAY):
             processes[name] = await nursery.start(trio.run_process, [*command, name, str(folder), *overrides])
         with trio.fail_after(STARTING_SECONDS):
             for name in processes:
                 await stage.started(name)
-        made = Stand(folder, port, stage, processes)
-        nursery.start_soon(made.meet, keys)
+        made = Stand(port, stage, processes)
+        nursery.start_soon(made.meet, mail)
         yield made
         nursery.cancel_scope.cancel()
 

@@ -298,8 +298,9 @@ class Trained:
         if self._hurry is None or not self._hurry.exists():
             time.sleep(self._seconds)
         self.groups += [group.group for group in groups]
-        rollouts = sum(len(group.trajectories) for group in groups)
-        return TrainingFigures(trained_tokens=rollouts, trained_rollouts=rollouts, loss=0.0, entropy=1.0)
+        rollouts = [rollout for group in groups for rollout in group.trajectories]
+        tokens = sum(rollout.written for rollout in rollouts)
+        return TrainingFigures(trained_tokens=tokens, trained_rollouts=len(rollouts), loss=0.0, entropy=1.0)
 
     def copy_weights(self, version: int) -> Mapping[str, Any]:
         """The content of a published policy."""

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import OutputProcessor
 
 Written: TypeAlias = tuple[Int32Vector, Float32Vector, Int32Matrix]
-Versions: TypeAlias = list[tuple[str, int]]
-"""Versions of weights, each with the index of the first token that it wrote."""
+Versions: TypeAlias = list[tuple[str, int, int]]
+"""Versions of weights, each with the index of the first token that it wrote, and that after its last one."""
 STOP_SECONDS = 10.0
 
 
@@ -215,9 +215,9 @@ class VllmEngine:
         completion = output.outputs[0]
         tokens = np.array(completion.token_ids[told:], np.int32)
         policies = np.full((len(tokens), 2), -1, np.int32)
-        for version, start in versions:
+        for version, start, end in versions:
             policy = self._policies[version]
-            policies[max(start - told, 0) :] = (policy.epoch, policy.version)
+            policies[max(start - told, 0) : max(end - told, 0)] = (policy.epoch, policy.version)
         unknown = np.flatnonzero(policies[:, 0] < 0)
         if len(unknown):
             raise EngineError(
@@ -362,10 +362,11 @@ async def _report_started(ready: trio.Event, task_status: trio.TaskStatus[None])
 def _versions(output: RequestOutput, processor: OutputProcessor | None = None) -> Versions:
     """The versions that wrote the output's tokens. vLLM puts them into the last output of a request alone."""
     if processor is None or output.finished:
-        return [(span.version, span.start) for span in output.outputs[0].weight_versions or ()]
+        return [(span.version, span.start, span.end) for span in output.outputs[0].weight_versions or ()]
     (name,) = processor.external_req_ids[output.request_id]
-    versions: Versions = processor.request_states[name].weight_version_starts
-    return versions
+    starts = processor.request_states[name].weight_version_starts
+    ends = [*(start for _, start in starts[1:]), len(output.outputs[0].token_ids)]
+    return [(version, start, end) for (version, start), end in zip(starts, ends, strict=True)]
 
 
 async def _generate(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.engines.base import EngineError, PassTable
-from actors.engines.vllm.engine import VllmEngine
+from actors.engines.vllm.engine import VllmEngine, _versions
 from actors.engines.vllm.load import VllmLoad
 from agent_rl.figures import Passes
 from agent_rl.messages import PolicyVersion
@@ -114,8 +114,8 @@ def test_tokens_whose_weights_vllm_does_not_name_are_refused() -> None:
         completion = SimpleNamespace(
             token_ids=range(4), weight_versions=versions or None, logprobs=logprobs, finish_reason="stop"
         )
-        output: Any = SimpleNamespace(outputs=[completion])
-        policies: list[list[int]] = engine._result(output).policies.tolist()
+        output: Any = SimpleNamespace(outputs=[completion], finished=True)
+        policies: list[list[int]] = engine._written(output, _versions(output))[2].tolist()
         return policies
 
     assert result((0, 3), (3, 4)) == [[1, 2]] * 4
