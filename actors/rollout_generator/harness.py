@@ -2,7 +2,7 @@
 
 The program runs in a folder of its own, in a session of its own, as a plain process of the generator's user: whoever
 starts it must trust it. It sees no variable of the generator's environment but ``PATH`` and what the topology gives it.
-When the rollout ends, the program and all that it started in its session are killed, and the folder is removed.
+When the rollout or the generator ends, the program and all that it started in its session are killed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -113,9 +114,7 @@ class Harnesses:
         }
         command = [_filled(part, values) for part in harness.command]
         written = bytearray()
-        program = await (self._fork if harness.fork else self._start)(
-            command, folder, self._variables(harness, key, folder)
-        )
+        program = await self._start(command, folder, self._variables(harness, key, folder), fork=harness.fork)
         status = ""
         try:
             with trio.move_on_after(harness.seconds) as scope:
@@ -136,35 +135,17 @@ class Harnesses:
                 await program.output.aclose()
         return status, written.decode(errors="replace")[-OUTPUT_CHARS:]
 
-    async def _start(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> _Program:
-        try:
-            process = await trio.lowlevel.open_process(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env=variables,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _not_started(command[0], error) from error
-        assert process.stdout is not None
-
-        async def status() -> str:
-            return f"status {await process.wait()}"
-
-        return _Program(process.pid, process.stdout, status)
-
-    async def _fork(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> _Program:
-        if len(command) < 2:
+    async def _start(
+        self, command: Sequence[str], folder: Path, variables: Mapping[str, str], *, fork: bool
+    ) -> _Program:
+        if fork and len(command) < 2:
             raise _StartError("fork = true needs a command of an interpreter, a Python script and its arguments")
-        key = command[0], command[1]
-        zygote = self._zygotes.get(key)
+        interpreter, script = command[:2] if fork else (sys.executable, "")
+        zygote = self._zygotes.get((interpreter, script))
         if zygote is None or zygote.ended:
-            zygote = self._zygotes[key] = _Zygote(*key)
+            zygote = self._zygotes[interpreter, script] = _Zygote(interpreter, script)
             self._nursery.start_soon(zygote.run, variables)
-        return await zygote.fork(command[2:], folder, variables)
+        return await zygote.start(command[2:] if fork else command, folder, variables)
 
     def _variables(self, harness: Harness, key: str, folder: Path) -> dict[str, str]:
         return {
@@ -182,7 +163,7 @@ class Harnesses:
 
 
 class _Zygote:
-    """An interpreter that has loaded a program's script, and forks for each run (`zygote.py`)."""
+    """A process that starts programs (`zygote.py`); with a ``script``, it has loaded that and forks for each run."""
 
     def __init__(self, interpreter: str, script: str) -> None:
         self._interpreter, self._script = interpreter, script
@@ -199,7 +180,7 @@ class _Zygote:
         """Serve until cancelled, or until the interpreter ends."""
         variables = {name: value for name, value in variables.items() if not name.endswith("_API_KEY")}
         with tempfile.TemporaryDirectory(prefix="agent-rl-zygote-") as self._folder:
-            command = [self._interpreter, str(ZYGOTE), self._script, f"{self._folder}/socket"]
+            command = [self._interpreter, str(ZYGOTE), f"{self._folder}/socket", *filter(None, [self._script])]
             try:
                 process = await trio.lowlevel.open_process(
                     command,
@@ -209,7 +190,9 @@ class _Zygote:
                     env=variables | {"HOME": self._folder},
                 )
             except OSError as error:
-                self._fault = str(_not_started(self._interpreter, error))
+                self._fault = (
+                    f"{self._interpreter!r} not being started: {error.strerror}; write its path in `harness.command`"
+                )
                 self._loaded.set()
                 return
             written = bytearray()
@@ -222,7 +205,9 @@ class _Zygote:
                         self._loaded.set()
             finally:
                 said = written.decode(errors="replace").strip() or "nothing"
-                self._fault = f"{self._script} could not be loaded by {self._interpreter}, which wrote: {said}"
+                self._fault = (
+                    f"{self._script or ZYGOTE.name} could not be loaded by {self._interpreter}, which wrote: {said}"
+                )
                 self._loaded.set()
                 process.kill()
                 with trio.CancelScope(shield=True):
@@ -231,7 +216,7 @@ class _Zygote:
                         if stream is not None:
                             await stream.aclose()
 
-    async def fork(self, argv: Sequence[str], folder: Path, variables: Mapping[str, str]) -> _Program:
+    async def start(self, argv: Sequence[str], folder: Path, variables: Mapping[str, str]) -> _Program:
         """Run the program once. Raises _StartError."""
         with trio.move_on_after(LOAD_SECONDS):
             await self._loaded.wait()
@@ -251,39 +236,40 @@ class _Zygote:
         except (OSError, ValueError, trio.BrokenResourceError) as error:
             connection.close()
             await output.aclose()
-            raise _StartError(f"{self._script} cannot be forked: {error}") from error
+            raise _StartError(f"the process that starts programs has failed: {error}") from error
         finally:
             os.close(writes)
 
         async def status() -> str:
-            return f"status {(await lines.next()).decode() or 'unknown'}"
+            return f"status {(await lines.last()).decode() or 'unknown'}"
 
         return _Program(pid, output, status)
 
 
 class _Lines:
-    """The lines of a stream; the last one again once it has ended."""
+    """The lines of a stream."""
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self._stream = stream
         self._data = b""
-        self._last = b""
+        self._last: bytes | None = None
 
     async def next(self) -> bytes:
-        """The next line, or the last one."""
+        """The next line; nothing once the stream has ended."""
         while b"\n" not in self._data:
             data = await self._stream.receive_some(4096)
             if not data:
-                await self._stream.aclose()
-                return self._last
+                return b""
             self._data += data
-        self._last, _, self._data = self._data.partition(b"\n")
+        line, _, self._data = self._data.partition(b"\n")
+        return line
+
+    async def last(self) -> bytes:
+        """The next line, and this one from then on; the stream is closed."""
+        if self._last is None:
+            self._last = await self.next()
+            await self._stream.aclose()
         return self._last
-
-
-def _not_started(program: str, error: OSError) -> _StartError:
-    reason = error.strerror or str(error)
-    return _StartError(f"the program {program!r} not being started: {reason}; write its path in `harness.command`")
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

@@ -1,13 +1,15 @@
-"""Runs a Python program many times from one interpreter that has its imports. Standard library alone: the interpreter
-is the program's own.
+"""Starts the programs of rollouts, and ends them when it has no owner any more. Standard library alone.
 
 ::
 
-    python zygote.py SCRIPT SOCKET    loads SCRIPT, not as __main__, and so what it imports
+    python zygote.py SOCKET [SCRIPT]
     one connection a run: a line of JSON (argv, env, folder) and a file descriptor for the output
-        --> a fork, a session of its own, SCRIPT as __main__ --> a line with its process id, one with its exit status
+        --> a fork, a session of its own --> a line with its process id, one with its exit status
 
-It ends when its standard input is closed.
+Without SCRIPT the fork becomes the program ``argv``. With SCRIPT, which an interpreter of the program's own has loaded
+once, not as __main__, and so what it imports, the fork runs it as __main__ with the arguments ``argv``.
+
+When its standard input is closed, the owner has ended: all programs are killed with their sessions.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ LINE_SECONDS = 10.0
 MOST_DESCRIPTORS = 4096
 
 
-def _run(script: str, asked: dict[str, Any], output: int) -> None:
+def _run(script: str | None, asked: dict[str, Any], output: int) -> None:
     """In the fork: become the program."""
     code = 1
     try:
@@ -39,9 +41,17 @@ def _run(script: str, asked: dict[str, Any], output: int) -> None:
         for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(source, target)
         os.closerange(3, MOST_DESCRIPTORS)
+        os.chdir(asked["folder"])
+        if script is None:
+            try:
+                os.execvpe(asked["argv"][0], asked["argv"], asked["env"])  # noqa: S606 - what it is for
+            except OSError as error:
+                code = 127
+                why = f"{asked['argv'][0]!r} cannot be started: {error.strerror}; write its path in `harness.command`\n"
+                os.write(2, why.encode())
+                return
         os.environ.clear()
         os.environ.update(asked["env"])
-        os.chdir(asked["folder"])
         sys.argv = [script, *asked["argv"]]
         runpy.run_path(script, run_name="__main__")
         code = 0
@@ -71,9 +81,10 @@ def _asked(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 def main() -> None:
     """Serve."""
-    script, path = sys.argv[1:]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="loaded")
+    path, script = sys.argv[1], sys.argv[2] if sys.argv[2:] else None
+    if script is not None:
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        runpy.run_path(script, run_name="loaded")
     gc.collect()
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
@@ -89,6 +100,9 @@ def main() -> None:
     while True:
         readable, _, _ = select.select([listener.fileno(), woken, 0], [], [])
         if 0 in readable and not os.read(0, 4096):
+            for child in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
             return
         if woken in readable:
             os.read(woken, 4096)

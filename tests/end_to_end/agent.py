@@ -1,19 +1,23 @@
-"""An agent as a program: it asks the gateway, changes what it said, and asks another model for a title."""
+"""An agent as a program: it asks the gateway, changes what it said, and asks another model for a title.
+
+With a second argument it asks several times, slowly, and repeats what a lost gateway did not answer.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
 from typing import Any
 
 
-def ask(messages: list[dict[str, Any]], **more: Any) -> str:
+def ask(messages: list[dict[str, Any]], retries: int = 0, **more: Any) -> str:
     """The model's turn, or nothing once the rollout has ended."""
     body = {"model": os.environ["AGENT_RL_MODEL"], "messages": messages, "max_tokens": 20, **more}
-    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "x-stainless-retry-count": str(retries)}
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as reply:
@@ -24,9 +28,30 @@ def ask(messages: list[dict[str, Any]], **more: Any) -> str:
         return ""
 
 
+def ask_until_answered(messages: list[dict[str, Any]], **more: Any) -> str:
+    """The model's turn, from whichever gateway and generator answer."""
+    for attempt in range(100):
+        try:
+            return ask(messages, retries=attempt, **more)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        time.sleep(0.2)
+    raise SystemExit("nobody answers")
+
+
 def main() -> None:
     """One rollout."""
     task = {"role": "user", "content": sys.argv[1]}
+    if sys.argv[2:]:
+        messages = [task]
+        for _ in range(int(sys.argv[2])):
+            messages += [{"role": "assistant", "content": ask_until_answered(messages, max_tokens=8)}]
+            messages += [{"role": "user", "content": "Sure?"}]
+            time.sleep(0.3)
+        return
     said = {"role": "assistant", "content": ask([task])}
     ask([task], model="small", max_tokens=4)
     ask([task, said, {"role": "user", "content": "Sure?"}])

@@ -250,7 +250,7 @@ async def test_a_harness_runs_alone_and_its_output_is_kept(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("no-such-program",), "ended with the program 'no-such-program' not being started: No such file"),
+        (("no-such-program",), "status 127, and wrote: 'no-such-program' cannot be started: No such file"),
         (
             (sys.executable, "-c", "print('hello'); exit(3)"),
             "asked for no turn; it ended with status 3, and wrote: hello",
