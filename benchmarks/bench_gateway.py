@@ -30,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, Literal
 
 import structlog
@@ -179,7 +180,7 @@ async def connections(at: Stand, options: Options, figures: Figures) -> None:
     async def stream(key: str, word: str) -> None:
         nonlocal right, open_now, most
         async with opening:
-            connection = await Connection.open(at.port)
+            connection = await at.connect()
             said = [user(echo(word, 2000 + 15 * total))]
             await connection.stream.send_all(post(key, said, stream=True, max_tokens=16))
         open_now += 1
@@ -319,7 +320,7 @@ async def fuzz(at: Stand, options: Options, figures: Figures) -> None:
         nonlocal shot_at
         connection = None
         for shot in islice(waiting, SHOTS_OF_A_ROLLOUT):
-            connection = connection or await Connection.open(at.port)
+            connection = connection or await at.connect()
             answer = await shoot(connection, shot, key)
             shot_at += 1
             if answer is None or shot.leaves or shot.malformed or answer.headers.get("connection") == "close":
@@ -395,10 +396,12 @@ def main(options: Options) -> int:
         try:
             figures = trio.run(measure, Path(folder), options)
         except ExceptionGroup as group:
-            found: BaseException = group
+            found: BaseException | None = group.subgroup((Failure, CalledProcessError))
             while isinstance(found, BaseExceptionGroup):
-                found = (found.subgroup(Failure) or found).exceptions[0]
-            raise found if isinstance(found, Failure) else group from None
+                found = found.exceptions[0]
+            if found is None:
+                raise
+            raise Failure(f"{found} (what its processes wrote is above)") from None
         finally:
             gc.enable()
     print_figures({name: round(value, 4) for name, value in figures.items()})

@@ -145,6 +145,10 @@ class Mail:
         async with self._sending:
             await self._socket.sendto(text.encode(), self._other)
 
+    def close(self) -> None:
+        """Neither send nor receive any more."""
+        self._socket.close()
+
     async def receive(self) -> str:
         """The next text."""
         return (await self._socket.recv(1024)).decode()
@@ -181,7 +185,8 @@ class Stand:
     """The agents' side."""
 
     def __init__(self, port: int, stage: Stage, processes: Mapping[str, trio.Process]) -> None:
-        self.port = port
+        self._port = port
+        self._opened: list[trio.SocketStream] = []
         self.pids = {**{name: process.pid for name, process in processes.items()}, AGENTS: os.getpid()}
         self._stage = stage
         self._kept: list[Connection] = []
@@ -204,18 +209,27 @@ class Stand:
 
     async def run(self, requests: Iterable[RolloutRequest], at_once: int, agent: Agent) -> list[Trajectory]:
         """Have the generator run these rollouts, so many at once."""
-        places, asked = trio.Semaphore(at_once), 0
+        places, left = trio.Semaphore(at_once), set()
         made: list[Trajectory] = []
         push = self._stage["kv_scheduler"].push("requests", GENERATOR, window=1024)
-        for asked, request in enumerate(requests, 1):  # noqa: B007 - counts them
+        for request in requests:
             await places.acquire()
+            left.add(request.rollout)
             self._expected[request.rollout] = request, agent
             await push.send(request, on_ack=places.release)
-        while len(made) < asked:
-            made.append(await self._stage["roc_filter"].next(Trajectory))
+        while left:
+            trajectory: Trajectory = await self._stage["roc_filter"].next(Trajectory)
+            if trajectory.rollout in left:  # else it is of an earlier run, which did not wait for it
+                left.remove(trajectory.rollout)
+                made.append(trajectory)
         for peer in self._stage.peers.values():
             peer.forget()
         return made
+
+    def close(self) -> None:
+        """Close the connections."""
+        for stream in self._opened:
+            stream.socket.close()
 
     async def meet(self, generator: Mail) -> None:
         """Start the agent of each rollout whose key comes."""
@@ -234,9 +248,18 @@ class Stand:
                 name, key = (await generator.receive()).split(" ")
                 nursery.start_soon(work, name, key)
 
+    async def connect(self) -> Connection:
+        """A connection, which is closed with the stand. Raises Failure."""
+        try:
+            stream = await trio.open_tcp_stream("127.0.0.1", self._port)
+        except OSError as error:
+            raise Failure(f"the gateway takes no connections: {error}") from error
+        self._opened.append(stream)
+        return Connection(stream)
+
     async def ask(self, data: bytes) -> Answer:
         """Send a request over a connection that is kept, or a new one, and wait for the answer."""
-        connection = self._kept.pop() if self._kept else await Connection.open(self.port)
+        connection = self._kept.pop() if self._kept else await self.connect()
         answer = await connection.ask(data)
         self._kept.append(connection)
         return answer
@@ -251,8 +274,11 @@ class Answer(NamedTuple):
     first: float
 
 
-class Left(Exception):  # noqa: N818 - no error here
+class Left(Failure):
     """The gateway closed the connection before the answer was whole."""
+
+    def __init__(self) -> None:
+        super().__init__("the gateway closed a connection before the answer was whole")
 
 
 class Connection:
@@ -261,14 +287,6 @@ class Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._data = bytearray()
-
-    @classmethod
-    async def open(cls, port: int) -> Connection:
-        """Connect to the gateway. Raises Failure."""
-        try:
-            return cls(await trio.open_tcp_stream("127.0.0.1", port))
-        except OSError as error:
-            raise Failure(f"the gateway takes no connections: {error}") from error
 
     async def ask(self, data: bytes, *, ends: bool = False, bodiless: bool = False) -> Answer:
         """Send a request and wait for the answer. ``ends``: no more is sent; ``bodiless``: to HEAD. Raises Left."""
@@ -350,8 +368,12 @@ async def stand(engine: Engine, folder: Path) -> AsyncIterator[Stand]:
                 await stage.started(name)
         made = Stand(port, stage, processes)
         nursery.start_soon(made.meet, mail)
-        yield made
-        nursery.cancel_scope.cancel()
+        try:
+            yield made
+        finally:
+            nursery.cancel_scope.cancel()
+            mail.close()
+            made.close()
 
 
 def resident(pid: int) -> float:

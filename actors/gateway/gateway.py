@@ -110,13 +110,13 @@ class Gateway(Actor):
         key = key or _key_of(request.headers)
         path = path if path.startswith(("/v1/", "/inference/")) else f"/v1{path}"
         dialect = DIALECTS.get(path)
-        if path == "/v1/models" and request.method == "GET":
+        if path == "/v1/models" and request.method in {"GET", "HEAD"}:
             started = int(self.context.started_at)
             await self._send(reply, 200, models_body(MODEL, request.headers, started))
         elif dialect is None or request.method != "POST":
             known = ", ".join(["GET /v1/models", *(f"POST {each}" for each in DIALECTS)])
             why = f"there is no {request.method} {path}; there are {known}"
-            _, body = DIALECTS[CHAT].error("request", why)
+            _, body = (dialect or DIALECTS[CHAT]).error("request", why)
             await self._send(reply, 404 if dialect is None else 405, body)
         else:
             try:

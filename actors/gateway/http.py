@@ -44,11 +44,14 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     """Further headers."""
     begun: bool = False
+    _bodiless: bool = False
+    """The request was for the head alone."""
 
     async def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """A whole reply."""
         self.headers["Content-Length"] = str(len(body))
-        await self._write(self._head(status, kind), h11.Data(data=body), h11.EndOfMessage())
+        data = [] if self._bodiless else [h11.Data(data=body)]
+        await self._write(self._head(status, kind), *data, h11.EndOfMessage())
 
     async def begin(self, kind: str) -> None:
         """Begin a reply in pieces."""
@@ -113,11 +116,13 @@ class Server:
         except h11.RemoteProtocolError as error:
             if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 reply.headers["Connection"] = "close"
-                await reply.send(error.error_status_hint, f"{error}\n".encode(), "text/plain")
+                status = error.error_status_hint  # h11's 501 is for encodings that nobody sends
+                await reply.send(400 if status >= 500 else status, f"{error}\n".encode(), "text/plain")
                 await _linger(stream)
             return False
         if request is None:
             return False
+        reply = Reply(connection, stream, _bodiless=request.method == "HEAD")
         if self.open > self._most:
             reply.headers |= {"Connection": "close", "Retry-After": "1"}
             await reply.send(503, b"too many connections; try again\n", "text/plain")

@@ -42,6 +42,8 @@ class Watch(Protocol):
     """Sees a turn while it is written, and may cut it: then ``cut`` is set and ``scope`` cancelled."""
 
     scope: trio.CancelScope
+    listens: bool
+    """Whether `wrote` is to be called while the turn is written; `ended` is called in any case."""
     cut: bool
     failure: Exception | None
     """Why the turn cannot be read, if it cannot; then ``scope`` is cancelled, too."""
@@ -123,7 +125,7 @@ class AgentLoop:
             seed=strand_seed(request.seed, strand.number),
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
-            wrote=None if watch is None else watch.wrote,
+            wrote=watch.wrote if watch is not None and watch.listens else None,
         )
         turn, stopped = await self._generated(asked, strand, watch)
         if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens, strand=strand):

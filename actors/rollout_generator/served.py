@@ -49,6 +49,7 @@ KNOWN_ENDS = 10_000
 class _Ask:
     """A request: its parts, and its answer once it is there."""
 
+    count: int = 1
     parts: list[TurnPart] = field(default_factory=list)
     prompt: Sequence[int] = ()
     given: TurnGiven | None = None
@@ -74,11 +75,13 @@ class _Ask:
 class _Watch:
     """Sees one turn being written: tells parts of it, and cuts it at a stop string."""
 
-    def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str]) -> None:
+    def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str], *, listens: bool = True) -> None:
+        """``listens``: parts are wanted while the turn is written."""
         self.scope = trio.CancelScope()
         self.cut = False
         self.failure: Exception | None = None
         self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
+        self.listens = listens or bool(stop)
         self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
         self._count = 0
         self._unfolding = Unfolding(chat)
@@ -233,13 +236,13 @@ class ServedRollout:
         if self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
             return TurnGiven(refusal="overflow", why=self._overflow())
         digest = plan.digests[-1]
-        if asked.again and (known := self._same.get(digest)) is not None:
+        if asked.again and (known := self._same.get(digest)) is not None and known.count == asked.count:
             self._asks[asked.ask] = known
             return known
         if asked.count == 1 and (left := self._resumed.get(digest)):
             ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
             return ask
-        ask = self._asks[asked.ask] = self._same[digest] = _Ask(prompt=prompt)
+        ask = self._asks[asked.ask] = self._same[digest] = _Ask(asked.count, prompt=prompt)
         self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
         self._taken_up(given)
         self._nursery.start_soon(partial(self._write, ask, asked, planned, side=side))
@@ -273,7 +276,7 @@ class ServedRollout:
         choices: list[tuple[Choice, Written] | None] = [None] * asked.count
 
         async def write(number: int) -> None:
-            watch = _Watch(self._chat, ask, number, asked.stop)
+            watch = _Watch(self._chat, ask, number, asked.stop, listens=asked.streams)
             said: list[Spoken] = []
 
             def read(text: str) -> Message:
@@ -324,6 +327,13 @@ class ServedRollout:
             else:
                 record = ToolCallRecord(turn, "", "malformed", 0.0, 0.0, response=call.error)
             self.episode.called(record)
+
+    def conclude(self) -> None:
+        """The rollout has ended: who waits for a turn hears of it."""
+        for ask in self._asks.values():
+            if ask.given is None:
+                ask.given = TurnGiven(refusal="ended", why="rollout concluded")
+                ask.tell()
 
     def _overflow(self) -> str:
         self.overflowed = True
@@ -382,6 +392,7 @@ class ServedRollouts:
                 self._ended[key] = None
                 while len(self._ended) > KNOWN_ENDS:
                     self._ended.popitem(last=False)
+                rollout.conclude()
                 nursery.cancel_scope.cancel()
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import random
 import signal
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,7 +107,15 @@ def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
     return types
 
 
-async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Event, nursery: trio.Nursery) -> None:
+async def serve(
+    actor: Actor,
+    *,
+    node: Node,
+    status_link: Any,
+    stopping: trio.Event,
+    nursery: trio.Nursery,
+    on_start: Callable[[], None] = lambda: None,
+) -> None:
     """Run an actor whose node is not yet running, until ``stopping`` is set or something fails.
 
     Messages that arrive while the actor starts are held back; heartbeats are sent in the meantime.
@@ -150,6 +160,7 @@ async def serve(actor: Actor, *, node: Node, status_link: Any, stopping: trio.Ev
             _announce(status_link, actor, "failed", ActorFigures(), f"{type(error).__name__}: {error}")
             await _heard(status_link, LAST_STATUS_SECONDS)  # so that the display shows why before the process ends
             raise
+        on_start()
         node.watch(unreachable.look)
         node.watch(actor.peer_changed)
         for peer in node.gone:  # while the actor started
@@ -279,7 +290,14 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
                     with os.fdopen(arguments.beside, "wb") as pipe:
                         pipe.write(b"\n")
                     await go.wait()
-                await serve(actor, node=node, status_link=status_link, stopping=stopping, nursery=nursery)
+                await serve(
+                    actor,
+                    node=node,
+                    status_link=status_link,
+                    stopping=stopping,
+                    nursery=nursery,
+                    on_start=freeze_heap,
+                )
             except Exception:  # logged here, where the log is open, and raised: `main` decides the exit status
                 log.exception("failed")
                 raise
@@ -348,6 +366,12 @@ def prepare_heap(actor: str) -> None:
         share_one_heap()
     else:
         keep_freed_memory()
+
+
+def freeze_heap() -> None:
+    """What was loaded until now is never collected: a pass over torch's objects would stop the loop for a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> None:

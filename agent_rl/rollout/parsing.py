@@ -86,7 +86,12 @@ def certain(text: str, opening: str = OPENING) -> int:
 
 def begun(text: str, tag: str) -> int:
     """How many characters at the end of a text may be the beginning of ``tag``."""
-    return next((count for count in range(len(tag) - 1, 0, -1) if text.endswith(tag[:count])), 0)
+    start = max(0, len(text) - len(tag) + 1)
+    while (start := text.find(tag[0], start)) >= 0:
+        if tag.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0
 
 
 def harmless(text: str) -> str:

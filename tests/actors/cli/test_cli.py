@@ -92,7 +92,7 @@ def test_a_mistyped_example_is_answered_with_the_examples(capsys):
     assert main(["run", "quickstrt"]) == 2
     assert capsys.readouterr().err.strip().endswith("No such file or directory; examples: did you mean 'quickstart'?")
     assert main(["run", "nonsense"]) == 2
-    assert "examples: there is doors, evaluate_gpqa, " in capsys.readouterr().err
+    assert "examples: there is coding_agent, doors, evaluate_gpqa, " in capsys.readouterr().err
 
 
 def replace_run(monkeypatch, run_topology):

@@ -68,6 +68,15 @@ class Stand:
         """Status and JSON of a reply; of a stream, its text."""
         return await trio.to_thread.run_sync(partial(self._post, key, body, path, headers or {}))
 
+    def status(self, method: str, path: str) -> int:
+        """That of a request without a body; called in a thread."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        connection.request(method, path)
+        reply = connection.getresponse()
+        reply.read()
+        connection.close()
+        return reply.status
+
     def _post(self, key: str, body: Any, path: str, headers: dict[str, str]) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -176,6 +176,30 @@ async def test_bad_requests_get_their_providers_errors(tmp_path: Path) -> None:
             assert (found, "sk-1234" in str(reply)) == (401, False)
         found, reply = await at.post(key, {"messages": [user("x")]})
         assert (found, reply["error"]["code"]) == (409, "rollout_concluded")
+        for method, path, status in (("HEAD", "/v1/models", 200), ("GET", "/v1/models", 200), ("PUT", "/x", 404)):
+            assert (await trio.to_thread.run_sync(at.status, method, path)) == status
+
+
+async def test_who_waits_when_a_rollout_ends_is_told(tmp_path: Path) -> None:
+    begun, told = trio.Event(), trio.Event()
+
+    def script(*_: Any) -> str:
+        begun.set()
+        return "a long turn " * 500
+
+    async with stand(tmp_path, script) as at, trio.open_nursery() as nursery:
+        replies: list[Any] = []
+
+        async def ask(key: str) -> None:
+            replies.append(await at.post(key, {"messages": [user("Go.")]}))
+            told.set()
+
+        async with at.rollout() as (key, _):
+            nursery.start_soon(ask, key)
+            await begun.wait()
+        with trio.fail_after(20):
+            await told.wait()
+        assert replies[0][0] == 409
 
 
 async def test_an_agent_whose_context_is_full_may_compact_it(tmp_path: Path) -> None:
