@@ -184,12 +184,14 @@ async def running(
     log: Any = None,
     on_event: Callable[[LinkEvent], None] = log_event,
     in_thread: Callable[..., Awaitable[Any]] = in_thread,
+    on_start: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Actor]:
     """Run ``cls`` as a replica of the topology's ``role`` among the stand-ins.
 
     When the context ends, the actor is stopped as at the end of a run, or with ``kill`` as by SIGKILL. A restart needs
     a greater incarnation. ``in_thread`` does the actor's work for threads, by default in trio's thread where the clock
-    is a ``MockClock``. ``log`` is a structlog logger; ``on_event`` gets what happens to peers.
+    is a ``MockClock``. ``log`` is a structlog logger; ``on_event`` gets what happens to peers. ``on_start`` is called
+    when the actor has started.
     """
     name = f"{role}.{replica}"
     node = Node(name, stage.network, stage.registry, incarnation=incarnation, limits=limits, on_event=on_event)
@@ -224,7 +226,17 @@ async def running(
             )
             status = node.announce("status", [SUPERVISOR])
             actor = cls(context)
-            nursery.start_soon(partial(serve, actor, node=node, status_link=status, stopping=stopping, nursery=nursery))
+            nursery.start_soon(
+                partial(
+                    serve,
+                    actor,
+                    node=node,
+                    status_link=status,
+                    stopping=stopping,
+                    nursery=nursery,
+                    on_start=on_start,
+                )
+            )
             yield actor
             if kill:
                 nursery.cancel_scope.cancel()

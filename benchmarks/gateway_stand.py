@@ -31,6 +31,7 @@ from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.processor_time import seconds_of
 from actors.rollout_generator import RolloutGenerator
+from actors.runtime.process import freeze_heap
 from actors.testing import SUPERVISOR, Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses
@@ -169,7 +170,7 @@ def serve(engine: Engine, actor: str, folder: Path, overrides: Sequence[str]) ->
     stage = Stage(ZmqNetwork(addresses(topology, folder)), Registry.of(messages), {})
 
     async def run() -> None:
-        async with running(cls, topology, role, folder, stage, limits=LIMITS):
+        async with running(cls, topology, role, folder, stage, limits=LIMITS, on_start=freeze_heap):
             await trio.sleep_forever()
 
     trio.run(run)
