@@ -102,6 +102,17 @@ class Gateway(Actor):
 
     async def _respond(self, request: Request, reply: Reply) -> None:
         self._requests += 1
+        try:
+            await self._route(request, reply)
+        except Exception as error:
+            if isinstance(error, ClientLeft):
+                raise
+            self.log.exception("a request failed")
+            if reply.begun:
+                raise ClientLeft from error
+            await self._refuse(DIALECTS[CHAT], reply, "failed", f"the gateway failed: {type(error).__name__}")
+
+    async def _route(self, request: Request, reply: Reply) -> None:
         path, _, _ = request.path.partition("?")
         key = ""
         if path.startswith(BY_URL):
@@ -119,15 +130,7 @@ class Gateway(Actor):
             _, body = (dialect or DIALECTS[CHAT]).error("request", why)
             await self._send(reply, 404 if dialect is None else 405, body)
         else:
-            try:
-                await self._turn(dialect, key, request, reply)
-            except Exception as error:
-                if isinstance(error, ClientLeft):
-                    raise
-                self.log.exception("a request failed", path=path)
-                if reply.begun:
-                    raise ClientLeft from error
-                await self._refuse(dialect, reply, "failed", f"the gateway failed: {type(error).__name__}")
+            await self._turn(dialect, key, request, reply)
 
     async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
         began = time.perf_counter()

@@ -41,6 +41,8 @@ LEAVE_SECONDS = 5.0
 """How long a program may go on once it was told that its rollout has ended."""
 LOAD_SECONDS = 120.0
 """How long a program that is forked may take to load."""
+START_SECONDS = 30.0
+"""How long starting a program may take once it is loaded, and hearing of its end once it was killed."""
 ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -129,7 +131,8 @@ class Harnesses:
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             with trio.CancelScope(shield=True):
-                await program.status()
+                with trio.move_on_after(START_SECONDS):
+                    await program.status()
                 with trio.move_on_after(0.1):  # what it wrote last; what it has started may hold the pipe
                     await _read(program.output, written)
                 await program.output.aclose()
@@ -232,8 +235,9 @@ class _Zygote:
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
             await stream.send_all(asked[sent:])
             lines = _Lines(stream)
-            pid = int(await lines.next())
-        except (OSError, ValueError, trio.BrokenResourceError) as error:
+            with trio.fail_after(START_SECONDS):
+                pid = int(await lines.next())
+        except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
             connection.close()
             await output.aclose()
             raise _StartError(f"the process that starts programs has failed: {error}") from error

@@ -29,7 +29,7 @@ from agent_rl.messages import Choice, Finish, Refusal, ToolCallRecord, TurnAsked
 from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
-from agent_rl.rollout.parsing import ParsedCall
+from agent_rl.rollout.parsing import ParsedCall, begun
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.rollout.said import GatewaySpeech, Spoken, Unfolding, messages_of, said_in, spoken, spoken_so_far
 
@@ -145,11 +145,8 @@ class _Watch:
 
     def _held_back(self, text: str) -> str:
         """Without the end that may begin a stop string."""
-        held = (
-            next((count for count in range(len(each) - 1, 0, -1) if text.endswith(each[:count])), 0)
-            for each in self._stop
-        )
-        return text if self.cut else text[: len(text) - max(held, default=0)]
+        held = max((begun(text, each) for each in self._stop), default=0)
+        return text if self.cut else text[: len(text) - held]
 
 
 class ServedRollout:
@@ -213,12 +210,12 @@ class ServedRollout:
             if asked.follows:
                 return TurnGiven(refusal="failed", why="the request is not known here; ask again")
             try:
-                begun = self._begin(asked)
+                found = self._begin(asked)
             except PromptError as error:
                 return TurnGiven(refusal="request", why=str(error))
-            if isinstance(begun, TurnGiven):
-                return begun
-            ask = begun
+            if isinstance(found, TurnGiven):
+                return found
+            ask = found
         return await ask.answer(asked)
 
     def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:

@@ -557,8 +557,13 @@ class Episode:
 
     @property
     def _left_out(self) -> list[Strand]:
-        """The strands whose turns are not trained: side calls with which nothing went on."""
+        """The strands whose turns are not trained: side calls with which nothing went on.
+
+        An agent that names another model in all its requests has no side calls.
+        """
         trained = [strand for strand in self._kept if strand.turns and not strand.side]
+        if not trained:
+            return []
         went_on = {each.parent for each in trained if len(each.shared) > self.strands[each.parent].began}
         return [strand for strand in self._kept if strand.side and strand.number not in went_on]
 

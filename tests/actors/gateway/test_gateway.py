@@ -94,6 +94,13 @@ async def test_a_summary_is_trained_where_the_agent_goes_on_with_it(tmp_path: Pa
         assert trained(episode) == written(at)
 
 
+async def test_an_agent_that_names_its_own_model_throughout_is_trained(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "turn") as at, at.rollout() as (key, episode):
+        for text in ("Go.", "Another."):
+            await answer(at, key, [user(text)], model="large-model")
+        assert (episode.excluded, trained(episode)) == ({}, written(at))
+
+
 async def test_a_repeated_request_gets_the_turn_that_was_lost(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at, at.rollout() as each:
         key, episode = each
