@@ -165,8 +165,10 @@ class Gateway(Actor):
     async def _stream(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, generator: str, reply: Reply) -> None:
         stream = dialect.stream(wanted, asked.ask, int(self.context.wall()))
         count = 0
+        given = await self._ask(
+            asked, generator
+        )  # which comes at once; a refusal needs a status, so nothing is sent yet
         while True:
-            given = await self._next(asked, generator, stream, reply)
             if given.refusal and not reply.begun:
                 await self._refuse(dialect, reply, given.refusal, given.why)
                 return
@@ -180,6 +182,7 @@ class Gateway(Actor):
             if given.done:
                 break
             asked = TurnAsked(asked.key, asked.ask, follows=True, after=count)
+            given = await self._next(asked, generator, stream, reply)
         await reply.end()
 
     async def _next(self, asked: TurnAsked, generator: str, stream: Stream, reply: Reply) -> TurnGiven:
