@@ -12,7 +12,8 @@ generator's processor time, which does not depend on who else uses the machine. 
 ``connections``: so many streams at once, all open until the last has begun. ``latency``: conversations of 4 turns, at
 half of the rate of requests that was reached before; the time that a reply takes beside the engine's. ``fuzz``:
 requests that are wrong in some way, each of which must get an error of its provider's shape or a right answer, beside
-an honest rollout. The exit code is 1 if this part fails.
+an honest rollout. ``suites``: the tests of clients of others and of the conformance kit, counted. The exit code is 1 if
+one of these two fails.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import json
 import logging
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -30,8 +33,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from subprocess import CalledProcessError
 from typing import Any, Literal
+from xml.etree import ElementTree as ET
 
 import structlog
 import trio
@@ -65,9 +68,11 @@ CLIENTS, ENGINE_MS, CONVERSATION = 128, 50, 4
 BRANCHES = 64
 """Streams of one rollout in ``connections``."""
 FUZZERS, SHOTS_OF_A_ROLLOUT, HONEST_TURNS, HANG_SECONDS = 16, 20, 400, 45.0
+CLIENT_TESTS = ("test_openai", "anthropic", "litellm", "openai_agents", "pydantic_ai", "mini_swe_agent", "smolagents")
+"""What the names of the tests of a client have in common."""
 PROCESSES = (GENERATOR, GATEWAY, AGENTS)
 
-Part = Literal["rollouts", "connections", "latency", "fuzz"]
+Part = Literal["rollouts", "connections", "latency", "fuzz", "suites"]
 Figures = dict[str, float]
 
 
@@ -75,7 +80,7 @@ Figures = dict[str, float]
 class Options:
     """The options."""
 
-    only: tuple[Part, ...] = ("rollouts", "connections", "latency", "fuzz")
+    only: tuple[Part, ...] = ("rollouts", "connections", "latency", "fuzz", "suites")
     rounds: int = 9
     """Of ``rollouts``."""
     rollouts: int = 192
@@ -360,6 +365,33 @@ async def fuzz(at: Stand, options: Options, figures: Figures) -> None:
         print(f"{number} times {why}")
 
 
+# Suites --------------------------------------------------------------------------------------------------------------
+
+
+def suites(folder: Path, figures: Figures) -> None:
+    """Clients whose tests pass, and checks of the kit, in all chat formats. Both are in a checkout of the project."""
+    root, report = Path(__file__).parents[1], folder / "report.xml"
+    files = ["tests/clients", "tests/actors/gateway/test_conformance.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "-o", "junit_family=xunit1"]
+    command += [f"--junitxml={report}", *files]
+    ended = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
+    if not report.is_file():
+        raise Failure(f"the tests did not run: {(ended.stdout + ended.stderr)[-1000:]}")
+    tree = ET.parse(report).getroot()  # noqa: S314 - of this process
+    cases = list(tree.iter("testcase"))
+    bad = {case.get("name", "") for case in cases if any(case.find(each) is not None for each in ("failure", "error"))}
+    ran = {case.get("name", "") for case in cases if case.find("skipped") is None}
+    tested = {client: [name for name in ran if client in name] for client in CLIENT_TESTS}
+    passed = [client for client, names in tested.items() if names and not bad.intersection(names)]
+    traps = [int(each.get("value", 0)) for each in tree.iter("property")]
+    figures |= {"clients_passed": len(passed), "clients_of": len(CLIENT_TESTS), "traps_passed": sum(traps)}
+    figures |= {"suites_failed": len(bad), "suites_skipped": len(cases) - len(ran)}
+    row = [f"{len(passed)} of {len(CLIENT_TESTS)}", sum(traps), len(bad), len(cases) - len(ran)]
+    print_table("suites", ["clients", "traps passed, all chat formats", "tests failed", "skipped"], [row])
+    if bad:
+        print(ended.stdout[-5000:])
+
+
 PARTS: Mapping[Part, Callable[[Stand, Options, Figures], Awaitable[None]]] = {
     "rollouts": rollouts,
     "connections": connections,
@@ -379,6 +411,8 @@ async def measure(folder: Path, options: Options) -> Figures:
             async with stand(engine, folder / engine) as at:
                 for part in parts:
                     await PARTS[part](at, options, figures)
+    if "suites" in options.only and not options.quick:
+        await trio.to_thread.run_sync(suites, folder, figures)
     return figures
 
 
@@ -396,7 +430,7 @@ def main(options: Options) -> int:
         try:
             figures = trio.run(measure, Path(folder), options)
         except ExceptionGroup as group:
-            found: BaseException | None = group.subgroup((Failure, CalledProcessError))
+            found: BaseException | None = group.subgroup((Failure, subprocess.CalledProcessError))
             while isinstance(found, BaseExceptionGroup):
                 found = found.exceptions[0]
             if found is None:
@@ -405,6 +439,5 @@ def main(options: Options) -> int:
         finally:
             gc.enable()
     print_figures({name: round(value, 4) for name, value in figures.items()})
-    return int(
-        figures.get("gateway_fuzzed") != figures.get("gateway_fuzzed_of") or not figures.get("gateway_undisturbed", 1)
-    )
+    fuzzed = figures.get("gateway_fuzzed") == figures.get("gateway_fuzzed_of") and figures.get("gateway_undisturbed", 1)
+    return int(not fuzzed or figures.get("suites_failed", 0) > 0)

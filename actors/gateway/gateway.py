@@ -26,6 +26,7 @@ from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
 from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
+from agent_rl.gateway.evidence import evidence_of
 from agent_rl.messages import Int32Vector, Refusal, TurnAsked, TurnGiven
 from agent_rl.rollout.keys import MODEL, generator_of
 from transport import CallFailed, CallTimeout, EncodeError, PeerLost
@@ -139,7 +140,9 @@ class Gateway(Actor):
             await self._refuse(dialect, reply, "key", "no rollout has this key")
             return
         try:
-            wanted = dialect.read(read_body(request.body))
+            body = read_body(request.body)
+            evidence = evidence_of(request.headers, body)
+            wanted = dialect.read(body)
         except RequestError as error:
             await self._refuse(dialect, reply, "request", str(error), error.field)
             return
@@ -148,7 +151,7 @@ class Gateway(Actor):
                 self._told.add(name)
                 self.log.info("agents ask for what the run decides", parameter=name)
         again = request.headers.get("x-stainless-retry-count", "0").strip() not in {"", "0"}
-        asked = replace(wanted.asked, key=key, ask=uuid4().hex, again=again)
+        asked = replace(wanted.asked, key=key, ask=uuid4().hex, again=again, evidence=evidence)
         self._own_seconds += time.perf_counter() - began
         if asked.streams:
             await self._stream(dialect, wanted, asked, generator, reply)

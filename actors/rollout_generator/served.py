@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from agent_rl.rollout.episode import Episode
     from agent_rl.rollout.prompts import ChatFormat
 
+PART_SECONDS = 0.02
+"""The least between two replies with parts of one stream: what was written meanwhile goes together."""
 KNOWN_ENDS = 10_000
 """Keys of ended rollouts that are told from unknown ones."""
 
@@ -52,7 +55,11 @@ class _Ask:
     count: int = 1
     parts: list[TurnPart] = field(default_factory=list)
     prompt: Sequence[int] = ()
+    watches: list[_Watch] = field(default_factory=list)
+    told_at: float = -inf
+    """When parts were told last."""
     given: TurnGiven | None = None
+    done: trio.Event = field(default_factory=trio.Event)
     _news: trio.Event = field(default_factory=trio.Event)
 
     def tell(self) -> None:
@@ -60,16 +67,34 @@ class _Ask:
         self._news.set()
         self._news = trio.Event()
 
+    def end(self, given: TurnGiven) -> None:
+        """Give the answer."""
+        self.given = given
+        self.done.set()
+        self.tell()
+
     async def answer(self, asked: TurnAsked) -> TurnGiven:
         """The answer, or parts of it."""
         streams, count = asked.streams or asked.follows, asked.after
-        while self.given is None and not asked.streams and not (asked.follows and len(self.parts) > count):
-            await self._news.wait()
-        parts = tuple(self.parts[count:]) if streams else ()
+        if not streams:
+            await self.done.wait()
+        elif asked.follows:
+            with trio.move_on_at(self.told_at + PART_SECONDS):
+                await self.done.wait()
+            while self.given is None and len(self._read()) <= count:
+                await self._news.wait()
+        parts = tuple(self._read()[count:]) if streams else ()
+        self.told_at = trio.current_time() if parts else self.told_at
         if self.given is None:
             return TurnGiven(done=False, parts=parts, prompt=np.array(self.prompt, dtype=np.int32))
         given = self.given
         return TurnGiven(True, given.refusal, given.why, parts, given.prompt, given.choices, given.policy_version)
+
+    def _read(self) -> list[TurnPart]:
+        """All parts that are there by now."""
+        for watch in self.watches:
+            watch.read()
+        return self.parts
 
 
 class _Watch:
@@ -83,10 +108,13 @@ class _Watch:
         self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
         self.listens = listens or bool(stop)
         self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
-        self._count = 0
+        self._count = self._known = 0
+        """Tokens that were told, and how many pieces of them were read."""
         self._unfolding = Unfolding(chat)
         self._unfolding.text = chat.prefill
         self._shown = Spoken("")
+        self._whole: Spoken | None = None
+        ask.watches.append(self)
 
     @property
     def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
@@ -99,23 +127,33 @@ class _Watch:
         self._ask.prompt = prompt
 
     def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
-        """Tell what is certain of it."""
+        """Take what was written. It is read when somebody asks, or at once where it may have to be cut."""
         if self.cut or self.failure or not len(tokens):
             return
-        try:
-            self._tell(tokens, logprobs, policies)
-        except Exception as error:  # noqa: BLE001 - the engine must not hear of it
-            self.failure = error
-        if self.cut or self.failure:
-            self.scope.cancel()
-
-    def _tell(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         self._told.append((tokens, logprobs, policies))
         self._count += len(tokens)
-        self._unfolding.add([token for token in tokens.tolist() if token not in self._chat.stop_tokens])
-        text = self.before_stop(self._unfolding.text)
-        now = spoken_so_far(self._chat, self._held_back(text))
-        self._part(now, tokens, logprobs)
+        if self._stop:
+            try:
+                self.read()
+            except Exception as error:  # noqa: BLE001 - the engine must not hear of it
+                self.failure = error
+            if self.cut or self.failure:
+                self.scope.cancel()
+        self._ask.tell()
+
+    def read(self) -> None:
+        """Make parts of what is certain of it; of a whole turn, of all."""
+        if new := self._told[self._known :]:
+            self._known = len(self._told)
+            tokens, logprobs, _ = (np.concatenate(each) for each in zip(*new, strict=True))
+            self._unfolding.add([token for token in tokens.tolist() if token not in self._chat.stop_tokens])
+            text = self.before_stop(self._unfolding.text)
+            self._part(spoken_so_far(self._chat, self._held_back(text)), tokens, logprobs)
+        if (whole := self._whole) is not None:
+            self._whole = None
+            if whole.content != self._shown.content or whole.reasoning != self._shown.reasoning:
+                none = np.zeros(0, dtype=np.int32)
+                self._part(whole, none, none.astype(np.float32))
 
     def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """What the engine has not told."""
@@ -123,16 +161,13 @@ class _Watch:
         self.wrote(tokens[rest], logprobs[rest], policies[rest])
 
     def finished(self, spoken: Spoken) -> None:
-        """The text of the turn that was held back."""
-        none = np.zeros(0, dtype=np.int32)
-        if spoken.content != self._shown.content or spoken.reasoning != self._shown.reasoning:
-            self._part(spoken, none, none.astype(np.float32))
+        """The whole turn, with the text that was held back."""
+        self._whole = spoken
 
     def _part(self, now: Spoken, tokens: Int32Vector, logprobs: Float32Vector) -> None:
         content, reasoning = now.content[len(self._shown.content) :], now.reasoning[len(self._shown.reasoning) :]
         self._shown = now
         self._ask.parts.append(TurnPart(self._choice, content, reasoning, tokens, logprobs))
-        self._ask.tell()
 
     def before_stop(self, text: str) -> str:
         """The text up to the first stop string, which is searched after the template's prefill."""
@@ -200,7 +235,7 @@ class ServedRollout:
         assert turn.place is not None
         choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped or watch.cut)
         version = int(turn.policies[-1, 1])
-        ask.given = TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version)
+        ask.end(TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version))
         return ask
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:
@@ -221,12 +256,18 @@ class ServedRollout:
     def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
         given = () if len(asked.tokens) else messages_of(asked.messages, asked.tools)
         side = self._is_side_call(asked)
-        planned = (
-            partial(self._conversation.plan_tokens, asked.tokens.tolist())
-            if len(asked.tokens)
-            else partial(self._conversation.plan, given, self._cause(given, side=side))
-        )
-        plan = planned()
+        conversation, cause = self._conversation, asked.evidence or self._cause(given, side=side)
+
+        def plan_now() -> Plan:
+            if len(asked.tokens):
+                return conversation.plan_tokens(asked.tokens.tolist())
+            return conversation.plan(given, cause)
+
+        plan, as_of = plan_now(), conversation.changes
+
+        def planned() -> Plan:
+            return plan if conversation.changes == as_of else plan_now()
+
         prompt = [*(() if plan.strand is None else plan.strand.whole[: plan.shared]), *plan.tokens]
         if asked.counts:
             return TurnGiven(prompt=np.array(prompt, dtype=np.int32))
@@ -246,9 +287,11 @@ class ServedRollout:
         return ask
 
     def _is_side_call(self, asked: TurnAsked) -> bool:
-        """Whether a request is beside the task: another model is named, a single token is asked for, or no tools are
-        listed where others list some.
+        """Whether a request is beside the task: its harness says so, another model is named, a single token is asked
+        for, or no tools are listed where others list some.
         """
+        if asked.evidence is not None:
+            return asked.evidence == "side_call"
         other = asked.model not in {"", MODEL} and not asked.model.endswith(f"/{MODEL}")
         return (
             other
@@ -307,13 +350,12 @@ class ServedRollout:
             refusal = "failed", str(self.failure)
             self.over.set()
         if refusal is not None:
-            ask.given = TurnGiven(refusal=refusal[0], why=refusal[1])
+            ask.end(TurnGiven(refusal=refusal[0], why=refusal[1]))
         else:
             done = [each for each in choices if each is not None]
             version = max(int(written.policies[-1, 1]) for _, written in done)
             prompt = np.array(ask.prompt, dtype=np.int32)
-            ask.given = TurnGiven(prompt=prompt, choices=tuple(each for each, _ in done), policy_version=version)
-        ask.tell()
+            ask.end(TurnGiven(prompt=prompt, choices=tuple(each for each, _ in done), policy_version=version))
 
     def _record_calls(self, text: str) -> None:
         """The calls of the turn just written. The agent runs them, and nobody hears how they end."""
@@ -329,8 +371,7 @@ class ServedRollout:
         """The rollout has ended: who waits for a turn hears of it."""
         for ask in self._asks.values():
             if ask.given is None:
-                ask.given = TurnGiven(refusal="ended", why="rollout concluded")
-                ask.tell()
+                ask.end(TurnGiven(refusal="ended", why="rollout concluded"))
 
     def _overflow(self) -> str:
         self.overflowed = True

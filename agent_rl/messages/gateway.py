@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from agent_rl.messages.rollouts import BranchCause
 from agent_rl.messages.tokens import Float32Vector, Int32Vector
 
 SaidRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -53,7 +54,7 @@ class TurnAsked:
     JSON list of function schemas, as chat templates take them. ``tokens`` [n]: in place of messages. ``count``: turns
     beside each other. ``max_tokens`` 0: no limit. ``streams``: parts are wanted; the first reply comes as soon as the
     prompt is known. ``again``: the client repeats a request that was not answered. ``counts``: only the number of the
-    prompt's tokens is wanted.
+    prompt's tokens is wanted. ``evidence``: why the request begins a branch, if the harness says so.
     """
 
     key: str
@@ -68,6 +69,7 @@ class TurnAsked:
     streams: bool = False
     again: bool = False
     counts: bool = False
+    evidence: BranchCause | None = None
     follows: bool = False
     after: int = 0
 

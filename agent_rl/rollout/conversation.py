@@ -107,6 +107,8 @@ class Conversation:
         self._episode = episode
         self._speech = speech
         self._cause = cause
+        self.changes = 0
+        """Of what plans depend on, so far."""
         self._marks: dict[bytes, list[Mark]] = {}
         """By the digest of the messages that are said there."""
         self._open: dict[int, tuple[bytes, Mark]] = {}
@@ -152,6 +154,7 @@ class Conversation:
 
     def open(self, plan: Plan, policy: PolicyVersion) -> Strand:
         """Do as planned; ``policy`` is served now. Then the model may write there, or the rollout has ended."""
+        self.changes += 1
         episode, turn = self._episode, self._episode.turns
         said = [EnvironmentMessage(turn, each.role, each.content) for each in plan.said]
         if plan.strand is None:
@@ -169,6 +172,7 @@ class Conversation:
 
     def wrote(self, strand: Strand, turn: Message, *, stopped: bool) -> None:
         """The model wrote a turn. One that did not stop cannot be continued."""
+        self.changes += 1
         if stopped:
             before, mark = self._open[strand.number]
             digest = _digest(before, turn)

@@ -36,7 +36,7 @@ def free_port() -> int:
 class Stand:
     """Where the gateway is, its generator, and the rollouts that it serves."""
 
-    def __init__(self, url: str, generator: RolloutGenerator, engine: ScriptedEngine) -> None:
+    def __init__(self, url: str, generator: RolloutGenerator, engine: Any) -> None:
         self.url, self.generator, self.engine = url, generator, engine
 
     @asynccontextmanager
@@ -94,15 +94,18 @@ async def stand(
     *,
     longest: int = 100_000,
     chat: ChatFormat | None = None,
-    engine: Callable[..., ScriptedEngine] = ScriptedEngine,
+    engine: Callable[..., ScriptedEngine] | None = ScriptedEngine,
     **settings: Any,
 ) -> AsyncIterator[Stand]:
-    """The two actors. ``script`` as of `ScriptedEngine`; ``settings`` of the gateway; ``chat``: the chat format."""
+    """The two actors. ``script`` as of `ScriptedEngine`; ``settings`` of the gateway; ``chat``: the chat format.
+
+    Without an ``engine`` the generator has its own one, with the model in ``folder / "model"``.
+    """
     port = free_port()
     path, _ = write_micro(folder)
     given = {"port": port, **settings}
     topology = load_topology(path, [f"actors.gateway.settings.{name}={value}" for name, value in given.items()])
-    model = model_directory(topology, folder)
+    model = model_directory(topology, folder) if engine is not None else folder / "model"
     engines: list[ScriptedEngine] = []
 
     class Scripted(RolloutGenerator):
@@ -110,6 +113,8 @@ async def stand(
             return chat or super()._make_format(directory)
 
         def _make_engine(self, directory: Path, settings: Any) -> Any:
+            if engine is None:
+                return super()._make_engine(model, settings)
             return engine(
                 model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest, made=engines.append
             )
@@ -122,4 +127,4 @@ async def stand(
             assert isinstance(generator, RolloutGenerator)
             for name in ("rollout_generator.0", "gateway.0"):
                 await stage.started(name)
-            yield Stand(f"http://127.0.0.1:{port}", generator, engines[0])
+            yield Stand(f"http://127.0.0.1:{port}", generator, engines[0] if engines else None)

@@ -94,6 +94,17 @@ async def test_a_summary_is_trained_where_the_agent_goes_on_with_it(tmp_path: Pa
         assert trained(episode) == written(at)
 
 
+async def test_what_a_harness_says_of_a_request_counts_before_what_was_said(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "a turn") as at, at.rollout() as (key, episode):
+        await answer(at, key, [user("Go.")], tools=TOOLS)
+        asked = {"model": "small-model", "messages": [user("Read this.")], "tools": TOOLS}
+        status, _ = await at.post(key, asked, headers={"X-OpenAI-Subagent": "review"})
+        assert status == 200
+        await answer(at, key, [user("Name this.")], tools=TOOLS, _meta={"editor": {"kind": "title"}})
+        assert [strand.cause for strand in episode.strands[1:]] == ["sub_agent", "side_call"]
+        assert list(episode.excluded) == ["side_call"]
+
+
 async def test_an_agent_that_names_its_own_model_throughout_is_trained(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda *_: "turn") as at, at.rollout() as (key, episode):
         for text in ("Go.", "Another."):
