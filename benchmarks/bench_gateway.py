@@ -372,7 +372,7 @@ def suites(folder: Path, figures: Figures) -> None:
     """Clients whose tests pass, and checks of the kit, in all chat formats. Both are in a checkout of the project."""
     root, report = Path(__file__).parents[1], folder / "report.xml"
     files = ["tests/clients", "tests/actors/gateway/test_conformance.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "-o", "junit_family=xunit1"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow"]
     command += [f"--junitxml={report}", *files]
     ended = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True)
     if not report.is_file():
