@@ -238,7 +238,9 @@ class RolloutGenerator(Actor):
         self._served_rollouts = ServedRollouts(self.context.replica)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
         url, nursery = gateway_url(self.context.topology, self.context.name), self.context.nursery
-        self._harnesses = Harnesses(self._loop, self._served_rollouts, nursery, url=url, base=self.context.base)
+        self._harnesses = Harnesses(
+            self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log
+        )
         self._rate = Rate(self.context.now)
         self._announced: EngineLoad | None = None
         self.context.nursery.start_soon(self._report_load)

@@ -1,29 +1,36 @@
 """A rollout by a program of its own, the harness: it asks the gateway for turns, with the rollout's key.
 
-The program runs in a folder of its own, in a session of its own, as a plain process of the generator's user: whoever
-starts it must trust it. It sees no variable of the generator's environment but ``PATH`` and what the topology gives it.
-When the rollout or the generator ends, the program and all that it started in its session are killed.
+::
+
+    generator --> zygote (one for each environment) --fork--> warden, process 1 of a jail --fork--> the program
+        ^                                                        | how it ended, files, check
+        `------------------------- control ----------------------'
+    program --127.0.0.1:port of the jail--> relay (here) --> gateway
+
+Where there are no jails the program is a plain process of the generator's user, in a folder of its own. It sees no
+variable of the generator's environment but ``PATH`` and what the topology gives it. When the rollout or the generator
+ends, the program and all that it started are killed: in a jail all, else what stayed in its session.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import structlog
 import trio
 
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
-from agent_rl.config.hidden import with_environment
+from actors.sandbox.isolation.jail import WORK, Jail
+from actors.sandbox.isolation.levels import outer_users, visible
+from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation, relay
+from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
+from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.environments.load import sound_files, sound_prompt
 from agent_rl.messages import EnvironmentMessage
 from agent_rl.rollout.keys import MODEL
@@ -35,40 +42,32 @@ if TYPE_CHECKING:
     from agent_rl.environments.base import Environment
     from agent_rl.rollout.episode import Episode
 
-OUTPUT_CHARS = 16 * 1024
-"""The end of what a program writes that the transcript keeps."""
 LEAVE_SECONDS = 5.0
 """How long a program may go on once it was told that its rollout has ended."""
-LOAD_SECONDS = 120.0
-"""How long a program that is forked may take to load."""
-START_SECONDS = 30.0
-"""How long starting a program may take once it is loaded, and hearing of its end once it was killed."""
-ZYGOTE = Path(__file__).with_name("zygote.py")
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """A program that runs: its process, what it writes, and how it ends."""
-
-    pid: int
-    output: trio.abc.ReceiveStream
-    status: Callable[[], Awaitable[str]]
-
-
-class _StartError(Exception):
-    """Why a program cannot be started."""
+MIB = 1024 * 1024
+_JAILED = (WORK, "/tests", "/logs")
+_PLAIN = ("{folder}/app", "{folder}/tests", "{folder}/logs")
+"""The folders of a program, of its check and of what that writes."""
+_LESS = 'isolation = "host" or "off" in `environments.harness`'
 
 
 class Harnesses:
     """Runs the programs of a generator's rollouts."""
 
     def __init__(
-        self, agent: AgentLoop, served: ServedRollouts, nursery: trio.Nursery, *, url: str, base: Path
+        self,
+        agent: AgentLoop,
+        served: ServedRollouts,
+        nursery: trio.Nursery,
+        *,
+        url: str,
+        base: Path,
+        log: structlog.typing.FilteringBoundLogger,
     ) -> None:
         """``url``: the gateway's; ``base``: the topology file's folder; ``nursery``: for programs that are forked."""
         self._agent, self._served, self._nursery = agent, served, nursery
-        self._url, self._base = url, base
-        self._zygotes: dict[tuple[str, str], _Zygote] = {}
+        self._url, self._base, self._log = url, base, log
+        self._zygotes: dict[str, Zygote] = {}
 
     async def run(
         self, environment: Environment, episode: Episode, written: Callable[[Written], None] | None = None
@@ -78,82 +77,119 @@ class Harnesses:
         Raises EngineError, ContractError, and EnvironmentFaultError for the program's faults.
         """
         name = episode.request.problem.environment
-        status, output = "", ""
+        outcome = HarnessOutcome("")
         async with self._served.serving(self._agent, episode, written) as (key, rollout):
             with tempfile.TemporaryDirectory(prefix="agent-rl-harness-", ignore_cleanup_errors=True) as folder:
                 try:
-                    status, output = await self._run(environment, episode, key, Path(folder), rollout.over)
-                except _StartError as error:
-                    status = str(error)
+                    outcome = await self._run(environment, episode, key, Path(folder), rollout.over)
+                except StartError as error:
+                    outcome = HarnessOutcome(str(error))
         if rollout.failure is not None:
             raise rollout.failure
         if not episode.turns and rollout.overflowed:
             episode.ended = "prompt_too_long"
             return
         if not episode.turns:
-            said = output.strip()[-2000:] or "nothing"
-            raise EnvironmentFaultError(
-                f"environment {name!r}: its harness asked for no turn; it ended with {status}, and wrote: {said}"
-            )
-        episode.said([EnvironmentMessage(episode.turns, "harness", output)])
+            said = outcome.output.strip()[-2000:] or "nothing"
+            why = f"its harness asked for no turn; it ended with {outcome.status}, and wrote: {said}"
+            raise EnvironmentFaultError(f"environment {name!r}: {why}")
+        episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
 
     async def _run(
         self, environment: Environment, episode: Episode, key: str, folder: Path, over: trio.Event
-    ) -> tuple[str, str]:
-        """How it ended, and the end of its output."""
+    ) -> HarnessOutcome:
+        """How it ended, what it wrote, and what is left of it. Raises StartError."""
         harness, problem = environment.harness, episode.request.problem
         assert harness is not None
-        for name, content in sound_files(environment, problem).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(content)
+        zygote = await self._zygote(problem.environment, harness)
+        at = _PLAIN if not zygote.jailed else _JAILED
+        work, tests, logs = (part.replace("{folder}", str(folder)) for part in at)
         values = {
             "{prompt}": sound_prompt(environment, problem)[-1]["content"],
             "{id}": problem.id,
             "{model}": MODEL,
             "{seed}": str(episode.request.seed),
             "{base}": str(self._base.absolute()),
+            "{tests}": tests,
+            "{logs}": logs,
         }
-        command = [_filled(part, values) for part in harness.command]
-        written = bytearray()
-        program = await self._start(command, folder, self._variables(harness, key, folder), fork=harness.fork)
-        status = ""
-        try:
-            with trio.move_on_after(harness.seconds) as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_read, program.output, written)
-                    nursery.start_soon(_leaves, over, nursery.cancel_scope)
-                    status = await program.status()
-                    nursery.cancel_scope.cancel()
-            if scope.cancelled_caught:
-                status = f"no end within {harness.seconds:g} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            with trio.CancelScope(shield=True):
-                with trio.move_on_after(START_SECONDS):
-                    await program.status()
+        command, check = ([_filled(part, values) for part in parts] for parts in (harness.command, harness.check))
+        variables = self._variables(harness, key, work)
+        asked = {
+            "argv": command[2:] if harness.fork else command,
+            "env": variables,
+            "jailed": zygote.jailed,
+            "folder": work,
+            "tests": tests,
+            "logs": logs,
+            "files": sound_files(environment, problem),
+            "collect": harness.collect,
+            "check": check,
+            "check_files": sound_files(environment, problem, "check_files") if check else {},
+            "check_seconds": harness.check_seconds,
+            "seconds": harness.seconds,
+        }
+        secrets = [key, *(value for name, value in variables.items() if is_secret(name))]
+        wanted = harness.seconds + (harness.check_seconds if check else 0.0) + START_SECONDS
+        async with zygote.program(asked) as program, trio.open_nursery() as nursery:
+            if program.listener is not None:
+                nursery.start_soon(trio.serve_listeners, partial(relay, self._url), [program.listener])
+            nursery.start_soon(_stops, program, over)
+            nursery.start_soon(program.read, harness.output_mib * MIB)
+            with trio.move_on_after(wanted):
+                told = await program.result()
                 with trio.move_on_after(0.1):  # what it wrote last; what it has started may hold the pipe
-                    await _read(program.output, written)
-                await program.output.aclose()
-        return status, written.decode(errors="replace")[-OUTPUT_CHARS:]
+                    await program.written_all.wait()
+                nursery.cancel_scope.cancel()
+                return _outcome(told, program, secrets)
+            nursery.cancel_scope.cancel()
+        return HarnessOutcome(f"no word of it within {wanted:g} s", _without(secrets, program.text))
 
-    async def _start(
-        self, command: Sequence[str], folder: Path, variables: Mapping[str, str], *, fork: bool
-    ) -> _Program:
-        if fork and len(command) < 2:
-            raise _StartError("fork = true needs a command of an interpreter, a Python script and its arguments")
-        interpreter, script = command[:2] if fork else (sys.executable, "")
-        zygote = self._zygotes.get((interpreter, script))
+    async def _zygote(self, name: str, harness: Harness) -> Zygote:
+        """The process that starts this environment's programs. Raises StartError."""
+        if harness.fork and len(harness.command) < 2:
+            raise StartError("fork = true needs a command of an interpreter, a Python script and its arguments")
+        zygote = self._zygotes.get(name)
         if zygote is None or zygote.ended:
-            zygote = self._zygotes[interpreter, script] = _Zygote(interpreter, script)
-            self._nursery.start_soon(zygote.run, variables)
-        return await zygote.start(command[2:] if fork else command, folder, variables)
+            base = str(self._base.absolute())
+            command = [part.replace("{base}", base) for part in harness.command]
+            interpreter, script = command[:2] if harness.fork else (sys.executable, "")
+            jail = None if harness.isolation == "off" else self._jail(harness, command)
+            zygote = self._zygotes[name] = Zygote(interpreter, script, jail)
+            self._nursery.start_soon(zygote.run, self._variables(harness, "", ""))
+            await zygote.loaded()
+            if zygote.why_plain:
+                if harness.isolation == "strong":
+                    zygote.refused = (
+                        f"a jail cannot be made here: {zygote.why_plain}; allow it, or accept less: {_LESS}"
+                    )
+                else:
+                    self._log.warning("programs are not isolated", environment=name, why=zygote.why_plain)
+        await zygote.loaded()
+        return zygote
 
-    def _variables(self, harness: Harness, key: str, folder: Path) -> dict[str, str]:
+    def _jail(self, harness: Harness, command: Sequence[str]) -> Jail:
+        shown = [str(Path(part)) for part in command if Path(part).is_absolute() and Path(part).exists()]
+        shown += [str((self._base / each).absolute()) for each in harness.shows]
+        shown += installation(command[0])
+        if harness.network == "host":
+            shown += ["/etc/resolv.conf", "/etc/ssl", "/etc/ca-certificates"]
+        first, users, blocks = outer_users() if os.geteuid() == 0 else (0, 1, 1)
+        return Jail(
+            plan=[list(step) for step in visible(shown, ()).plan],
+            port=int(self._url.rpartition(":")[2]) if harness.network == "gateway" else 0,
+            memory=harness.memory_mib * MIB,
+            disk=harness.disk_mib * MIB,
+            processes=harness.processes,
+            first_user=first,
+            users=users * blocks,
+        )
+
+    def _variables(self, harness: Harness, key: str, folder: str) -> dict[str, str]:
         return {
             "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(folder),
+            "HOME": folder,
             "LANG": "C.UTF-8",
             "OPENAI_BASE_URL": f"{self._url}/v1",
             "OPENAI_API_BASE": f"{self._url}/v1",
@@ -163,117 +199,6 @@ class Harnesses:
             "AGENT_RL_MODEL": MODEL,
             **dict(with_environment(harness.environment)),
         }
-
-
-class _Zygote:
-    """A process that starts programs (`zygote.py`); with a ``script``, it has loaded that and forks for each run."""
-
-    def __init__(self, interpreter: str, script: str) -> None:
-        self._interpreter, self._script = interpreter, script
-        self._loaded = trio.Event()
-        self._folder = ""
-        self._fault = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it serves no more."""
-        return bool(self._fault)
-
-    async def run(self, variables: Mapping[str, str]) -> None:
-        """Serve until cancelled, or until the interpreter ends."""
-        variables = {name: value for name, value in variables.items() if not name.endswith("_API_KEY")}
-        with tempfile.TemporaryDirectory(prefix="agent-rl-zygote-") as self._folder:
-            command = [self._interpreter, str(ZYGOTE), f"{self._folder}/socket", *filter(None, [self._script])]
-            try:
-                process = await trio.lowlevel.open_process(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env=variables | {"HOME": self._folder},
-                )
-            except OSError as error:
-                self._fault = (
-                    f"{self._interpreter!r} not being started: {error.strerror}; write its path in `harness.command`"
-                )
-                self._loaded.set()
-                return
-            written = bytearray()
-            assert process.stdout is not None
-            try:
-                while data := await process.stdout.receive_some(65536):
-                    written += data
-                    del written[:-OUTPUT_CHARS]
-                    if written.endswith(b"ready\n"):
-                        self._loaded.set()
-            finally:
-                said = written.decode(errors="replace").strip() or "nothing"
-                self._fault = (
-                    f"{self._script or ZYGOTE.name} could not be loaded by {self._interpreter}, which wrote: {said}"
-                )
-                self._loaded.set()
-                process.kill()
-                with trio.CancelScope(shield=True):
-                    await process.wait()
-                    for stream in (process.stdin, process.stdout):
-                        if stream is not None:
-                            await stream.aclose()
-
-    async def start(self, argv: Sequence[str], folder: Path, variables: Mapping[str, str]) -> _Program:
-        """Run the program once. Raises _StartError."""
-        with trio.move_on_after(LOAD_SECONDS):
-            await self._loaded.wait()
-        if self._fault or not self._loaded.is_set():
-            raise _StartError(self._fault or f"{self._script} did not load within {LOAD_SECONDS:g} s")
-        reads, writes = os.pipe()
-        output = trio.lowlevel.FdStream(reads)
-        asked = json.dumps({"argv": list(argv), "env": dict(variables), "folder": str(folder)}).encode() + b"\n"
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(f"{self._folder}/socket")  # it is there, and listens with a long queue
-            sent = socket.send_fds(connection, [asked], [writes])
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-            await stream.send_all(asked[sent:])
-            lines = _Lines(stream)
-            with trio.fail_after(START_SECONDS):
-                pid = int(await lines.next())
-        except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
-            connection.close()
-            await output.aclose()
-            raise _StartError(f"the process that starts programs has failed: {error}") from error
-        finally:
-            os.close(writes)
-
-        async def status() -> str:
-            return f"status {(await lines.last()).decode() or 'unknown'}"
-
-        return _Program(pid, output, status)
-
-
-class _Lines:
-    """The lines of a stream."""
-
-    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
-        self._stream = stream
-        self._data = b""
-        self._last: bytes | None = None
-
-    async def next(self) -> bytes:
-        """The next line; nothing once the stream has ended."""
-        while b"\n" not in self._data:
-            data = await self._stream.receive_some(4096)
-            if not data:
-                return b""
-            self._data += data
-        line, _, self._data = self._data.partition(b"\n")
-        return line
-
-    async def last(self) -> bytes:
-        """The next line, and this one from then on; the stream is closed."""
-        if self._last is None:
-            self._last = await self.next()
-            await self._stream.aclose()
-        return self._last
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
@@ -286,15 +211,26 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part.replace("{prompt}", values["{prompt}"])
 
 
-async def _read(output: trio.abc.ReceiveStream, written: bytearray) -> None:
-    """Keep the end of what the program writes."""
-    while data := await output.receive_some(65536):
-        written += data
-        del written[: -4 * OUTPUT_CHARS]
+def _without(secrets: Sequence[str], text: str) -> str:
+    """A text without the values of secrets."""
+    for secret in filter(None, secrets):
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
-async def _leaves(over: trio.Event, scope: trio.CancelScope) -> None:
+def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) -> HarnessOutcome:
+    status = str(told.get("status") or told.get("fault"))
+    if program.flooded:
+        status = "more output than `output_mib` allows"
+    check = {name: _without(secrets, text) for name, text in told.get("check", {}).items()}
+    files = {name: _without(secrets, text) for name, text in told.get("files", {}).items()}
+    return HarnessOutcome(
+        status, _without(secrets, program.text), files, **{f"check_{name}": text for name, text in check.items()}
+    )
+
+
+async def _stops(program: Program, over: trio.Event) -> None:
     """The rollout has ended: the program is given up after a while."""
     await over.wait()
     await trio.sleep(LEAVE_SECONDS)
-    scope.cancel()
+    await program.stop()

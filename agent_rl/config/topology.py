@@ -100,6 +100,30 @@ class Harness(Part):
     NAME on each host."""
     seconds: PositiveFloat = 600.0
     """A program that takes longer is killed; what it has asked for is judged."""
+    isolation: Literal["host", "strong", "off"] = "host"
+    """``strong``: a jail for each program, or refuse to run. ``off``: a plain process, which you trust. ``host``: a
+    jail if the host permits one, else a plain process, and the log says why."""
+    network: Literal["gateway", "host"] = "gateway"
+    """What a program in a jail reaches: the gateway alone, or all that its host does."""
+    shows: tuple[str, ...] = ()
+    """Folders and files that a jail shows, read-only, besides the system's, the program's own installation and what the
+    command names; relative to the topology file."""
+    memory_mib: PositiveInt = 4096
+    """Private memory of each process in a jail."""
+    disk_mib: PositiveInt = 512
+    """All files that a program in a jail writes; they are in memory."""
+    processes: PositiveInt = 256
+    """Processes and threads in a jail at once."""
+    output_mib: PositiveInt = 64
+    """A program that writes more to its output is killed."""
+    collect: tuple[str, ...] = ()
+    """Patterns of files in the program's folder whose texts the reward sees, such as ``"**/*.py"``."""
+    check: tuple[str, ...] = ()
+    """A command that runs where the program ran, once that has ended: ``["bash", "{tests}/test.sh"]``. Its files
+    (`Environment.check_files`) are in ``{tests}``, which the program never sees. The reward sees how it ended, what it
+    wrote, and ``{logs}/verifier/reward.txt`` or ``reward.json``."""
+    check_seconds: PositiveFloat = 120.0
+    """A check that takes longer is killed."""
 
 
 class EnvironmentEntry(Part):

@@ -270,6 +270,11 @@ class Environment(Protocol):
         del problem
         return {}
 
+    def check_files(self, problem: Problem) -> Mapping[str, str]:
+        """The files, by path, of a harness's check, which come once the program has ended."""
+        del problem
+        return {}
+
     def prompt(self, problem: Problem) -> ChatMessages:
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 

@@ -266,10 +266,13 @@ def asked(name: str, what: str, call: Callable[[], T], code: object = None) -> T
         raise TaskError(f"environment {name!r}: {where} fails with {described(error)}", environment=name) from error
 
 
-def sound_files(environment: Environment, problem: Problem) -> dict[str, str]:
-    """The files of a harness's folder. Raises ContractError for what is none, and for a path that leaves the folder."""
-    name = f"{type(environment).__name__}.files"
-    files = called(name, lambda: environment.files(problem), f"for the problem {problem.id!r}")
+def sound_files(environment: Environment, problem: Problem, which: str = "files") -> dict[str, str]:
+    """The files of a harness's folder, or its ``check_files``.
+
+    Raises ContractError for what is none, and for a path that leaves the folder.
+    """
+    name = f"{type(environment).__name__}.{which}"
+    files = called(name, lambda: getattr(environment, which)(problem), f"for the problem {problem.id!r}")
     for path, content in dict(files).items() if isinstance(files, Mapping) else [(files, "")]:
         sound = isinstance(path, str) and isinstance(content, str) and path
         if not sound or Path(path).is_absolute() or ".." in Path(path).parts:

@@ -1,0 +1,170 @@
+"""A jail for one program of others: a root and a network of its own. Standard library alone.
+
+::
+
+    zygote --fork--> jailer: new namespaces --fork--> init, process 1 of the jail: root, network, limits, a user without
+                                                       rights --fork--> the program and all that it starts
+
+The root shows system directories and what the jail's plan names, read-only. A file system in memory of limited size is
+the only place to write. With a ``port``, the network has one address, ``127.0.0.1:port``, whose connections the owner
+of the jail answers; nothing else can be reached. When process 1 ends, the kernel ends every process in the jail.
+
+Unlike a tool call a program may run other programs, make sessions and open sockets, so no system calls are filtered.
+"""
+
+# pathlib takes memory, and every fork would pay for it:
+# ruff: noqa: PTH102, PTH103, PTH112, PTH115, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+
+from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation.namespaces import DEVICES, INSIDE, bind, write_maps
+
+STAGING = "/sys"
+"""The directory in which the root is built; no file in it is shown."""
+WORK = "/app"
+"""The program's folder, its home."""
+WRITABLE = (WORK, "/logs", "/tests", "/tmp")  # noqa: S108 - private to the jail; /tmp is last, see `_disk`
+NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+FILES = {"/etc/passwd": f"agent:x:{INSIDE}:{INSIDE}::{WORK}:/bin/sh\n", "/etc/hosts": "127.0.0.1 localhost\n"}
+FILES |= {"/etc/group": f"agent:x:{INSIDE}:\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
+
+
+@dataclass(frozen=True)
+class Jail:
+    """What a jail shows and allows. ``plan`` as of `levels.visible`; all sizes in bytes.
+
+    ``port`` 0: the host's network. ``memory``: of private data, a process. ``first_user``, ``users``: of the host, one
+    of which a program of root becomes; without root 0.
+    """
+
+    plan: list[list[str]]
+    port: int
+    memory: int
+    disk: int
+    processes: int
+    first_user: int
+    users: int
+
+
+def leave(jail: Jail) -> None:
+    """In the jailer: leave the host's namespaces; the next fork is process 1 of the jail. Raises OSError."""
+    kernel.control(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    spaces = NAMESPACES if jail.port else NAMESPACES & ~kernel.CLONE_NEWNET
+    if not jail.first_user:
+        user, group = os.geteuid(), os.getegid()
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        kernel.unshare(spaces | kernel.CLONE_NEWUSER)
+        write_maps(proc, user, group)
+        os.close(proc)
+    else:
+        kernel.unshare(spaces)
+
+
+def settle(jail: Jail, number: int) -> socket.socket | None:
+    """In process 1: make the root and the network, and give up all rights. Returns the socket that listens at the port.
+
+    ``number`` chooses root's user. Raises OSError.
+    """
+    os.umask(0o022)
+    listener = _network(jail.port) if jail.port else None
+    is_root = os.geteuid() == 0 and jail.first_user > 0
+    user = jail.first_user + number % jail.users if is_root else None
+    _root(jail, user)
+    for limit, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, jail.memory),
+        (resource.RLIMIT_FSIZE, jail.disk),
+        (resource.RLIMIT_NOFILE, 4096),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (allowed, allowed))
+    if user is not None:
+        kernel.keep_capabilities_through_change_of_user(user)
+        group = os.getegid()
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        kernel.control(kernel.PR_SET_DUMPABLE, 1)
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        write_maps(proc, user, group)
+        os.close(proc)
+    with open("/proc/sys/user/max_user_namespaces", "w") as most_namespaces:  # of this namespace: none within it
+        most_namespaces.write("0")
+    resource.setrlimit(resource.RLIMIT_NPROC, (jail.processes, jail.processes))
+    call, arguments = kernel.drop_capabilities()
+    if call(*arguments) != 0:
+        raise OSError("capset failed")
+    kernel.control(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.control(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    kernel.control(kernel.PR_SET_DUMPABLE, 0)  # the program, which is of the same user, cannot trace process 1
+    return listener
+
+
+def _network(port: int) -> socket.socket:
+    """Bring the loopback up, and listen."""
+    listener = socket.socket()
+    request = struct.pack("16sH14x", b"lo", 0)
+    flags = struct.unpack_from("H", fcntl.ioctl(listener, SIOCGIFFLAGS, request), 16)[0]
+    fcntl.ioctl(listener, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | IFF_UP))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(256)
+    return listener
+
+
+def _root(jail: Jail, user: int | None) -> None:
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)  # before anything hides the host's
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", STAGING, "tmpfs", flags, "mode=755,size=2m")
+    for path in (*WRITABLE, "/proc", "/dev", "/etc"):
+        os.makedirs(STAGING + path, exist_ok=True)
+    for path, text in FILES.items():
+        with open(STAGING + path, "w") as file:
+            file.write(text)
+    for device in DEVICES:
+        bind(f"/dev/{device}", f"{STAGING}/dev/{device}")
+    for name, end in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{end}", f"{STAGING}/dev/{name}")
+    os.symlink("/tmp", f"{STAGING}/dev/shm")  # noqa: S108 - of the jail
+    _disk(jail.disk, user)
+    for kind, path in jail.plan:
+        target = STAGING + path
+        if kind == "link":
+            os.symlink(os.readlink(path), target)
+        elif kind == "bind" and not os.path.lexists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            bind(path, target)
+            kernel.make_read_only(target)
+        elif kind == "hide" and os.path.isdir(target):
+            kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755,size=1m")
+        elif kind == "hide" and os.path.lexists(target):
+            kernel.mount("/dev/null", target, None, kernel.MS_BIND)
+    bind("/proc", f"{STAGING}/proc")
+    kernel.mount(None, STAGING, None, kernel.MS_BIND | REMOUNT_READ_ONLY)
+    kernel.pivot_root(STAGING)
+
+
+REMOUNT_READ_ONLY = 32 | 1 | kernel.MS_NOSUID | kernel.MS_NODEV
+"""MS_REMOUNT | MS_RDONLY: of one mount and not of those within it."""
+
+
+def _disk(size: int, user: int | None) -> None:
+    """One file system in memory holds all that can be written, so that its limit is one."""
+    whole = STAGING + WRITABLE[-1]
+    kernel.mount("tmpfs", whole, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=755,size={size},nr_inodes=65536")
+    for path in WRITABLE:
+        folder = f"{whole}{path}"
+        os.mkdir(folder, 0o755)
+        if user is not None:
+            os.chown(folder, user, os.getegid())
+        kernel.mount(folder, STAGING + path, None, kernel.MS_BIND)

@@ -1,0 +1,252 @@
+"""Programs of others from the owner's side: the process that starts them, and each program's warden.
+
+::
+
+    Zygote.program --asked, output, control--> zygote.py --fork--> warden.py --fork--> the program
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from actors.sandbox.isolation.jail import Jail
+
+OUTPUT_CHARS = 16 * 1024
+"""The end of what a program writes that is kept."""
+LOAD_SECONDS = 120.0
+"""How long a program that is forked may take to load."""
+START_SECONDS = 30.0
+"""How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
+RESULT_BYTES = 16 * 1024 * 1024
+"""Of what a warden tells: files as JSON."""
+ZYGOTE = Path(__file__).parents[1] / "programs" / "zygote.py"
+_READY = re.compile(rb"(?:^|\n)ready (.*)\n")
+
+
+class StartError(Exception):
+    """Why a program cannot be started."""
+
+
+class Program:
+    """A program that runs: what it writes, and its warden at the other end of ``control``."""
+
+    def __init__(self, output: trio.lowlevel.FdStream, control: trio.socket.SocketType) -> None:
+        self.listener: trio.SocketListener | None = None
+        self.written_all = trio.Event()
+        self.flooded = False
+        self._output, self._control = output, control
+        self._written = bytearray()
+        self._told = bytearray()
+
+    async def begun(self) -> None:
+        """Wait until the warden is there. Raises StartError."""
+        data, extra, _, _ = await self._control.recvmsg(65536, socket.CMSG_SPACE(4))
+        self._told += data
+        for _, _, raw in extra:
+            found = socket.socket(fileno=int.from_bytes(raw[:4], sys.byteorder))
+            found.setblocking(False)
+            self.listener = trio.SocketListener(trio.socket.from_stdlib_socket(found))
+        told = await self._line()
+        if not told.get("ready"):
+            raise StartError(f"its warden failed: {told.get('fault', 'it ended at once')}")
+
+    async def result(self) -> dict[str, Any]:
+        """What the warden tells at the end."""
+        return await self._line()
+
+    async def stop(self) -> None:
+        """End the program; its check still runs."""
+        with suppress(OSError):
+            await self._control.send(b"stop\n")
+
+    async def read(self, most: int) -> None:
+        """Keep the end of what the program writes; stop it when this is more than ``most`` bytes."""
+        count = 0
+        while data := await self._output.receive_some(65536):
+            count += len(data)
+            self._written += data
+            del self._written[: -4 * OUTPUT_CHARS]
+            if count > most and not self.flooded:
+                self.flooded = True
+                await self.stop()
+        self.written_all.set()
+
+    @property
+    def text(self) -> str:
+        """The end of what it wrote."""
+        return self._written.decode(errors="replace")[-OUTPUT_CHARS:]
+
+    async def _line(self) -> dict[str, Any]:
+        while b"\n" not in self._told:
+            data = await self._control.recv(1 << 20)
+            if not data or len(self._told) > RESULT_BYTES:
+                return {"fault": "its warden was lost"}
+            self._told += data
+        line, _, rest = self._told.partition(b"\n")
+        self._told = bytearray(rest)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def close(self) -> None:
+        """The warden ends what still runs."""
+        self._control.close()
+        await self._output.aclose()
+        if self.listener is not None:
+            await self.listener.aclose()
+
+
+class Zygote:
+    """A process that starts programs (`zygote.py`); with a ``script``, it has loaded that and forks for each run."""
+
+    def __init__(self, interpreter: str, script: str, jail: Jail | None) -> None:
+        self._interpreter, self._script, self._jail = interpreter, script, jail
+        self._loaded = trio.Event()
+        self._folder = ""
+        self._fault = ""
+        self.why_plain = ""
+        self.refused = ""
+        """Why it must not start any."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it serves no more."""
+        return bool(self._fault)
+
+    @property
+    def jailed(self) -> bool:
+        """Whether programs get jails."""
+        return self._jail is not None and not self.why_plain
+
+    async def run(self, variables: Mapping[str, str]) -> None:
+        """Serve until cancelled, or until the interpreter ends."""
+        variables = {name: value for name, value in variables.items() if not name.endswith("_API_KEY")}
+        with tempfile.TemporaryDirectory(prefix="agent-rl-zygote-") as self._folder:
+            jail = json.dumps(asdict(self._jail) if self._jail is not None else None)
+            command = [self._interpreter, str(ZYGOTE), f"{self._folder}/socket", jail, *filter(None, [self._script])]
+            try:
+                process = await trio.lowlevel.open_process(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=variables | {"HOME": self._folder},
+                )
+            except OSError as error:
+                self._fault = (
+                    f"{self._interpreter!r} not being started: {error.strerror}; write its path in `harness.command`"
+                )
+                self._loaded.set()
+                return
+            written = bytearray()
+            assert process.stdout is not None
+            try:
+                while data := await process.stdout.receive_some(65536):
+                    written += data
+                    del written[:-OUTPUT_CHARS]
+                    if not self._loaded.is_set() and (found := _READY.search(written)):
+                        self.why_plain = found[1].decode()
+                        self._loaded.set()
+            finally:
+                said = written.decode(errors="replace").strip() or "nothing"
+                self._fault = (
+                    f"{self._script or ZYGOTE.name} could not be loaded by {self._interpreter}, which wrote: {said}"
+                )
+                self._loaded.set()
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    await process.wait()
+                    for stream in (process.stdin, process.stdout):
+                        if stream is not None:
+                            await stream.aclose()
+
+    async def loaded(self) -> None:
+        """Wait until it can start programs. Raises StartError."""
+        with trio.move_on_after(LOAD_SECONDS):
+            await self._loaded.wait()
+        fault = self._fault or self.refused
+        if fault or not self._loaded.is_set():
+            raise StartError(fault or f"{self._script} did not load within {LOAD_SECONDS:g} s")
+
+    @asynccontextmanager
+    async def program(self, asked: Mapping[str, Any]) -> AsyncIterator[Program]:
+        """A program that runs within this block. Raises StartError."""
+        reads, writes = os.pipe()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        program = Program(trio.lowlevel.FdStream(reads), trio.socket.from_stdlib_socket(ours))
+        try:
+            try:
+                await self._fork(json.dumps(asked).encode() + b"\n", [writes, theirs.fileno()])
+            finally:
+                os.close(writes)
+                theirs.close()
+            with trio.fail_after(START_SECONDS):
+                await program.begun()
+            yield program
+        except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            raise StartError(f"the process that starts programs has failed: {error!r}") from error
+        finally:
+            with trio.CancelScope(shield=True):
+                await program.close()
+
+    async def _fork(self, asked: bytes, fds: list[int]) -> None:
+        """Have a program started. Raises OSError, ValueError, TooSlowError, BrokenResourceError."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(f"{self._folder}/socket")  # it is there, and listens with a long queue
+            sent = socket.send_fds(connection, [asked], fds)
+        except OSError:
+            connection.close()
+            raise
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(connection)) as stream:
+            with trio.fail_after(START_SECONDS):
+                await stream.send_all(asked[sent:])
+                int(await stream.receive_some(64))
+
+
+async def relay(url: str, stream: trio.SocketStream) -> None:
+    """Pass what a program in a jail sends on to the gateway, and back."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+
+    async def pump(source: trio.SocketStream, target: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for data in source:
+                await target.send_all(data)
+            if source is stream:
+                await target.send_eof()  # the answer may still come
+                return
+        nursery.cancel_scope.cancel()
+
+    async with stream:
+        try:
+            gateway = await trio.open_tcp_stream(host.strip("[]"), int(port))
+        except OSError:
+            return  # the program sees a connection that was closed, and asks again
+        async with gateway, trio.open_nursery() as nursery:
+            nursery.start_soon(pump, stream, gateway)
+            nursery.start_soon(pump, gateway, stream)
+
+
+def installation(program: str) -> list[str]:
+    """The folders that a program is installed in, beyond the system's: of a virtual environment, this and its base."""
+    path = Path(shutil.which(program) or program)
+    folder = path.parent.parent
+    found = [folder] if (folder / "pyvenv.cfg").is_file() else []
+    real = path.resolve()
+    if not str(real).startswith(("/usr/", "/bin/")):
+        found.append(real.parent.parent)
+    return [str(each) for each in found if each != Path("/")]

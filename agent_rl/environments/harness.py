@@ -1,0 +1,43 @@
+"""What a reward sees of a harness's program: how it ended, what it wrote, its files, and its check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent_rl.messages import Transcript
+
+OUTPUT, REST = "harness", "harness_outcome"
+"""The roles of the two messages that end the transcript of a rollout by a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessOutcome:
+    """``status``: "status 0", a signal, or what went wrong. ``output``: the end of it. ``files``: texts by path.
+
+    Of the check: its ``check_status`` and ``check_output``, and ``check_reward``, the text of the reward's file.
+    """
+
+    status: str
+    output: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    check_status: str = ""
+    check_output: str = ""
+    check_reward: str = ""
+
+
+def told_of(outcome: HarnessOutcome) -> list[tuple[str, str]]:
+    """The messages that tell it, as role and content."""
+    rest = {name: value for name, value in asdict(outcome).items() if name != "output"}
+    return [(REST, json.dumps(rest)), (OUTPUT, outcome.output)]
+
+
+def outcome_of(transcript: Transcript) -> HarnessOutcome | None:
+    """The outcome in a transcript; None if no program wrote the rollout."""
+    found = {message.role: message.content for message in transcript.replies}
+    if REST not in found:
+        return None
+    return HarnessOutcome(output=found[OUTPUT], **json.loads(found[REST]))

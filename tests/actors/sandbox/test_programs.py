@@ -1,0 +1,231 @@
+"""Programs of others in jails: what they may do, what they cannot, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from actors.sandbox.isolation.jail import WORK, Jail
+from actors.sandbox.isolation.levels import outer_users, visible
+from actors.sandbox.owner.programs import Program, StartError, Zygote, installation, relay
+from tests.actors.gateway.stand import free_port
+from tests.end_to_end.processes import wait_for
+
+pytestmark = pytest.mark.real_time
+PORT = 8642
+MIB = 1024 * 1024
+SECRET = "what another rollout has"
+
+
+def jail(*, network: bool = True, **more: Any) -> Jail:
+    first, users, blocks = outer_users() if os.geteuid() == 0 else (0, 1, 1)
+    shown = installation(sys.executable)
+    given = {"memory": 512 * MIB, "disk": 8 * MIB, "processes": 64, "first_user": first, "users": users * blocks}
+    plan = [list(step) for step in visible(shown, ()).plan]
+    return Jail(plan=plan, port=PORT if network else 0, **{**given, **more})
+
+
+@asynccontextmanager
+async def zygote(made: Jail | None, script: str = "") -> AsyncIterator[Zygote]:
+    async with trio.open_nursery() as nursery:
+        found = Zygote(sys.executable, script, made)
+        nursery.start_soon(found.run, {"PATH": os.environ["PATH"]})
+        await found.loaded()
+        if made is not None and found.why_plain:
+            pytest.skip(f"no jails here: {found.why_plain}")
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def asked(at: Zygote, folder: Path, code: str, **more: Any) -> dict[str, Any]:
+    work, tests, logs = (WORK, "/tests", "/logs") if at.jailed else (str(folder / each) for each in "wtl")
+    return {
+        "argv": ["python3", "-c", code],
+        "env": {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": work},
+        "jailed": at.jailed,
+        "folder": work,
+        "tests": tests,
+        "logs": logs,
+        "files": {},
+        "collect": [],
+        "check": [],
+        "check_files": {},
+        "check_seconds": 10.0,
+        "seconds": 20.0,
+        **more,
+    }
+
+
+async def ran(at: Zygote, folder: Path, code: str, *, most: int = MIB, **more: Any) -> tuple[dict[str, Any], Program]:
+    """What a program's warden tells, and the program."""
+    with trio.fail_after(60):
+        async with at.program(asked(at, folder, code, **more)) as program, trio.open_nursery() as nursery:
+            nursery.start_soon(program.read, most)
+            told = await program.result()
+            with trio.move_on_after(1):
+                await program.written_all.wait()
+            nursery.cancel_scope.cancel()
+            return told, program
+
+
+def of_this_test(mark: str) -> list[int]:
+    """The processes of the host whose command has the mark."""
+    found = []
+    for each in Path("/proc").iterdir():
+        try:
+            if each.name.isdigit() and mark.encode() in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("jailed", [True, False])
+async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed: bool) -> None:
+    code = "import os; t = open('in/a.txt').read(); open('out.txt', 'w').write(t.upper()); print(os.getcwd()); exit(3)"
+    check = ["sh", "-c", "cat $HOME/out.txt; ls {tests}; mkdir {logs}/verifier; echo 0.25 > {logs}/verifier/reward.txt"]
+    async with zygote(jail() if jailed else None) as at:
+        given = asked(at, tmp_path, "")
+        check[-1] = check[-1].replace("{tests}", given["tests"]).replace("{logs}", given["logs"])
+        more = {"check": check, "check_files": {"test.sh": "x"}, "collect": ["*.txt", "in/*"]}
+        told, program = await ran(at, tmp_path, code, files={"in/a.txt": "hello"}, **more)
+    assert told["status"] == "status 3"
+    assert told["files"] == {"out.txt": "HELLO", "in/a.txt": "hello"}
+    assert told["check"] == {"status": "status 0", "output": "HELLOtest.sh\n", "reward": "0.25\n"}
+    assert program.text == f"{given['folder']}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (f"open({str(Path(__file__))!r})", "No such file"),
+        ("import os; os.listdir('/home')", "No such file"),
+        ("open('/usr/x', 'w')", "Read-only"),
+        ("import os; os.mkdir('/x')", "Read-only"),
+        ("open('/app/x', 'wb').write(bytes(9 << 20))", "No space left|File too large"),
+        ("import os; [open(f'/app/{n}', 'wb').write(bytes(1 << 20)) for n in range(9)]", "No space left"),
+        ("b = bytearray(600 << 20)", "MemoryError"),
+        ("import os, time\nwhile True: os.fork() or time.sleep(9)", "BlockingIOError"),
+        ("import os; os.kill(1, 9); print('alive', flush=True); open('/proc/1/mem', 'rb')", "alive\n.*Permission"),
+        ("import os; os.setuid(0)", "not permitted|Invalid"),
+        ("import subprocess; subprocess.run(['unshare', '-U', 'true'], check=True)", "unshare failed"),
+        ("import socket; socket.create_connection(('10.0.0.1', 80), 3)", "unreachable"),
+        ("import socket; socket.getaddrinfo('pypi.org', 443)", "gaierror"),
+        ("import socket; socket.create_connection(('127.0.0.1', 22), 3)", "refused"),
+        ("import os; os.mknod('/app/sda', 0o60000, os.makedev(8, 0))", "not permitted"),
+        (
+            "import os; print(sorted(os.environ), flush=True); os.stat('/work/x')",
+            r"\['HOME', ('LC_CTYPE', )?'PATH'\]\n.*No such file",
+        ),
+    ],
+)
+async def test_a_jail_holds(tmp_path: Path, code: str, said: str) -> None:
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, code)
+    assert told["status"] == "status 1", program.text
+    assert re.search(said, program.text, re.DOTALL), program.text
+
+
+async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    mark = f"mark-{os.getpid()}"
+    code = (
+        "import os, subprocess, sys\n"
+        f"for _ in range(3): subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)', {mark!r}],"
+        " start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "print('begun')"
+    )
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, code)
+        assert (told["status"], program.text) == ("status 0", "begun\n")
+        assert of_this_test(f"time.sleep(99)\0{mark}") == []
+
+
+async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path: Path) -> None:
+    async with zygote(jail()) as at:
+        told, _ = await ran(at, tmp_path, "import time; time.sleep(99)", seconds=0.3, check=["true"])
+    assert (told["status"], told["check"]["status"]) == ("no end within 0.3 s", "status 0")
+
+
+async def test_a_program_that_floods_its_output_is_stopped(tmp_path: Path) -> None:
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, "while True: print('x' * 1000)", most=MIB)
+    assert (told["status"], program.flooded) == ("stopped", True)
+
+
+async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path: Path) -> None:
+    code = (
+        "import os\nos.makedirs('/logs/verifier/x'); open('/logs/verifier/reward.txt', 'w').write('1')\n"
+        "os.symlink('/app/fake', '/tests/test.sh'); os.chmod('/logs/verifier/x', 0); os.chmod('/logs/verifier', 0)"
+    )
+    check = ["sh", "/tests/test.sh"]
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, code, check=check, check_files={"test.sh": "echo true test"})
+    assert (told["status"], program.text) == ("status 0", "")
+    assert told["check"] == {"status": "status 0", "output": "true test\n", "reward": ""}
+
+
+async def test_links_lead_to_nothing_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    code = f"import os; os.symlink({str(tmp_path / 'secret')!r}, 'a.txt'); os.mkfifo('b.txt'); open('c.txt','w').write('c')"
+    async with zygote(jail()) as at:
+        told, _ = await ran(at, tmp_path, code, collect=["*.txt"])
+    assert told["files"] == {"c.txt": "c"}
+
+
+async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def gateway(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all((await stream.receive_some(100)).upper())
+
+    code = f"import socket; s = socket.create_connection(('127.0.0.1', {PORT})); s.sendall(b'hello'); print(s.recv(9))"
+    async with zygote(jail()) as at, trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_tcp, gateway, port)
+        async with at.program(asked(at, tmp_path, code)) as program:
+            nursery.start_soon(program.read, MIB)
+            assert program.listener is not None
+            nursery.start_soon(trio.serve_listeners, lambda s: relay(f"http://127.0.0.1:{port}", s), [program.listener])
+            assert (await program.result())["status"] == "status 0"
+            await program.written_all.wait()
+            nursery.cancel_scope.cancel()
+    assert program.text == "b'HELLO'\n"
+
+
+async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:
+    mark = f"mark-{os.getpid()}-left"
+    async with zygote(jail()) as at:
+        async with at.program(asked(at, tmp_path, f"import time; time.sleep(99) # {mark}")):
+            await trio.to_thread.run_sync(wait_for, lambda: of_this_test(f"# {mark}"), "the program to begin")
+        await trio.to_thread.run_sync(wait_for, lambda: not of_this_test(f"# {mark}"), "the program to end")
+
+
+async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text("import os, sys\nif __name__ == '__main__': print(os.getpid() < 10, sys.argv[1:], os.getcwd())\n")
+    made = jail()
+    made.plan.append(["bind", str(script)])
+    async with zygote(made, str(script)) as at:
+        _, program = await ran(at, tmp_path, "", argv=["a", "b"])
+    assert program.text == f"True ['a', 'b'] {WORK}\n"
+
+
+async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, "", argv=["no-such-agent"])
+    assert (told["status"], "'no-such-agent' cannot be started" in program.text) == ("status 127", True)
+
+
+async def test_a_warden_that_fails_is_a_fault_of_its_start(tmp_path: Path) -> None:
+    async with zygote(jail()) as at:
+        with pytest.raises(StartError, match="warden"):
+            async with at.program({**asked(at, tmp_path, ""), "files": {"/proc/x": ""}}) as program:
+                raise StartError(f"its warden: {await program.result()}")
