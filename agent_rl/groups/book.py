@@ -219,8 +219,7 @@ class GroupBook:
         self._assembler = self.interim = self.whole = self._lost_groups = self._curriculum = None
         self._outcomes.clear()
         stage = self._stage
-        if stage is not None:
-            self.algorithm = self.algorithm_of(stage)
+        self.algorithm = self.algorithm_of(stage or self.stages[-1])  # after the last one, nothing is opened
         if isinstance(stage, RlStage):
             self._assembler = StepAssembler(
                 version=next_version,
