@@ -4,8 +4,8 @@
 
     messages --> Conversation.plan --(room?)--> Conversation.open --> engine.generate --> Conversation.wrote --> Written
 
-Several turns may be written at once. A turn may have all tokens that turns under way leave, or ``max_tokens``. One that
-would get none waits until turns under way are over; the engine bounds this wait.
+Several turns may be written at once. A turn may have ``max_tokens``, or else all tokens that limited turns under way
+leave. One that would get fewer waits until turns under way are over; the engine bounds this wait.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TurnWriter:
         Raises RolloutOver, NoRoom, EngineError, and PromptError for messages that the chat template does not take.
         """
         episode = self.episode
-        plan, room = await self._place(conversation, planned)
+        plan, room = await self._place(conversation, planned, max_tokens)
         strand = conversation.open(plan, self.agent.policy)
         begins = plan.strand is None or plan.cause is not None
         given = strand.whole if begins else plan.tokens
@@ -104,16 +104,20 @@ class TurnWriter:
             strand.room = 0
             self._turn_over.unpark_all()
 
-    async def _place(self, conversation: Conversation, planned: Callable[[], Plan]) -> tuple[Plan, int]:
-        """What is planned, and the tokens that turns under way leave for the turn. Without any it waits."""
+    async def _place(
+        self, conversation: Conversation, planned: Callable[[], Plan], max_tokens: int | None
+    ) -> tuple[Plan, int]:
+        """What is planned, and the tokens that turns under way leave for the turn. With too few it waits."""
         episode = self.episode
         while episode.ended is None:
             turns = episode.request.sampling.max_turns - episode.turns - len(self._writing)
             if turns > 0:
                 plan = planned()
                 left, in_sequence = episode.room_after(plan)
-                room = min(left - sum(strand.room for strand in self._writing.values()), in_sequence)
-                if room > 0:
+                writing = self._writing.values()
+                room = min(left - sum(strand.room for strand in writing), in_sequence)
+                limited = sum(strand.room for strand in writing if strand.limited)
+                if room >= min(left - limited if max_tokens is None else max_tokens, in_sequence, left) > 0:
                     return plan, room
                 if left > 0 >= in_sequence:
                     raise NoRoom

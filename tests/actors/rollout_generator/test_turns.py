@@ -91,6 +91,14 @@ async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
             nursery.start_soon(partial(model, start(problem), max_tokens=limit))
 
 
+async def asks_at_once_in_this_order(problem: Any, model: Any, tools: Any) -> None:
+    """The second turn may have all that is left, so that the third must wait for its own 9 tokens."""
+    async with trio.open_nursery() as nursery:
+        for limit in (9, None, 9):
+            nursery.start_soon(partial(model, start(problem), max_tokens=limit))
+            await trio.sleep(0.0001)
+
+
 async def goes_on_after_a_short_turn(problem: Any, model: Any, tools: Any) -> None:
     said = await model(start(problem), max_tokens=5)
     await model([*start(problem), {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}])
@@ -189,6 +197,12 @@ def test_a_loop_may_leave_what_was_said_ask_at_once_and_have_helpers(
         assert made.unpack().sequences[1].shared > made.prompt_length / 2
     if loop is asks_at_once:
         assert made.unpack().branches[:, 1].tolist() == [made.prompt_length] * 2
+
+
+def test_a_limited_turn_waits_for_all_of_its_tokens(tmp_path: Path, model: Path) -> None:
+    texts = lambda _, request: "y" * 60 if request.max_tokens > 9 else "turn 1"  # noqa: E731
+    made = sampled(tmp_path, model, asks_at_once_in_this_order, texts)
+    assert (made.status, sorted(made.transcript.texts)) == ("finished", ["turn 1", "turn 1", "y" * 60])
 
 
 def test_a_turn_that_a_loop_has_limited_ends_nothing_and_cannot_be_continued(tmp_path: Path, model: Path) -> None:
