@@ -61,6 +61,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     "environment": {
         "maths": "agent_rl.environments.maths:Maths",
         "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
+        "harbor": "agent_rl.environments.harbor:Harbor",
     },
     "loss": {
         "grpo": "agent_rl.learning.losses.grpo:grpo",

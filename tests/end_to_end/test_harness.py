@@ -90,3 +90,39 @@ def test_killed_an_actor_costs_the_turn_under_way_and_leaves_no_program(tmp_path
     if role == "rollout_generator":
         log = "".join(each.read_text() for each in (directory / "logs").iterdir())
         assert "rollout goes on" in log
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_task_folder_decide_the_reward(tmp_path: Path) -> None:
+    path, directory = write_half_right(tmp_path, steps=2)
+    for number in range(8):
+        task = tmp_path / "tasks" / f"task-{number}"
+        (task / "tests").mkdir(parents=True)
+        (task / "task.toml").write_text('version = "1.0"\n')
+        (task / "instruction.md").write_text(f"Do {number}.")
+        (task / "tests" / "test.sh").write_text(
+            "mkdir -p /logs/verifier; grep -q 1 /app/seed && echo 1 > /logs/verifier/reward.txt; ls /app /tests\n"
+        )
+    program = "sys.path.insert(0, sys.argv[1]); import agent; open('seed', 'w').write(str(int(sys.argv[3]) % 2))"
+    program = f"import sys; {program}; agent.ask([{{'role': 'user', 'content': sys.argv[2]}}])"
+    command = [sys.executable, "-c", program, str(Path(agent.__file__).parent), "{prompt}", "{seed}"]
+    harness = f'{{command={json.dumps(command)}, isolation="strong", check=["bash", "{{tests}}/test.sh"]}}'
+    whole = path.read_text().replace("tests.end_to_end.faulty:HalfRight", "actors.roc_filter:RoCFilter")
+    whole = whole.replace(
+        'class = "maths"\nsettings.files = ["fours.jsonl"]', 'class = "harbor"\nsettings.folder = "tasks"'
+    )
+    path.write_text(whole)
+    finish(
+        start(
+            path,
+            'run.keep_trajectories="all"',
+            f"environments.0.harness={harness}",
+            f"actors.gateway.settings.port={free_port()}",
+        )
+    )
+    balanced(directory, steps=2)
+    assert main(["export", str(directory)]) == 0
+    found = rows(directory / "trajectories.jsonl")
+    assert {row["reward"] for row in found} == {0.0, 1.0}
+    told = json.loads(found[0]["transcript"]["replies"][0]["content"])
+    assert (told["status"], told["check_output"]) == ("status 0", "/app:\nseed\n\n/tests:\ntest.sh\n")
