@@ -18,7 +18,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ import structlog
 import trio
 
 from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation, relay
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 5.0
 """How long a program may go on once it was told that its rollout has ended."""
 MIB = 1024 * 1024
+MOST_TASKS = 32768
+"""Processes and threads of all programs of a generator."""
 _JAILED = (WORK, "/tests", "/logs")
 _PLAIN = ("{folder}/app", "{folder}/tests", "{folder}/logs")
 """The folders of a program, of its check and of what that writes."""
@@ -68,6 +70,8 @@ class Harnesses:
         self._agent, self._served, self._nursery = agent, served, nursery
         self._url, self._base, self._log = url, base, log
         self._zygotes: dict[str, Zygote] = {}
+        self._groups: ControlGroups | None = None
+        self._starting = trio.Lock()
 
     async def run(
         self, environment: Environment, episode: Episode, written: Callable[[Written], None] | None = None
@@ -134,7 +138,7 @@ class Harnesses:
         wanted = harness.seconds + (harness.check_seconds if check else 0.0) + START_SECONDS
         async with zygote.program(asked) as program, trio.open_nursery() as nursery:
             if program.listener is not None:
-                nursery.start_soon(trio.serve_listeners, partial(relay, self._url), [program.listener])
+                nursery.start_soon(relay, self._url, program.listener)
             nursery.start_soon(_stops, program, over)
             nursery.start_soon(program.read, harness.output_mib * MIB)
             with trio.move_on_after(wanted):
@@ -150,23 +154,27 @@ class Harnesses:
         """The process that starts this environment's programs. Raises StartError."""
         if harness.fork and len(harness.command) < 2:
             raise StartError("fork = true needs a command of an interpreter, a Python script and its arguments")
-        zygote = self._zygotes.get(name)
-        if zygote is None or zygote.ended:
-            base = str(self._base.absolute())
-            command = [part.replace("{base}", base) for part in harness.command]
-            interpreter, script = command[:2] if harness.fork else (sys.executable, "")
-            jail = None if harness.isolation == "off" else self._jail(harness, command)
-            zygote = self._zygotes[name] = Zygote(interpreter, script, jail)
-            self._nursery.start_soon(zygote.run, self._variables(harness, "", ""))
+        async with self._starting:
+            zygote = self._zygotes.get(name)
+            if zygote is None or zygote.ended:
+                zygote = self._zygotes[name] = await self._new_zygote(name, harness)
             await zygote.loaded()
-            if zygote.why_plain:
-                if harness.isolation == "strong":
-                    zygote.refused = (
-                        f"a jail cannot be made here: {zygote.why_plain}; allow it, or accept less: {_LESS}"
-                    )
-                else:
-                    self._log.warning("programs are not isolated", environment=name, why=zygote.why_plain)
+        return zygote
+
+    async def _new_zygote(self, name: str, harness: Harness) -> Zygote:
+        base = str(self._base.absolute())
+        command = [part.replace("{base}", base) for part in harness.command]
+        interpreter, script = command[:2] if harness.fork else (sys.executable, "")
+        jail = None if harness.isolation == "off" else self._jail(harness, command)
+        if self._groups is None:
+            self._groups = await self._nursery.start(_held_groups)
+        zygote = Zygote(interpreter, script, jail, self._groups)
+        self._nursery.start_soon(zygote.run, self._variables(harness, "", ""))
         await zygote.loaded()
+        if zygote.why_plain and harness.isolation == "strong":
+            zygote.refused = f"no jail can be made here: {zygote.why_plain}; allow it, or write {_LESS}"
+        elif zygote.why_plain:
+            self._log.warning("programs are not isolated", environment=name, why=zygote.why_plain)
         return zygote
 
     def _jail(self, harness: Harness, command: Sequence[str]) -> Jail:
@@ -199,6 +207,13 @@ class Harnesses:
             "AGENT_RL_MODEL": MODEL,
             **dict(with_environment(harness.environment)),
         }
+
+
+async def _held_groups(*, task_status: trio.TaskStatus[ControlGroups] = trio.TASK_STATUS_IGNORED) -> None:
+    """Control groups of all programs, as the host permits: memory, tasks, and a share of processor time for each."""
+    async with control_groups("host", None, MOST_TASKS) as groups:
+        task_status.started(groups)
+        await trio.sleep_forever()
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

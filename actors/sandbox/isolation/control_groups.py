@@ -250,6 +250,12 @@ class ControlGroups:
             files.append(shared.directory / INTERPRETERS / self.alone)
         return list(map(str, files))
 
+    def joining(self, calls: list[Path]) -> list[str]:
+        """The files with which a process that is no interpreter joins the groups, and of these one of ``calls``."""
+        if self._shared is None:
+            return self.to_join
+        return [*self.to_join[:-1], *(str(each / self.alone) for each in calls)]
+
     @property
     def limits(self) -> dict[str, str]:
         """The limits in words, by controller."""

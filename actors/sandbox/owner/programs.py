@@ -23,6 +23,7 @@ from typing import Any
 
 import trio
 
+from actors.sandbox.isolation.control_groups import ControlGroups
 from actors.sandbox.isolation.jail import Jail
 
 OUTPUT_CHARS = 16 * 1024
@@ -31,6 +32,8 @@ LOAD_SECONDS = 120.0
 """How long a program that is forked may take to load."""
 START_SECONDS = 30.0
 """How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
+CONNECTIONS, CONNECTION_SECONDS = 64, 0.1
+"""Of a program to its gateway at once, and the least that each counts: else a program could keep its owner busy."""
 RESULT_BYTES = 16 * 1024 * 1024
 """Of what a warden tells: files as JSON."""
 ZYGOTE = Path(__file__).parents[1] / "programs" / "zygote.py"
@@ -112,8 +115,10 @@ class Program:
 class Zygote:
     """A process that starts programs (`zygote.py`); with a ``script``, it has loaded that and forks for each run."""
 
-    def __init__(self, interpreter: str, script: str, jail: Jail | None) -> None:
+    def __init__(self, interpreter: str, script: str, jail: Jail | None, groups: ControlGroups | None = None) -> None:
+        """``groups``: in which each program has a share of processor time."""
         self._interpreter, self._script, self._jail = interpreter, script, jail
+        self._groups = groups or ControlGroups()
         self._loaded = trio.Event()
         self._folder = ""
         self._fault = ""
@@ -188,6 +193,8 @@ class Zygote:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         program = Program(trio.lowlevel.FdStream(reads), trio.socket.from_stdlib_socket(ours))
+        share = self._groups.take_calls(1)
+        asked = {**asked, "groups": self._groups.joining(share)}
         try:
             try:
                 await self._fork(json.dumps(asked).encode() + b"\n", [writes, theirs.fileno()])
@@ -200,6 +207,7 @@ class Zygote:
         except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
             raise StartError(f"the process that starts programs has failed: {error!r}") from error
         finally:
+            self._groups.give_back(share)
             with trio.CancelScope(shield=True):
                 await program.close()
 
@@ -218,8 +226,23 @@ class Zygote:
                 int(await stream.receive_some(64))
 
 
-async def relay(url: str, stream: trio.SocketStream) -> None:
-    """Pass what a program in a jail sends on to the gateway, and back."""
+async def relay(url: str, listener: trio.SocketListener) -> None:
+    """Pass connections of a program in a jail on to the gateway, a limited number at once and in a second."""
+    places = trio.Semaphore(CONNECTIONS)
+
+    async def one(stream: trio.SocketStream) -> None:
+        until = trio.current_time() + CONNECTION_SECONDS
+        await _passed_on(url, stream)
+        await trio.sleep_until(until)
+        places.release()
+
+    async with trio.open_nursery() as nursery:
+        while True:
+            await places.acquire()
+            nursery.start_soon(one, await listener.accept())
+
+
+async def _passed_on(url: str, stream: trio.SocketStream) -> None:
     host, _, port = url.removeprefix("http://").rpartition(":")
 
     async def pump(source: trio.SocketStream, target: trio.SocketStream) -> None:

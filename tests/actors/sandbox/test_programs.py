@@ -193,7 +193,7 @@ async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
         async with at.program(asked(at, tmp_path, code)) as program:
             nursery.start_soon(program.read, MIB)
             assert program.listener is not None
-            nursery.start_soon(trio.serve_listeners, lambda s: relay(f"http://127.0.0.1:{port}", s), [program.listener])
+            nursery.start_soon(relay, f"http://127.0.0.1:{port}", program.listener)
             assert (await program.result())["status"] == "status 0"
             await program.written_all.wait()
             nursery.cancel_scope.cancel()
