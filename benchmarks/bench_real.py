@@ -215,7 +215,8 @@ def main(options: Options) -> int:
     for variant in ("taught", *options.only):
         found = [each[variant] for each in runs.values()]
         when = "before" if variant == "taught" else "after"
-        name = {"taught": "success_before", "rl": "success_after"}.get(variant, f"{variant}_success")
+        names = {"taught": "success_before", "rl": "success_after", "random": "random_reward_success"}
+        name = names.get(variant, f"{variant}_success")
         figures[f"real.{name}"] = statistics.fmean(each[f"success_{when}_sampled"] for each in found)
         figures[f"real.{name}_greedy"] = statistics.fmean(each[f"success_{when}_greedy"] for each in found)
         if variant == "rl":
