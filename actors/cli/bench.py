@@ -34,6 +34,7 @@ def bench(
             text = f"  {name:16}{_first_line(name)}"
             print(textwrap.fill(text, 80, subsequent_indent=" " * 18, drop_whitespace=True))
         return 0
+    subject = subject.replace("-", "_")
     if subject not in subjects:
         raise Mistake(f"there is no benchmark {subject!r}; there are {', '.join(subjects)}")
     return int(importlib.import_module("benchmarks.command").call(subject, arguments))

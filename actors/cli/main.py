@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
-IN_ORDER = {"run", "eval", "up", "up-host"}
+IN_ORDER = {"run", "eval", "up", "up-host", "serve-tools"}
 """Commands with something to end in order at an interrupt. They say themselves from when on."""
 
 NAME_WIDTH = 30
@@ -69,6 +69,7 @@ COMMANDS = {
         Command("up", "up:up", "Start all hosts of a topology over ssh, show one table, and stop them all."),
         Command("up-host", "up:up_host", "Start one host as `up` orders it.", hidden=True),
         Command("conformance", "conformance:conformance", "Check a gateway by its URL against the traps of training."),
+        Command("serve-tools", "serve_tools:serve_tools", "Serve the sandbox over HTTP to trainers of other projects."),
         Command("doctor", "doctor:doctor", "Look at this machine, and try an engine and a step on each device."),
         Command("keys", "keys:keys", "Make the key that hosts of one run share."),
         Command("render", "render:app", "Write a batch script for Slurm, or manifests for Kubernetes."),

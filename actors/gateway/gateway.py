@@ -20,7 +20,7 @@ import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.gateway.http import ClientLeft, Reply, Request, Server, listen
+from actors.http import ClientLeft, Reply, Request, Server, listen
 from agent_rl.config.gateway import ADDRESS, PORT, unreachable
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError

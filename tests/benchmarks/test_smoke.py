@@ -97,6 +97,10 @@ SMALLEST = {
         ("async_over_sync", "async_over_sync_slow_tools_share_of_bound", "learner_idle_share", "success_sync"),
         lambda figures: figures["cpu_seconds_per_step_slow_tools_sync"] > 0,
     ),
+    "serve_tools": Smallest(
+        ("--rounds", "1", "--passes", "1", "--clients", "2", "--interpreters", "1"),
+        ("serve_tools_calls_per_s_core", "serve_tools_p50_ms", "serve_tools_p99_ms", "serve_tools_calls_per_cpu_s"),
+    ),
     "rollout": Smallest(
         ("--quick",),
         ("engine_ratio_to_generate", "engine_tokens_per_s", "generate_tokens_per_s"),

@@ -5,12 +5,15 @@ So this module makes at import what it can make before the fork: functions of li
 """
 
 # pathlib takes memory, and every fork would pay for it:
+# ruff: noqa: PTH103, PTH109, PTH113, PTH120, PTH123, PTH202
 
 from __future__ import annotations
 
 import _socket
 import _thread
 import ast
+import atexit
+import binascii
 import builtins
 import ctypes
 import importlib
@@ -23,6 +26,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
 from actors.sandbox.isolation.kernel import PR_SET_PDEATHSIG, IsolationStep, direct
@@ -53,6 +57,8 @@ AFTER_INDENTATION = ("", " ", "\t", "\n", "#", ")", "]", "}")
 FIRST_READ = 8192
 """Bytes of a request that are read first. Few requests are longer."""
 USER_FILE = "<tool>"
+PROGRAM_FILE = "main.py"
+"""What a program gets as its own name. There is no such file: a slot without files can be used again."""
 
 MAIN = types.ModuleType("__main__")
 """The module in which model code runs."""
@@ -215,6 +221,8 @@ def traceback_text(error: BaseException, request: CallRequest) -> str:
 
 def run_code(request: CallRequest) -> str:
     """Run model code as the main module. The result is the value of the last statement if that is an expression."""
+    if "program" in request:
+        return run_program(request)
     namespace = MAIN.__dict__
     for code in request.get("earlier", ()):  # cells of a lost session
         run_again(code, namespace)
@@ -228,6 +236,66 @@ def run_code(request: CallRequest) -> str:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     return result
+
+
+def run_program(request: CallRequest) -> str:
+    """Run code as ``python main.py`` does, between writing and reading files (base64, by path).
+
+    The result is a JSON object: ``status``, that the process would have exited with, ``files``, and ``fault``, which
+    says why a file could not be written or read.
+    """
+    files, fetch, most, seconds = request["program"]
+    try:
+        write_files(files)
+    except (OSError, ValueError) as error:
+        return json.dumps({"fault": f"files: {error}; give base64, by paths that begin at the working directory"})
+    sys.argv[:] = [PROGRAM_FILE]
+    sys.path.insert(0, os.getcwd())
+    MAIN.__dict__["__file__"] = PROGRAM_FILE
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # exact: the server may see the time limit late, on a busy machine
+    status = 0
+    try:
+        exec(compile(request["code"], USER_FILE, "exec", dont_inherit=True), MAIN.__dict__)  # noqa: S102
+    except SystemExit as end:
+        status = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
+        if status and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
+    except MemoryError:
+        raise  # the limit must be raised before the traceback can be written
+    except BaseException as error:  # noqa: BLE001  reported as the status
+        status = 1
+        sys.stderr.write(traceback_text(error, request))
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    with suppress(OSError, ValueError, AttributeError):  # the code may have closed or replaced the stream
+        sys.stdout.flush()
+    try:
+        return json.dumps({"status": status, "files": read_files(fetch, most)})
+    except (OSError, ValueError) as error:
+        return json.dumps({"status": status, "fault": f"fetch_files: {error}; fetch fewer or smaller files"})
+
+
+def write_files(files: dict[str, str]) -> None:
+    """Write files, which may be executed. Raises OSError, and ValueError for what is not base64."""
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with open(fd, "wb") as file:
+            file.write(binascii.a2b_base64(content))
+
+
+def read_files(paths: list[str], most: int) -> dict[str, str]:
+    """Those of the files that exist, in at most ``most`` characters of base64. Raises OSError, ValueError."""
+    found = {}
+    for path in paths:
+        if os.path.isfile(path):
+            if os.path.getsize(path) * 4 // 3 > most:
+                raise ValueError(f"they have more than {most} characters of base64 in all; {path!r} is one too many")
+            with open(path, "rb") as file:
+                found[path] = binascii.b2a_base64(file.read(), newline=False).decode()
+            most -= len(found[path]) + 6 * len(path) + 8  # as JSON, at most
+    return found
 
 
 def compiled_apart(code: str) -> tuple[types.CodeType, types.CodeType | None]:

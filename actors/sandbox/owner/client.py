@@ -15,7 +15,9 @@ import trio
 from actors.fair_queue import FairQueue
 from actors.sandbox.owner.interpreter import Ended, Ending, ExecutionLimits, Interpreter, NotStartedError, ending_of
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolSettings
+from actors.sandbox.owner.program_runs import run_of
 from agent_rl.environments.base import ToolOutput
+from agent_rl.tool_protocols.base import Program, Run
 
 REMEMBERED = 4096
 """The most sessions that are remembered, alive or not."""
@@ -137,6 +139,9 @@ class SessionTable:
         return sum(session.alive and not session.lock.locked() for session in self._sessions.values())
 
 
+REPORT_BYTES = 1024
+"""Of a program's report, besides fetched files."""
+
 __all__ = ["ExecutionLimits", "Sandbox"]
 
 IMPLIED = {"lambdify": "numpy"}
@@ -203,6 +208,18 @@ class Sandbox(Pool):
         asked = trio.current_time()
         ending, seconds = await self._call({"code": code}, stdin, bounds, name, self._weights.lightest(code))
         return self._result(ending, asked, seconds)
+
+    async def run_program(self, program: Program, limits: ExecutionLimits) -> Run:
+        """Run Python code as a program of its own: with files, an exit status and exit handlers, without a value.
+
+        The program's errors are results and never raise.
+        """
+        asked = trio.current_time()
+        parts = [dict(program.files), list(program.fetch), limits.output_bytes - REPORT_BYTES, limits.wall_seconds]
+        request, weight = {"code": program.code, "program": parts}, self._weights.lightest(program.names)
+        ending, seconds = await self._call(request, program.stdin, limits, "", weight)
+        self._result(ending, asked, seconds)
+        return run_of(ending, limits)
 
     async def run_cell(
         self,

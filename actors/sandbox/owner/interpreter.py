@@ -432,7 +432,10 @@ REPORTED: tuple[ToolOutcome, ...] = ("success", "error", "memory_limit")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a call ended. ``signal``: the signal that ended its process, or 0; ``goes_on``: its session lives."""
+    """How a call ended. ``signal``: the signal that ended its process, or 0; ``goes_on``: its session lives.
+
+    ``ended`` is what this was read from; None when no interpreter ran the call.
+    """
 
     outcome: ToolOutcome
     stdout: str
@@ -440,11 +443,12 @@ class Ending:
     value: str
     signal: int
     goes_on: bool
+    ended: Ended | None = None
 
 
 def ending_of(ended: Ended, output_bytes: int) -> Ending:
     """The outcome, by: memory run out, verdict of the server, too much output, exit status, child's report."""
-    stdout, stderr = _text(ended.stdout, output_bytes), _text(ended.stderr, output_bytes)
+    stdout, stderr = text_of(ended.stdout, output_bytes), text_of(ended.stderr, output_bytes)
     said, _, result = ended.report.decode("utf-8", "replace").partition("\n")
     outcome: ToolOutcome
     number = max(0, -ended.status)
@@ -467,10 +471,10 @@ def ending_of(ended: Ended, output_bytes: int) -> Ending:
         outcome = "error"
         stderr += f"The process ended with status {ended.status} before the code did.\n"
     value = result if outcome == "success" else ""
-    return Ending(outcome, stdout, stderr, value, number, ended.verdict == SESSION_GOES_ON)
+    return Ending(outcome, stdout, stderr, value, number, ended.verdict == SESSION_GOES_ON, ended)
 
 
-def _text(data: bytes, most: int) -> str:
+def text_of(data: bytes, most: int) -> str:
     """Output as text. Invalid UTF-8 is replaced; longer output is cut with a mark."""
     if len(data) <= most:
         return data.decode("utf-8", "replace")

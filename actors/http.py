@@ -82,14 +82,22 @@ class Reply:
 
 
 Respond = Callable[[Request, Reply], Awaitable[None]]
+Told = Callable[[str], tuple[bytes, str]]
+"""The body of an error and its type, by what is wrong."""
+
+
+def plainly(why: str) -> tuple[bytes, str]:
+    """The body of an error as plain text."""
+    return f"{why}\n".encode(), "text/plain"
 
 
 class Server:
     """Serves requests until cancelled. ``respond`` answers each; ``body_bytes``: the most that a body may have."""
 
-    def __init__(self, respond: Respond, body_bytes: int, most: int) -> None:
-        """``most``: connections at once; further ones are told to try again."""
+    def __init__(self, respond: Respond, body_bytes: int, most: int, told: Told = plainly) -> None:
+        """``most``: connections at once; further ones are told to try again. ``told``: how wrong requests are told."""
         self.open = 0
+        self._told = told
         self._respond, self._body_bytes, self._most = respond, body_bytes, most
 
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
@@ -117,7 +125,7 @@ class Server:
             if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 reply.headers["Connection"] = "close"
                 status = error.error_status_hint  # h11's 501 is for encodings that nobody sends
-                await reply.send(400 if status >= 500 else status, f"{error}\n".encode(), "text/plain")
+                await reply.send(400 if status >= 500 else status, *self._told(str(error)))
                 await _linger(stream)
             return False
         if request is None:
@@ -125,7 +133,7 @@ class Server:
         reply = Reply(connection, stream, _bodiless=request.method == "HEAD")
         if self.open > self._most:
             reply.headers |= {"Connection": "close", "Retry-After": "1"}
-            await reply.send(503, b"too many connections; try again\n", "text/plain")
+            await reply.send(503, *self._told("too many connections; try again"))
             return False
         await _while_there(stream, connection, partial(self._respond, request, reply))
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE

@@ -1,0 +1,1 @@
+"""The tool server: the sandbox over HTTP, by the protocols of tool services that other trainers ask."""
