@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+DOCUMENTS = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/**/*.md"), ROOT / "README.md"])
 PLACE = re.compile(r"`((?:agent_rl|actors|transport|benchmarks|examples|docs|tests)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 

@@ -16,7 +16,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import SftStage
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "skills").rglob("*.md")]
+PAGES.append(ROOT / "benchmarks" / "README.md")
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 
 
