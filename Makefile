@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 VLLM := .venv-vllm
 CLIENTS := .venv-clients
+SERVERS := .venv-servers
+VERIFIERS := .venv-verifiers
 # Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
 # TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
 on_path = $(shell command -v $(1) 2>/dev/null)
@@ -53,10 +55,10 @@ train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
 
 # Two tests at a time: most of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
-test: install $(CLIENTS)/installed
+test: install $(CLIENTS)/installed $(SERVERS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -82,11 +84,15 @@ $(OLDEST)/installed: pyproject.toml
 	$(call compile,$(OLDEST))
 	touch $@
 
-# Clients of agents, such as openai and litellm, which tests start as they are; no dependency of theirs meets one of ours.
+# Clients of agents, such as openai and litellm, MCP servers, and verifiers, which tests start as they are. No dependency
+# of theirs meets one of ours, nor do those of the three.
 $(CLIENTS)/installed: tests/clients/requirements.txt
-	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python $(PIP) -r $<
-	$(call compile,$(CLIENTS))
+$(SERVERS)/installed: tests/servers/requirements.txt
+$(VERIFIERS)/installed: tests/servers/verifiers.txt
+$(CLIENTS)/installed $(SERVERS)/installed $(VERIFIERS)/installed:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) -r $<
+	$(call compile,$(@D))
 	touch $@
 
 # A coding agent of npm, for one slow test, which is skipped where there is no npm.
@@ -136,4 +142,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(SERVERS) $(VERIFIERS) $(TRL) build *.egg-info runs

@@ -49,6 +49,7 @@ TABLES: dict[str, str] = {
     "Parallel": "[model.parallel]",
     "EnvironmentEntry": "[[environments]]",
     "Harness": "harness = { ... } of [[environments]]",
+    "McpServer": "[environments.mcp.NAME]",
     "Algorithm": "[algorithm]",
     "KlPenalty": "kl = { ... } of [algorithm]",
     "SftStage": '[[stages]] kind = "sft"',

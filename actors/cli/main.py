@@ -62,6 +62,7 @@ COMMANDS = {
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
         Command("model", "models:app", "Import a model from a GGUF file."),
+        Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
     ),
     "Machines": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from actors.sandbox.owner.client import Sandbox
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.sandbox.owner.interpreter import ExecutionLimits
+from actors.tool_executor.mcp_servers import McpServers
 from actors.user_threads import Deadline, Pause, Threads
 from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
 from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
@@ -30,6 +31,7 @@ class Services:
     functions: FunctionSandbox | None
     threads: Threads
     pause: Pause
+    servers: McpServers
 
 
 class ExecutorContext:
@@ -107,6 +109,13 @@ class ExecutorContext:
         with self._deadline.suspended():
             group = self.rollout.partition("/")[0]  # its samples often share an answer that is hard to judge
             return await self._services.checks.check(function, *arguments, name=group)
+
+    async def ask_server(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, again: bool = False
+    ) -> ToolOutput:
+        """Call a tool of an MCP server of the environment. Raises BadArgumentError."""
+        call, environment = self._services.servers.call, self.problem.environment
+        return await call(environment, server, tool, arguments, rollout=self.rollout, again=again)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what blocks in one of the executor's threads."""

@@ -30,6 +30,7 @@ from actors.sandbox.owner.functions import FunctionSandbox, places
 from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
 from actors.tool_executor.context import ExecutorContext, Services, session_name
+from actors.tool_executor.mcp_servers import McpServers
 from actors.tool_executor.user_code import Unanswered, judged, observed, run_tool
 from actors.user_threads import Pause, Threads
 from agent_rl.environments.base import (
@@ -164,7 +165,10 @@ class ToolExecutor(Actor):
             await self._warm_up(self._functions)
         self._threads = Threads(settings.threads, self.context.in_thread)
         self._unanswered = Unanswered(self._threads)
-        self._services = Services(self._sandbox, self._checks, self._functions, self._threads, Pause())
+        self._servers = McpServers(self.context.topology, self.context.base, self.context.nursery, self.log)
+        if not self.context.restarted:  # after a death, calls start the servers that they need
+            await self._servers.check()
+        self._services = Services(self._sandbox, self._checks, self._functions, self._threads, Pause(), self._servers)
         log = self.log.info if self._sandbox.level == "strong" else self.log.warning
         groups = self._sandbox.groups
         log(
@@ -234,6 +238,7 @@ class ToolExecutor(Actor):
             case ToolCall(ends=True):
                 for name in self._toolboxes[message.problem.environment]:
                     self._sandbox.end_session(session_name(message.rollout, name))
+                self._servers.end(message.problem.environment, message.rollout)
                 return refused(message, "success", "")
             case ToolCall():
                 result = await self.execute(message)

@@ -126,6 +126,35 @@ class Harness(Part):
     """A check that takes longer is killed."""
 
 
+class McpServer(Part):
+    """A server whose tools the model may call, by the Model Context Protocol (docs/adapters.md)."""
+
+    command: tuple[str, ...] = ()
+    """The program and its arguments, for a server that talks over its standard input and output. It runs in the folder
+    of the environment. ``{adapters}`` is the folder of adapters that come with agent_rl."""
+    url: str = Field(default="", pattern=r"^$|^https?://.+")
+    """Or the address of a server that talks streamable HTTP."""
+    environment: dict[str, str] = Field(default={})
+    """Environment variables of the program, besides ``PATH``, ``HOME`` and ``LANG``. A value ``"env:NAME"`` is that of
+    NAME on each host."""
+    headers: dict[str, str] = Field(default={})
+    """Headers of each request to ``url``, as in ``Authorization = "env:NAME"``."""
+    per: Literal["executor", "rollout"] = "executor"
+    """Who shares a server: all rollouts of an executor, or nobody."""
+    prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    """Text before the names of the server's tools."""
+    seconds: PositiveFloat = 30.0
+    """Deadline of a call."""
+    tools: str = ""
+    """The JSON file of the tools that the server lists, which ``agent-rl mcp`` writes; else ``NAME.tools.json``."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if bool(self.command) == bool(self.url):
+            raise ValueError(f"{'both' if self.url else 'neither'} of command and url given; write one of them")
+        return self
+
+
 class EnvironmentEntry(Part):
     """One environment: its problems, its tools, and the judgement of its rollouts."""
 
@@ -142,6 +171,8 @@ class EnvironmentEntry(Part):
     """Folder from which relative paths of the settings start, relative to the topology file's."""
     tools: tuple[str, ...] = ()
     """Further tools, each ``module:name`` or a short name."""
+    mcp: dict[str, McpServer] = Field(default={})
+    """Servers of further tools, by name."""
     rollout: str | None = None
     """A loop in place of the agent loop: ``module:function`` (``async def rollout(problem, model, tools)``)."""
     harness: Harness | None = None

@@ -135,6 +135,14 @@ class Context(Protocol):
         checker.
         """
 
+    async def ask_server(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, again: bool = False
+    ) -> ToolOutput:
+        """Call a tool of an MCP server of the environment. ``again``: the rollout's own server has served it before.
+
+        Raises BadArgumentError for arguments that the server refuses.
+        """
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread of the executor. Work that goes on beyond the deadline keeps its thread."""
 

@@ -106,6 +106,13 @@ class MadeUpContext:
         del function, arguments
         raise CheckError("crashed")
 
+    async def ask_server(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, again: bool = False
+    ) -> ToolOutput:
+        """Ends the trial, likewise."""
+        del server, tool, arguments, again
+        raise _Untried
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Ends the trial: the work may ask a server."""
         del work

@@ -18,6 +18,7 @@ from agent_rl.config.processes import Written
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool, joined
+from agent_rl.environments.mcp import mcp_tools
 from agent_rl.environments.schemas import ToolError
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
 from agent_rl.environments.tools import by_name
@@ -67,7 +68,9 @@ class Environments(Mapping[str, Environment]):
         environments.
         """
         entries = {entry.name: entry for entry in self._topology.environments}
-        toolboxes = {name: asked(name, "tools", partial(_tools, entries[name], self[name])) for name in self}
+        toolboxes = {
+            name: asked(name, "tools", partial(_tools, entries[name], self[name], self._base)) for name in self
+        }
         seen: list[Tool] = []
         for name, tools in toolboxes.items():
             seen += tools.values()
@@ -89,10 +92,11 @@ class Environments(Mapping[str, Environment]):
         return _mixture(self._made, self._topology.environments, filters)
 
 
-def _tools(entry: EnvironmentEntry, environment: Environment) -> dict[str, Tool]:
+def _tools(entry: EnvironmentEntry, environment: Environment, base: Path) -> dict[str, Tool]:
     if not isinstance(environment.tools, Sequence):
         raise ToolError(f"tools is {environment.tools!r:.100}; write a tuple of tools, as in `tools = (search,)`")
-    return by_name([*environment.tools, *(resolve("tool", name) for name in entry.tools)], "tools")
+    own = [*environment.tools, *(resolve("tool", name) for name in entry.tools)]
+    return by_name([*own, *mcp_tools(entry, base)], "tools")
 
 
 def mixed_tasks(entries: Sequence[EnvironmentEntry], *, seed: int, base: Path) -> MixedTasks:

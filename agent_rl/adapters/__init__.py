@@ -1,0 +1,1 @@
+"""Environments of other projects: a class for actors, and a script for an interpreter that has the project."""
