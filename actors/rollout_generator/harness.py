@@ -119,7 +119,8 @@ class Harnesses:
             "{logs}": logs,
         }
         command, check = ([_filled(part, values) for part in parts] for parts in (harness.command, harness.check))
-        variables = self._variables(harness, key, work)
+        url = f"http://127.0.0.1:{self._port}" if zygote.jailed and harness.network == "gateway" else self._url
+        variables = self._variables(harness, key, work, url)
         asked = {
             "argv": command[2:] if harness.fork else command,
             "env": variables,
@@ -169,7 +170,7 @@ class Harnesses:
         if self._groups is None:
             self._groups = await self._nursery.start(_held_groups)
         zygote = Zygote(interpreter, script, jail, self._groups)
-        self._nursery.start_soon(zygote.run, self._variables(harness, "", ""))
+        self._nursery.start_soon(zygote.run, self._variables(harness, "", "", self._url))
         await zygote.loaded()
         if zygote.why_plain and harness.isolation == "strong":
             zygote.refused = f"no jail can be made here: {zygote.why_plain}; allow it, or write {_LESS}"
@@ -186,7 +187,7 @@ class Harnesses:
         first, users, blocks = outer_users() if os.geteuid() == 0 else (0, 1, 1)
         return Jail(
             plan=[list(step) for step in visible(shown, ()).plan],
-            port=int(self._url.rpartition(":")[2]) if harness.network == "gateway" else 0,
+            port=self._port if harness.network == "gateway" else 0,
             memory=harness.memory_mib * MIB,
             disk=harness.disk_mib * MIB,
             processes=harness.processes,
@@ -194,15 +195,20 @@ class Harnesses:
             users=users * blocks,
         )
 
-    def _variables(self, harness: Harness, key: str, folder: str) -> dict[str, str]:
+    @property
+    def _port(self) -> int:
+        return int(self._url.rpartition(":")[2])
+
+    @staticmethod
+    def _variables(harness: Harness, key: str, folder: str, url: str) -> dict[str, str]:
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": folder,
             "LANG": "C.UTF-8",
-            "OPENAI_BASE_URL": f"{self._url}/v1",
-            "OPENAI_API_BASE": f"{self._url}/v1",
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": self._url,
+            "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": key,
             "AGENT_RL_MODEL": MODEL,
             **dict(with_environment(harness.environment)),
