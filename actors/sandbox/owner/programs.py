@@ -216,7 +216,7 @@ class Zygote:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(f"{self._folder}/socket")  # it is there, and listens with a long queue
-            connection.setblocking(False)  # noqa: FBT003
+            connection.setblocking(False)
             sent = socket.send_fds(connection, [asked], fds)
         except OSError:
             connection.close()
