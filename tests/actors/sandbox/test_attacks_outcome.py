@@ -130,7 +130,7 @@ def test_output_that_is_no_text(attacked: Attacked) -> None:
 @pytest.mark.parametrize(
     ("code", "outcome", "text"),
     [
-        ("x\0", "error", "SyntaxError: source code string cannot contain null bytes"),
+        ("x\0", "error", "source code string cannot contain null bytes"),  # SyntaxError; ValueError before 3.11.4
         ("\ud800", "error", "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 0"),
         ("'\ud800'", "error", "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 1"),
         ("\ufeffprint(1)", "error", "SyntaxError: invalid non-printable character U+FEFF"),
