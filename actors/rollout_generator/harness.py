@@ -86,8 +86,8 @@ class Harnesses:
             with tempfile.TemporaryDirectory(prefix="agent-rl-harness-", ignore_cleanup_errors=True) as folder:
                 try:
                     outcome = await self._run(environment, episode, key, Path(folder), rollout.over)
-                except StartError as error:
-                    outcome = HarnessOutcome(str(error))
+                except* (StartError, OSError) as errors:
+                    outcome = HarnessOutcome(str(_first(errors)))
         if rollout.failure is not None:
             raise rollout.failure
         if not episode.turns and rollout.overflowed:
@@ -220,6 +220,11 @@ async def _held_groups(*, task_status: trio.TaskStatus[ControlGroups] = trio.TAS
     async with control_groups("host", None, MOST_TASKS) as groups:
         task_status.started(groups)
         await trio.sleep_forever()
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:

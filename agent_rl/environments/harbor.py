@@ -133,7 +133,7 @@ def read_reward(text: str, source: str) -> float:
         if isinstance(found, dict):
             found = found["reward"] if "reward" in found or len(found) != 1 else next(iter(found.values()))
         number = float(found)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TaskError(f"{source} wrote the reward {text.strip()[:100]!r}; it must be a number") from error
     if not math.isfinite(number):
         raise TaskError(f"{source} wrote the reward {number}; it must be finite")

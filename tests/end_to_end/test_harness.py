@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def test_killed_an_actor_costs_the_turn_under_way_and_leaves_no_program(tmp_path
     )
     wait_for(lambda: steps_trained(directory) >= 2, "two steps")
     everyone = family(process.pid)
+    time.sleep(0.7)  # of the 1.8 s that a rollout takes at least: some have a turn by now
     signal_actor(path, f"{role}.0")
     said = finish(process)
     assert f"{role}.0 was killed by SIGKILL; starting it again" in said.all

@@ -23,6 +23,7 @@ import resource
 import signal
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.sandbox.isolation import kernel
@@ -32,8 +33,12 @@ STAGING = "/sys"
 """The directory in which the root is built; no file in it is shown."""
 WORK = "/app"
 """The program's folder, its home."""
-WRITABLE = (WORK, "/logs", "/tests", "/tmp")  # noqa: S108 - private to the jail; /tmp is last, see `_disk`
+WRITABLE = (WORK, "/tmp")  # noqa: S108 - private to the jail
+CHECKED = ("/logs", "/tests")
+"""What is writable too, on a file system of its own, so that a program cannot fill that of its check."""
+CHECK_BYTES = 64 << 20
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 FILES = {"/etc/passwd": f"agent:x:{INSIDE}:{INSIDE}::{WORK}:/bin/sh\n", "/etc/hosts": "127.0.0.1 localhost\n"}
 FILES |= {"/etc/group": f"agent:x:{INSIDE}:\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
@@ -100,6 +105,7 @@ def settle(jail: Jail, number: int) -> socket.socket | None:
     with open("/proc/sys/user/max_user_namespaces", "w") as most_namespaces:  # of this namespace: none within it
         most_namespaces.write("0")
     resource.setrlimit(resource.RLIMIT_NPROC, (jail.processes, jail.processes))
+    kernel.libc.syscall(SYS_KEYCTL[os.uname().machine], KEYCTL_JOIN_SESSION_KEYRING, None)  # where there are keyrings
     call, arguments = kernel.drop_capabilities()
     if call(*arguments) != 0:
         raise OSError("capset failed")
@@ -126,7 +132,7 @@ def _root(jail: Jail, user: int | None) -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)  # before anything hides the host's
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", STAGING, "tmpfs", flags, "mode=755,size=2m")
-    for path in (*WRITABLE, "/proc", "/dev", "/etc"):
+    for path in (*WRITABLE, *CHECKED, "/proc", "/dev", "/etc"):
         os.makedirs(STAGING + path, exist_ok=True)
     for path, text in FILES.items():
         with open(STAGING + path, "w") as file:
@@ -136,7 +142,8 @@ def _root(jail: Jail, user: int | None) -> None:
     for name, end in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{end}", f"{STAGING}/dev/{name}")
     os.symlink("/tmp", f"{STAGING}/dev/shm")  # noqa: S108 - of the jail
-    _disk(jail.disk, user)
+    _disk(WRITABLE, jail.disk, user)
+    _disk(CHECKED, CHECK_BYTES, user)
     for kind, path in jail.plan:
         target = STAGING + path
         if kind == "link":
@@ -149,20 +156,33 @@ def _root(jail: Jail, user: int | None) -> None:
             kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755,size=1m")
         elif kind == "hide" and os.path.lexists(target):
             kernel.mount("/dev/null", target, None, kernel.MS_BIND)
+    for path in {_first_below(path) for kind, path in jail.plan if kind == "bind"} - {""}:
+        whole = STAGING + path  # a program may rename a folder in its own /tmp, but neither a mount nor what is in one
+        if os.path.isdir(whole):
+            kernel.mount(whole, whole, None, kernel.MS_BIND | kernel.MS_REC)
+            kernel.make_read_only(whole)
     bind("/proc", f"{STAGING}/proc")
     kernel.mount(None, STAGING, None, kernel.MS_BIND | REMOUNT_READ_ONLY)
     kernel.pivot_root(STAGING)
+
+
+def _first_below(path: str) -> str:
+    """The entry of a writable folder in which a path lies; "" if it lies in none."""
+    for folder in (*WRITABLE, *CHECKED):
+        if path.startswith(f"{folder}/"):
+            return f"{folder}/{path[len(folder) + 1 :].partition('/')[0]}"
+    return ""
 
 
 REMOUNT_READ_ONLY = 32 | 1 | kernel.MS_NOSUID | kernel.MS_NODEV
 """MS_REMOUNT | MS_RDONLY: of one mount and not of those within it."""
 
 
-def _disk(size: int, user: int | None) -> None:
-    """One file system in memory holds all that can be written, so that its limit is one."""
-    whole = STAGING + WRITABLE[-1]
+def _disk(folders: Sequence[str], size: int, user: int | None) -> None:
+    """One file system in memory for several folders, so that its limit is one."""
+    whole = STAGING + folders[-1]
     kernel.mount("tmpfs", whole, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"mode=755,size={size},nr_inodes=65536")
-    for path in WRITABLE:
+    for path in folders:  # the last one hides the whole
         folder = f"{whole}{path}"
         os.mkdir(folder, 0o755)
         if user is not None:

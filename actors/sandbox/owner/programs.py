@@ -32,7 +32,7 @@ LOAD_SECONDS = 120.0
 """How long a program that is forked may take to load."""
 START_SECONDS = 30.0
 """How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
-CONNECTIONS, CONNECTION_SECONDS = 64, 0.1
+CONNECTIONS, CONNECTION_SECONDS = 64, 1.0
 """Of a program to its gateway at once, and the least that each counts: else a program could keep its owner busy."""
 RESULT_BYTES = 16 * 1024 * 1024
 """Of what a warden tells: files as JSON."""
@@ -54,9 +54,11 @@ class Program:
         self._output, self._control = output, control
         self._written = bytearray()
         self._told = bytearray()
+        self._check: Mapping[str, Any] = {}
+        self._saying = trio.Lock()
 
-    async def begun(self) -> None:
-        """Wait until the warden is there. Raises StartError."""
+    async def begun(self, asked: Mapping[str, Any]) -> None:
+        """Wait until the warden is there, and say what to run, ``asked``. Raises StartError."""
         data, extra, _, _ = await self._control.recvmsg(65536, socket.CMSG_SPACE(4))
         self._told += data
         for _, _, raw in extra:
@@ -66,15 +68,29 @@ class Program:
         told = await self._line()
         if not told.get("ready"):
             raise StartError(f"its warden failed: {told.get('fault', 'it ended at once')}")
+        check = {"check", "check_files"}
+        self._check = {name: asked[name] for name in check}
+        await self._say({name: value for name, value in asked.items() if name not in check})
 
     async def result(self) -> dict[str, Any]:
         """What the warden tells at the end."""
+        told = await self._line()
+        if "ended" not in told:
+            return told
+        await self._say(self._check)
         return await self._line()
 
     async def stop(self) -> None:
         """End the program; its check still runs."""
+        await self._say({"stop": True})
+
+    async def _say(self, message: Mapping[str, Any]) -> None:
+        """A line for the warden; one that is lost says so at the other end."""
+        data = json.dumps(message).encode() + b"\n"
         with suppress(OSError):
-            await self._control.send(b"stop\n")
+            async with self._saying:
+                while data:
+                    data = data[await self._control.send(data) :]
 
     async def read(self, most: int) -> None:
         """Keep the end of what the program writes; stop it when this is more than ``most`` bytes."""
@@ -95,7 +111,10 @@ class Program:
 
     async def _line(self) -> dict[str, Any]:
         while b"\n" not in self._told:
-            data = await self._control.recv(1 << 20)
+            try:
+                data = await self._control.recv(1 << 20)
+            except OSError:
+                data = b""
             if not data or len(self._told) > RESULT_BYTES:
                 return {"fault": "its warden was lost"}
             self._told += data
@@ -194,15 +213,15 @@ class Zygote:
         ours.setblocking(False)
         program = Program(trio.lowlevel.FdStream(reads), trio.socket.from_stdlib_socket(ours))
         share = self._groups.take_calls(1)
-        asked = {**asked, "groups": self._groups.joining(share)}
+        start = {"jailed": asked["jailed"], "groups": self._groups.joining(share)}
         try:
             try:
-                await self._fork(json.dumps(asked).encode() + b"\n", [writes, theirs.fileno()])
+                await self._fork(json.dumps(start).encode() + b"\n", [writes, theirs.fileno()])
             finally:
                 os.close(writes)
                 theirs.close()
             with trio.fail_after(START_SECONDS):
-                await program.begun()
+                await program.begun(asked)
             yield program
         except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
             raise StartError(f"the process that starts programs has failed: {error!r}") from error
@@ -240,7 +259,11 @@ async def relay(url: str, listener: trio.SocketListener) -> None:
     async with trio.open_nursery() as nursery:
         while True:
             await places.acquire()
-            nursery.start_soon(one, await listener.accept())
+            try:
+                nursery.start_soon(one, await listener.accept())
+            except OSError:  # no descriptor is left: others will end
+                await trio.sleep(CONNECTION_SECONDS)
+                places.release()
 
 
 async def _passed_on(url: str, stream: trio.SocketStream) -> None:
@@ -266,11 +289,14 @@ async def _passed_on(url: str, stream: trio.SocketStream) -> None:
 
 
 def installation(program: str) -> list[str]:
-    """The folders that a program is installed in, beyond the system's: of a virtual environment, this and its base."""
+    """What a program is installed in, beyond the system's folders: a virtual environment, a prefix with bin and lib, or
+    the file alone.
+    """
     path = Path(shutil.which(program) or program)
-    folder = path.parent.parent
-    found = [folder] if (folder / "pyvenv.cfg").is_file() else []
+    found = [path.parent.parent] if (path.parent.parent / "pyvenv.cfg").is_file() else []
     real = path.resolve()
+    prefix = real.parent.parent
     if not str(real).startswith(("/usr/", "/bin/")):
-        found.append(real.parent.parent)
-    return [str(each) for each in found if each != Path("/")]
+        whole = real.parent.name == "bin" and (prefix / "lib").is_dir() and prefix not in (Path("/"), Path.home())
+        found.append(prefix if whole else real)
+    return [str(each) for each in found]

@@ -3,12 +3,12 @@
 ::
 
     python zygote.py SOCKET JAIL [SCRIPT]
-    one connection a run: a line of JSON, descriptors for the output and for the warden's control
+    one connection a run: a line of JSON (jailed, groups), descriptors for the output and for the warden's control
         --> a fork (in a jail: of a fork) is the warden, whose fork is the program --> a line with the first one's id
 
 JAIL: JSON of a `Jail`, or "null". With SCRIPT, which is loaded once, not as __main__, and so what it imports, a program
 is a fork that runs it as __main__. The first line of output after loading is "ready", a space, and why there are no
-jails.
+jails. What a program is given goes to its warden alone: forks inherit what was ever read here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _start(jail: Jail | None, number: int, asked: dict[str, Any], fds: list[int]
         warden.tell({"ready": True}, listener)
         if listener is not None:
             listener.close()
-        guard(asked, output, warden, script)
+        guard(output, warden, script)
         code = 0
     except Exception as error:  # noqa: BLE001 - told to the owner
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     sys.stdout.flush()
     os.write(1, f"\nready {why}\n".encode())
-    number = 0
+    number = os.getpid() * 101  # of users, so that two of these processes rarely share one
     while True:
         readable, _, _ = select.select([listener.fileno(), woken, 0], [], [])
         if 0 in readable and not os.read(0, 4096):

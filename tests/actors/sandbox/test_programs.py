@@ -91,7 +91,7 @@ def of_this_test(mark: str) -> list[int]:
 @pytest.mark.parametrize("jailed", [True, False])
 async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed: bool) -> None:
     code = "import os; t = open('in/a.txt').read(); open('out.txt', 'w').write(t.upper()); print(os.getcwd()); exit(3)"
-    check = ["sh", "-c", "cat $HOME/out.txt; ls {tests}; mkdir {logs}/verifier; echo 0.25 > {logs}/verifier/reward.txt"]
+    check = ["sh", "-c", "cat out.txt; ls {tests}; mkdir {logs}/verifier; echo 0.25 > {logs}/verifier/reward.txt"]
     async with zygote(jail() if jailed else None) as at:
         given = asked(at, tmp_path, "")
         check[-1] = check[-1].replace("{tests}", given["tests"]).replace("{logs}", given["logs"])
@@ -170,6 +170,90 @@ async def test_a_reward_that_the_program_wrote_is_not_the_check_s(tmp_path: Path
         told, program = await ran(at, tmp_path, code, check=check, check_files={"test.sh": "echo true test"})
     assert (told["status"], program.text) == ("status 0", "")
     assert told["check"] == {"status": "status 0", "output": "true test\n", "reward": ""}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.kill(1, 2); os.kill(1, 15); os.kill(1, 35)",
+        "import os; os.symlink('.', 'a'); os.symlink('.', 'b'); os.symlink('.', 'c')",
+        "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')",
+        "import os; os.chmod('/app', 0)",
+        "import os\ntry:\n    for n in range(70000): open(f'/app/{n}', 'w')\nexcept OSError: pass",
+        "import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); os.kill(os.getpid(), 35)",
+    ],
+)
+async def test_whatever_a_program_does_its_check_runs_and_its_files_are_read(tmp_path: Path, code: str) -> None:
+    async with zygote(jail(disk=64 * MIB)) as at:
+        check = {"check": ["sh", "-c", "ls /tests"], "check_files": {"test.sh": ""}}
+        told, _ = await ran(at, tmp_path, code, collect=["**/*.py"], **check)
+    assert (told["check"]["output"], told["files"]) == ("test.sh\n", {})
+
+
+async def test_a_stop_that_comes_late_does_not_stop_the_check(tmp_path: Path) -> None:
+    async with zygote(jail()) as at, at.program(asked(at, tmp_path, "", check=["sleep", "0.3"])) as program:
+        line = await program._line()
+        await program.stop()
+        await program._say(program._check)
+        told = await program._line()
+    assert (line, told["check"]["status"]) == ({"ended": True}, "status 0")
+
+
+async def test_the_home_of_a_program_sets_no_traps_for_its_check(tmp_path: Path) -> None:
+    code = (
+        "import os, site\nos.makedirs(site.getusersitepackages())\n"
+        "open(site.getusersitepackages() + '/x.pth', 'w').write('import os; os.mkdir(\"/logs/trapped\")\\n')"
+    )
+    check = ["sh", "-c", "/usr/bin/python3 -c 0; ls /logs"]
+    async with zygote(jail()) as at:
+        told, program = await ran(
+            at, tmp_path, f"import os; os.execv('/usr/bin/python3', ['python3', '-c', {code!r}])", check=check
+        )
+    assert (program.text, told["check"]["output"]) == ("", "")
+
+
+async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "check.sh").write_text("echo true check\n")
+    made = jail()
+    made.plan.append(["bind", str(tmp_path / "deep" / "check.sh")])
+    if not str(tmp_path).startswith("/tmp/"):
+        pytest.skip("the folder of this test is not below /tmp")
+    code = (
+        "import os\n"
+        f"for folder in {[str(each) for each in (tmp_path / 'deep', *tmp_path.parents) if each.parts[1:2] == ('tmp',) and len(each.parts) > 2]!r}:\n"
+        "    try: os.rename(folder, '/tmp/moved'); print('moved', folder)\n"
+        "    except OSError: pass\n"
+    )
+    async with zygote(made) as at:
+        told, program = await ran(at, tmp_path, code, check=["sh", str(tmp_path / "deep" / "check.sh")])
+    assert (program.text, told["check"]["output"]) == ("", "true check\n")
+
+
+async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import ctypes, gc, re, sys\n"
+        "if __name__ == '__main__':\n"
+        "    frame, seen = sys._getframe(), []\n"
+        "    while frame: seen.append(str(frame.f_locals)); frame = frame.f_back\n"
+        "    seen += [str(each) for each in gc.get_objects() if isinstance(each, dict)]\n"
+        "    print(any('of-the-' + 'check' in each for each in seen))\n"
+        "    found = False\n"
+        "    for line in open('/proc/self/maps'):\n"
+        "        if 'rw-p' in line:\n"
+        "            begin, end = (int(part, 16) for part in line.split()[0].split('-'))\n"
+        "            found = found or re.search(rb'key-of-the-[f]irst', ctypes.string_at(begin, end - begin)) is not None\n"
+        "    print(found, sys.argv[1:])\n"
+    )
+    made = jail()
+    made.plan.append(["bind", str(script)])
+    async with zygote(made, str(script)) as at:
+        first = {"PATH": os.environ["PATH"], "KEY": "key-of-" + "the-first"}
+        await ran(at, tmp_path, "", argv=[], env=first)
+        more = {"check": ["true"], "check_files": {"test.sh": "of-the-" + "check"}}
+        _, program = await ran(at, tmp_path, "", argv=["second"], **more)
+    assert program.text == "False\nFalse ['second']\n"
 
 
 async def test_links_lead_to_nothing_of_the_host(tmp_path: Path) -> None:
