@@ -302,6 +302,18 @@ async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path: Path) -> No
     assert program.text == f"True ['a', 'b'] {WORK}\n"
 
 
+def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path: Path) -> None:
+    for each in ("prefix/bin/agent", "prefix/lib/x", "topology/bin/agent", "topology/tests/test.sh", "venv/bin/agent"):
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("")
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
+    found = {name: installation(str(tmp_path / name / "bin" / "agent")) for name in ("prefix", "topology", "venv")}
+    assert found["prefix"] == [str(tmp_path / "prefix")]
+    assert found["topology"] == [str(tmp_path / "topology" / "bin" / "agent")]
+    assert found["venv"] == [str(tmp_path / "venv"), str(tmp_path / "venv" / "bin" / "agent")]
+    assert installation("/usr/bin/env") == []
+
+
 async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     async with zygote(jail()) as at:
         told, program = await ran(at, tmp_path, "", argv=["no-such-agent"])

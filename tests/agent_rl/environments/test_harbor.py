@@ -93,7 +93,10 @@ def test_rewards(text: str, reward: float) -> None:
     assert read_reward(text, "the tests") == reward
 
 
-@pytest.mark.parametrize("text", ["yes", "nan", "[1]", '{"a": 1, "b": 2}', '{"reward": "much"}', "1e999", "null"])
+@pytest.mark.parametrize(
+    "text",
+    ["yes", "nan", "[1]", '{"a": 1, "b": 2}', '{"reward": "much"}', "1e999", "null", "1" + "0" * 400, "[" * 50_000],
+)
 def test_a_reward_that_is_no_number(text: str) -> None:
     with pytest.raises(TaskError, match="the tests wrote the reward"):
         read_reward(text, "the tests")
