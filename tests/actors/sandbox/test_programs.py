@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -318,6 +319,18 @@ async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     async with zygote(jail()) as at:
         told, program = await ran(at, tmp_path, "", argv=["no-such-agent"])
     assert (told["status"], "'no-such-agent' cannot be started" in program.text) == ("status 127", True)
+
+
+async def test_a_warden_that_is_killed_with_words_unread_is_lost_and_no_error() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"stop\n")
+    theirs.close()  # with what it has not read, so that the connection is reset
+    ours.setblocking(False)
+    reads, writes = os.pipe()
+    os.close(writes)
+    program = Program(trio.lowlevel.FdStream(reads), trio.socket.from_stdlib_socket(ours))
+    assert await program.result() == {"fault": "its warden was lost"}
+    await program.close()
 
 
 async def test_a_warden_that_fails_is_a_fault_of_its_start(tmp_path: Path) -> None:
