@@ -209,7 +209,7 @@ async def _forgiving(stream: trio.SocketStream) -> None:
 
 def present(mark: str) -> set[str]:
     """What programs can leave: processes, mounts, folders."""
-    found = {f"folder {each}" for each in Path(tempfile.gettempdir()).glob("agent-rl-zygote-*")}
+    found = {f"folder {each}" for each in Path(tempfile.gettempdir()).glob("agent-rl.zygote-*")}
     found |= {f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if mark in line}
     for each in Path("/proc").iterdir():
         try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zy
 from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.environments.load import sound_files, sound_prompt
+from agent_rl.files.leftovers import temporary_directory
 from agent_rl.messages import EnvironmentMessage
 from agent_rl.rollout.keys import MODEL
 
@@ -83,9 +83,9 @@ class Harnesses:
         name = episode.request.problem.environment
         outcome = HarnessOutcome("")
         async with self._served.serving(self._agent, episode, written) as (key, rollout):
-            with tempfile.TemporaryDirectory(prefix="agent-rl-harness-", ignore_cleanup_errors=True) as folder:
+            with temporary_directory("harness") as folder:
                 try:
-                    outcome = await self._run(environment, episode, key, Path(folder), rollout.over)
+                    outcome = await self._run(environment, episode, key, folder, rollout.over)
                 except* (StartError, OSError) as errors:
                     outcome = HarnessOutcome(str(_first(errors)))
         if rollout.failure is not None:

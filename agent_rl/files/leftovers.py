@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "agent-rl."
@@ -79,6 +80,18 @@ def claimed_directory(kind: str, base: Path | None = None) -> tuple[Path, Claim]
         lock = _hold(directory)
         if lock is not None:
             return directory, lock
+
+
+@contextlib.contextmanager
+def temporary_directory(kind: str) -> Iterator[Path]:
+    """A claimed directory for the duration of the context. If this process is killed, a sweep removes it."""
+    directory, held = claimed_directory(kind)
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(RecursionError):  # a program may leave more folders in each other than Python removes
+            remove_tree(directory)
+        held.release()
 
 
 def _hold(directory: Path) -> Claim | None:

@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -25,6 +24,7 @@ import trio
 
 from actors.sandbox.isolation.control_groups import ControlGroups
 from actors.sandbox.isolation.jail import Jail
+from agent_rl.files.leftovers import temporary_directory
 
 OUTPUT_CHARS = 16 * 1024
 """The end of what a program writes that is kept."""
@@ -139,7 +139,7 @@ class Zygote:
         self._interpreter, self._script, self._jail = interpreter, script, jail
         self._groups = groups or ControlGroups()
         self._loaded = trio.Event()
-        self._folder = ""
+        self._folder = Path()
         self._fault = ""
         self.why_plain = ""
         self.refused = ""
@@ -158,7 +158,7 @@ class Zygote:
     async def run(self, variables: Mapping[str, str]) -> None:
         """Serve until cancelled, or until the interpreter ends."""
         variables = {name: value for name, value in variables.items() if not name.endswith("_API_KEY")}
-        with tempfile.TemporaryDirectory(prefix="agent-rl-zygote-") as self._folder:
+        with temporary_directory("zygote") as self._folder:
             jail = json.dumps(asdict(self._jail) if self._jail is not None else None)
             command = [self._interpreter, str(ZYGOTE), f"{self._folder}/socket", jail, *filter(None, [self._script])]
             try:
@@ -167,7 +167,7 @@ class Zygote:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    env=variables | {"HOME": self._folder},
+                    env=variables | {"HOME": str(self._folder)},
                 )
             except OSError as error:
                 self._fault = (
