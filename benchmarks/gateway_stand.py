@@ -92,11 +92,10 @@ class AgentsGenerator(RolloutGenerator):
         while True:
             self._done.pop(await self._agents.receive()).set()
 
-    async def _run(self, running: Any, episode: Any, started: float) -> None:
+    async def _run(self, running: Any, episode: Any, started: float) -> bool:
         name = episode.request.rollout
         if episode.request.problem.environment != AGENTS:
-            await super()._run(running, episode, started)
-            return
+            return await super()._run(running, episode, started)
         written = partial(self._turn_written, episode, started)
         async with self._served_rollouts.serving(self._loop, episode, written) as (key, rollout):
             done = self._done[name] = trio.Event()
@@ -105,6 +104,7 @@ class AgentsGenerator(RolloutGenerator):
         if rollout.failure is not None:
             raise rollout.failure
         episode.finish()
+        return True
 
 
 class EchoGenerator(AgentsGenerator):

@@ -5,12 +5,17 @@
     agent --HTTP--> Server --> Dialect.read --TurnAsked--> the generator that the key names
       ^                                                          |
       `------------ Dialect.reply, Stream.part <--TurnGiven------'
+
+Sessions of live traffic begin, are rewarded and end at the paths of `SESSIONS`.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,13 +26,14 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
 from actors.http import ClientLeft, Reply, Request, Server, listen
-from agent_rl.config.gateway import ADDRESS, PORT, unreachable
+from agent_rl.config.gateway import ADDRESS, PORT, listens_beyond, unreachable
+from agent_rl.config.hidden import with_environment
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
 from agent_rl.gateway.bodies import read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
 from agent_rl.gateway.evidence import evidence_of
-from agent_rl.messages import Int32Vector, Refusal, TurnAsked, TurnGiven
+from agent_rl.messages import Int32Vector, Refusal, SessionAsked, SessionGiven, TurnAsked, TurnGiven
 from agent_rl.rollout.keys import MODEL, generator_of
 from transport import CallFailed, CallTimeout, EncodeError, PeerLost
 
@@ -38,6 +44,12 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 BY_URL = "/r/"
 """A path may begin with this and a key."""
+SESSIONS = {"/rl/start_session": "start", "/rl/set_reward": "reward", "/rl/end_session": "end"}
+"""As AReaL names them."""
+
+
+SESSION_SECONDS = 30.0
+"""How long a generator may take to answer about a session."""
 
 
 class GatewaySettings(Settings):
@@ -55,6 +67,9 @@ class GatewaySettings(Settings):
     """How long a turn may take, pauses of the engine included; then status 503."""
     keepalive_seconds: PositiveFloat = 3.0
     """How often a stream without news gets an event that clients skip."""
+    session_key: str = ""
+    """What ``/rl/start_session`` wants as API key, or ``env:NAME``. Empty: whoever reaches the gateway may begin
+    sessions."""
 
 
 class Gateway(Actor):
@@ -64,13 +79,16 @@ class Gateway(Actor):
     drain_order = 25
     drain_seconds = 5.0
     Settings = GatewaySettings
-    links: ClassVar = {"asked": Call(TurnAsked, TurnGiven, awaited_in_handler=False)}
+    links: ClassVar = {
+        "asked": Call(TurnAsked, TurnGiven, awaited_in_handler=False),
+        "sessions": Call(SessionAsked, SessionGiven, awaited_in_handler=False),
+    }
 
     @classmethod
     def link_options(cls, link: str, settings: GatewaySettings) -> dict[str, Any]:
         """Requests wait here for their turn."""
-        del link
-        return {"outstanding": settings.connections, "timeout": settings.turn_seconds}
+        seconds = settings.turn_seconds if link == "asked" else SESSION_SECONDS
+        return {"outstanding": settings.connections, "timeout": seconds}
 
     @classmethod
     def check(cls, topology: Topology, settings: GatewaySettings) -> list[str]:
@@ -78,6 +96,14 @@ class Gateway(Actor):
         if away := list(unreachable(topology)):
             where = f"harnesses of {', '.join(away)} are on other hosts than the gateway, which listens at"
             return [f'address: {where} {settings.address}; write address = "0.0.0.0", or put a gateway on each host']
+        live = any(each.harness and each.harness.source == "live" for each in topology.environments)
+        if live and listens_beyond(settings.address) and not settings.session_key:
+            why = f"the gateway listens at {settings.address}, where anyone could begin sessions"
+            return [f'session_key: {why}; write a key, as "env:SESSION_KEY"']
+        try:
+            with_environment(settings.session_key)
+        except LookupError as error:
+            return [f"session_key: {error}"]
         return []
 
     async def start(self) -> None:
@@ -88,6 +114,8 @@ class Gateway(Actor):
         self._own_seconds = 0.0
         self._server = Server(self._respond, settings.body_bytes, settings.connections)
         listeners = await listen(settings.address, settings.port, shared=True)
+        self._session_key = with_environment(settings.session_key)
+        self._order = deque(self.context.link("sessions").targets)
         self._generators = {int(peer.rpartition(".")[2]): peer for peer in self.context.link("asked").targets}
         self.context.nursery.start_soon(self._server.serve, listeners)
 
@@ -120,18 +148,61 @@ class Gateway(Actor):
             key, slash, rest = path.removeprefix(BY_URL).partition("/")
             path = slash + rest
         key = key or _key_of(request.headers)
+        if path in SESSIONS and request.method == "POST":
+            await self._session(path, key, request, reply)
+            return
         path = path if path.startswith(("/v1/", "/inference/")) else f"/v1{path}"
         dialect = DIALECTS.get(path)
         if path == "/v1/models" and request.method in {"GET", "HEAD"}:
             started = int(self.context.started_at)
             await self._send(reply, 200, models_body(MODEL, request.headers, started))
         elif dialect is None or request.method != "POST":
-            known = ", ".join(["GET /v1/models", *(f"POST {each}" for each in DIALECTS)])
+            known = ", ".join(["GET /v1/models", *(f"POST {each}" for each in [*DIALECTS, *SESSIONS])])
             why = f"there is no {request.method} {path}; there are {known}"
             _, body = (dialect or DIALECTS[CHAT]).error("request", why)
             await self._send(reply, 404 if dialect is None else 405, body)
         else:
             await self._turn(dialect, key, request, reply)
+
+    async def _session(self, path: str, key: str, request: Request, reply: Reply) -> None:
+        """Begin a session, take its reward, or end it."""
+        chat = DIALECTS[CHAT]
+        try:
+            asked = session_asked(path, key, read_body(request.body or b"{}"))
+        except RequestError as error:
+            await self._refuse(chat, reply, "request", str(error), error.field)
+            return
+        if asked.what != "start":
+            generator = self._generators.get(-1 if (number := generator_of(key)) is None else number)
+            given = (
+                SessionGiven("key", "no session has this key")
+                if generator is None
+                else await self._begun(asked, generator)
+            )
+        elif not hmac.compare_digest(key.encode(), self._session_key.encode()) and self._session_key:
+            given = SessionGiven("key", "sessions begin with the key that session_key of the gateway names")
+        else:
+            given = SessionGiven("busy", "there is no generator")
+            for _ in range(len(self._order)):  # the next one begins the next session
+                self._order.rotate(-1)
+                given = await self._begun(asked, self._order[-1])
+                if not given.refusal:
+                    break
+        if given.refusal:
+            status = 429 if given.refusal == "busy" else 0  # as AReaL has it
+            await self._refuse(chat, reply, given.refusal, given.why, status=status)
+            return
+        told = {"session_id": given.rollout}
+        if asked.what == "start":
+            told |= {"api_key": given.key, "task_id": given.task, "prompt": given.prompt}
+        await self._send(reply, 200, told)
+
+    async def _begun(self, asked: SessionAsked, generator: str) -> SessionGiven:
+        try:
+            given: SessionGiven = await self.context.link("sessions")(asked, to=generator)
+        except (CallFailed, CallTimeout, PeerLost) as error:
+            return SessionGiven("failed", f"the generator does not answer: {error}")
+        return given
 
     async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
         began = time.perf_counter()
@@ -228,7 +299,9 @@ class Gateway(Actor):
             return TurnGiven(refusal="request", why=str(error))
         return given
 
-    async def _refuse(self, dialect: Dialect, reply: Reply, refusal: Refusal, why: str, field: str = "") -> None:
+    async def _refuse(
+        self, dialect: Dialect, reply: Reply, refusal: Refusal, why: str, field: str = "", status: int = 0
+    ) -> None:
         self._refused += 1
         told = f"{refusal}: {why}"
         if refusal in {"request", "overflow"} and told not in self._told and len(self._told) < 1000:
@@ -238,12 +311,30 @@ class Gateway(Actor):
             reply.headers["Retry-After"] = "1"
         elif refusal == "ended":
             reply.headers["X-Should-Retry"] = "false"  # the clients of OpenAI and Anthropic repeat after 409
-        status, body = dialect.error(refusal, why, field)
-        await self._send(reply, status, body)
+        usual, body = dialect.error(refusal, why, field)
+        await self._send(reply, status or usual, body)
 
     @staticmethod
     async def _send(reply: Reply, status: int, body: Mapping[str, Any]) -> None:
         await reply.send(status, json.dumps(body).encode())
+
+
+def session_asked(path: str, key: str, body: Mapping[str, Any]) -> SessionAsked:
+    """What a request to one of `SESSIONS` asks for. Raises RequestError."""
+    what = SESSIONS[path]
+    if what == "start":
+        task = body.get("task_id") or ""
+        if not isinstance(task, str):
+            raise RequestError("task_id must be a text", "task_id")
+        return SessionAsked("start", task=task)
+    if what == "end":
+        return SessionAsked("end", key)
+    reward = body.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise RequestError(f"reward must be a finite number, and it is {reward!r:.100}", "reward")
+    if body.get("interaction_id") is not None:
+        raise RequestError("a session has one reward; leave interaction_id out", "interaction_id")
+    return SessionAsked("reward", key, reward=float(reward))
 
 
 def _key_of(headers: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
 from actors.rollout_generator.served import ServedRollouts
 from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_device
+from actors.rollout_generator.sessions import Sessions
 from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from actors.rollout_generator.turns import Written
@@ -39,7 +40,7 @@ from agent_rl.config.gateway import gateway_url
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.environments.judging import judged_at_once
-from agent_rl.environments.load import Environments
+from agent_rl.environments.load import Environments, sound_prompt
 from agent_rl.figures import ActorFigures, GeneratorFigures
 from agent_rl.messages import (
     DeviceTurn,
@@ -49,6 +50,8 @@ from agent_rl.messages import (
     PolicyPublished,
     PolicyVersion,
     RolloutRequest,
+    SessionAsked,
+    SessionGiven,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -153,6 +156,7 @@ class RolloutGenerator(Actor):
         Announce(DeviceTurn, required=False),
         Call(WeightsWanted, WeightsPart, required=False),
         Call(TurnAsked, TurnGiven, required=False),
+        Call(SessionAsked, SessionGiven, required=False),
     )
     links: ClassVar = {
         "trajectories": Push(Trajectory),
@@ -241,6 +245,7 @@ class RolloutGenerator(Actor):
         self._harnesses = Harnesses(
             self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log
         )
+        self._sessions = Sessions(self._loop, self._served_rollouts, self.log)
         self._rate = Rate(self.context.now)
         self._announced: EngineLoad | None = None
         self.context.nursery.start_soon(self._report_load)
@@ -291,6 +296,8 @@ class RolloutGenerator(Actor):
                 await self._rollout(message)
             case TurnAsked():
                 return await self._served_rollouts.answer(message)
+            case SessionAsked():
+                return self._sessions.answer(message)
             case WeightsWanted():
                 return await self._served.part(message)
             case PolicyPublished():
@@ -321,7 +328,9 @@ class RolloutGenerator(Actor):
         failure: tuple[Any, str] | None = None
         with running.scope as scope:
             try:
-                await self._run(running, episode, started)
+                while not await self._run(running, episode, started):  # a session that was dropped
+                    self._loop.release(episode)
+                    episode = self.make_episode(request)
             except EnvironmentFaultError as error:
                 failure = ("environment_failed", str(error))
             except (ToolsUnavailableError, EngineError) as error:
@@ -401,9 +410,14 @@ class RolloutGenerator(Actor):
         self._kept.resumed(episode)
         self.log.info("rollout goes on", rollout=episode.request.rollout, after_turn=len(turns))
 
-    async def _run(self, running: Running, episode: Episode, started: float) -> None:
-        environment = self._environments[episode.request.problem.environment]
+    async def _run(self, running: Running, episode: Episode, started: float) -> bool:
+        """Write a rollout. False: nothing came of it, and it begins again."""
+        problem = episode.request.problem
+        environment = self._environments[problem.environment]
         rollout = environment.rollout
+        if environment.harness is not None and environment.harness.source == "live":
+            prompt = sound_prompt(environment, problem)[-1]["content"]
+            return await self._sessions.run(episode, prompt, environment.harness.seconds)
         if environment.harness is not None:
             written = partial(self._turn_written, episode, started) if self.context.settings.keep_turns else None
             await self._harnesses.run(environment, episode, written)
@@ -420,6 +434,7 @@ class RolloutGenerator(Actor):
                 self.context.settings.loop_seconds,
                 self._pause,
             ).run(rollout)
+        return True
 
     def _turn_completed(self, running: Running, episode: Episode, started: float) -> bool:
         """Whether the rollout goes on here after a turn."""

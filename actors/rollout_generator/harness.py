@@ -248,7 +248,7 @@ def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) 
     status = str(told.get("status") or told.get("fault"))
     if program.flooded:
         status = "more output than `output_mib` allows"
-    check = {name: _without(secrets, text) for name, text in told.get("check", {}).items()}
+    check: dict[str, Any] = {name: _without(secrets, text) for name, text in told.get("check", {}).items()}
     files = {name: _without(secrets, text) for name, text in told.get("files", {}).items()}
     return HarnessOutcome(
         status, _without(secrets, program.text), files, **{f"check_{name}": text for name, text in check.items()}

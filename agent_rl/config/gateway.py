@@ -32,9 +32,14 @@ def gateway_url(topology: Topology, actor: str) -> str:
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
 
+def listens_beyond(address: str) -> bool:
+    """Whether a gateway at this address can be reached from other hosts."""
+    return address not in _HERE
+
+
 def unreachable(topology: Topology) -> Iterator[str]:
     """The actors with harnesses that reach no gateway."""
-    if not any(each.harness for each in topology.environments):
+    if not any(each.harness and each.harness.source == "command" for each in topology.environments):
         return
     for role, entry in topology.actors.items():
         if entry.links and "trajectories" in entry.links:

@@ -62,6 +62,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "maths": "agent_rl.environments.maths:Maths",
         "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
         "harbor": "agent_rl.environments.harbor:Harbor",
+        "live": "agent_rl.environments.live:Live",
     },
     "loss": {
         "grpo": "agent_rl.learning.losses.grpo:grpo",

@@ -89,7 +89,9 @@ class Model(Part):
 class Harness(Part):
     """A program that writes the rollouts of an environment: it asks the gateway for turns (docs/gateway.md)."""
 
-    command: tuple[str, ...] = Field(min_length=1)
+    source: Literal["command", "live"] = "command"
+    """``live``: no program is started. Sessions begin, are rewarded and end by HTTP (docs/live.md)."""
+    command: tuple[str, ...] = ()
     """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
     ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file."""
     fork: bool = False
@@ -99,7 +101,8 @@ class Harness(Part):
     """Environment variables of the program, besides those that lead to the gateway. A value ``"env:NAME"`` is that of
     NAME on each host."""
     seconds: PositiveFloat = 600.0
-    """A program that takes longer is killed; what it has asked for is judged."""
+    """A program that takes longer is killed; what it has asked for is judged. A session that has no reward by then is
+    dropped."""
     isolation: Literal["host", "strong", "off"] = "host"
     """``strong``: a jail for each program, or refuse to run. ``off``: a plain process, which you trust. ``host``: a
     jail if the host permits one, else a plain process, and the log says why."""
@@ -124,6 +127,13 @@ class Harness(Part):
     wrote, and ``{logs}/verifier/reward.txt`` or ``reward.json``."""
     check_seconds: PositiveFloat = 120.0
     """A check that takes longer is killed."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.command) == (self.source == "live"):
+            remedy = 'name the program in command, or write source = "live" for sessions from outside'
+            raise ValueError(f'{"both" if self.command else "neither"} of command and source = "live" given; {remedy}')
+        return self
 
 
 class McpServer(Part):

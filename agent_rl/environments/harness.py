@@ -19,6 +19,7 @@ class HarnessOutcome:
     """``status``: "status 0", a signal, or what went wrong. ``output``: the end of it. ``files``: texts by path.
 
     Of the check: its ``check_status`` and ``check_output``, and ``check_reward``, the text of the reward's file.
+    ``reward``: of a session of live traffic.
     """
 
     status: str
@@ -27,6 +28,7 @@ class HarnessOutcome:
     check_status: str = ""
     check_output: str = ""
     check_reward: str = ""
+    reward: float | None = None
 
 
 def told_of(outcome: HarnessOutcome) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ The flow, sender to receiver (kind of link in brackets)::
     rollout_generator  ToolCall / ToolResult [call] --------------> tool_executor
     rollout_generator  ObserveTurn / TurnObserved [call] ---------> tool_executor
     gateway            TurnAsked / TurnGiven [call] --------------> rollout_generator
+    gateway            SessionAsked / SessionGiven [call] --------> rollout_generator
     rollout_generator  Trajectory [push] -------------------------> roc_filter
     rollout_generator  EngineLoad [announce] ---------------------> kv_scheduler, learner
     roc_filter         JudgementWanted / JudgementReply [call] --> tool_executor

@@ -1,4 +1,4 @@
-"""What a gateway asks of the generator that has a rollout: turns of the model, in the words of no one dialect."""
+"""What a gateway asks of a generator: turns of the model, in the words of no one dialect, and live sessions."""
 
 from __future__ import annotations
 
@@ -115,3 +115,29 @@ class TurnGiven:
     prompt: Int32Vector = field(default_factory=_none)
     choices: tuple[Choice, ...] = ()
     policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAsked:
+    """Something about a session of live traffic, which is a rollout whose agent comes from outside.
+
+    ``start``: take a rollout that waits for a session, of the problem ``task`` where that is not empty. ``reward``: the
+    session with this ``key`` has this ``reward``. ``end``: it asks for no more turns.
+    """
+
+    what: Literal["start", "reward", "end"]
+    key: str = ""
+    task: str = ""
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGiven:
+    """The session. ``key``: of its rollout; ``task`` and ``prompt``: id and text of its problem, given at its start."""
+
+    refusal: Refusal = ""
+    why: str = ""
+    key: str = ""
+    rollout: str = ""
+    task: str = ""
+    prompt: str = ""

@@ -392,11 +392,12 @@ class NeverCancels(RolloutGenerator):
 
 
 class BlamesTheModel(RolloutGenerator):
-    async def _run(self, running: Any, episode: Episode, started: float) -> None:
+    async def _run(self, running: Any, episode: Episode, started: float) -> bool:
         try:
-            await super()._run(running, episode, started)
+            return await super()._run(running, episode, started)
         except ToolsUnavailableError:
             episode.ended = "finished"
+        return True
 
 
 class DrawsByChance(RolloutGenerator):

@@ -98,7 +98,7 @@ def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
 def test_a_harness_brings_a_gateway(first) -> None:
     topology = first(overrides=["environments.0.harness={command=['agent']}"])
     assert [*ALWAYS, "gateway"] == list(topology.actors)
-    assert links(topology)["gateway"] == {"asked": "rollout_generator"}
+    assert links(topology)["gateway"] == {"asked": "rollout_generator", "sessions": "rollout_generator"}
     assert gateway_url(topology, "rollout_generator.0") == "http://127.0.0.1:8642"
 
 
