@@ -156,7 +156,7 @@ def _evaluate(
         "data": dict(problems.content),
         "set": [x for x in overrides if not x.startswith("actors.")],
     }
-    file = _prepare(directory, tables, settings).absolute()
+    file = prepare(directory, tables, settings).absolute()
     if not _finished(directory):
         topology = sound_topology(file, overrides)
         again = shlex.join(["agent-rl", *sys.argv[1:]])
@@ -173,7 +173,7 @@ def _evaluate(
     return 0
 
 
-def _prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
+def prepare(directory: Path, tables: Mapping[str, Any], settings: Mapping[str, Any]) -> Path:
     """Make or find the evaluation's directory; return its topology file. Raises EvaluationError for another one."""
     asked, topology = directory / ASKED, directory / TOPOLOGY
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
-IN_ORDER = {"run", "eval", "up", "up-host", "serve-tools"}
+IN_ORDER = {"run", "eval", "serve", "up", "up-host", "serve-tools"}
 """Commands with something to end in order at an interrupt. They say themselves from when on."""
 
 NAME_WIDTH = 30
@@ -61,6 +61,7 @@ COMMANDS = {
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
+        Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
         Command("model", "models:app", "Import a model from a GGUF file."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),

@@ -70,6 +70,8 @@ class GatewaySettings(Settings):
     session_key: str = ""
     """What ``/rl/start_session`` wants as API key, or ``env:NAME``. Empty: whoever reaches the gateway may begin
     sessions."""
+    opens: bool = False
+    """A request without a rollout's key is a session of its own, whose reward is 0, as `agent-rl serve` has it."""
 
 
 class Gateway(Actor):
@@ -172,22 +174,7 @@ class Gateway(Actor):
         except RequestError as error:
             await self._refuse(chat, reply, "request", str(error), error.field)
             return
-        if asked.what != "start":
-            generator = self._generators.get(-1 if (number := generator_of(key)) is None else number)
-            given = (
-                SessionGiven("key", "no session has this key")
-                if generator is None
-                else await self._begun(asked, generator)
-            )
-        elif not hmac.compare_digest(key.encode(), self._session_key.encode()) and self._session_key:
-            given = SessionGiven("key", "sessions begin with the key that session_key of the gateway names")
-        else:
-            given = SessionGiven("busy", "there is no generator")
-            for _ in range(len(self._order)):  # the next one begins the next session
-                self._order.rotate(-1)
-                given = await self._begun(asked, self._order[-1])
-                if not given.refusal:
-                    break
+        given = await (self._start(key, asked) if asked.what == "start" else self._tell(asked))
         if given.refusal:
             status = 429 if given.refusal == "busy" else 0  # as AReaL has it
             await self._refuse(chat, reply, given.refusal, given.why, status=status)
@@ -197,7 +184,27 @@ class Gateway(Actor):
             told |= {"api_key": given.key, "task_id": given.task, "prompt": given.prompt}
         await self._send(reply, 200, told)
 
-    async def _begun(self, asked: SessionAsked, generator: str) -> SessionGiven:
+    async def _start(self, key: str, asked: SessionAsked) -> SessionGiven:
+        """Begin a session at the next generator that has a rollout for it."""
+        if self._session_key and not hmac.compare_digest(key.encode(), self._session_key.encode()):
+            return SessionGiven("key", "sessions begin with the key that session_key of the gateway names")
+        given = SessionGiven("busy", "there is no generator")
+        for _ in range(len(self._order)):
+            self._order.rotate(-1)
+            given = await self._told_by(self._order[-1], asked)
+            if not given.refusal:
+                break
+        return given
+
+    async def _tell(self, asked: SessionAsked) -> SessionGiven:
+        """Tell the generator of a session something about it."""
+        number = generator_of(asked.key)
+        generator = None if number is None else self._generators.get(number)
+        if generator is None:
+            return SessionGiven("key", "no session has this key")
+        return await self._told_by(generator, asked)
+
+    async def _told_by(self, generator: str, asked: SessionAsked) -> SessionGiven:
         try:
             given: SessionGiven = await self.context.link("sessions")(asked, to=generator)
         except (CallFailed, CallTimeout, PeerLost) as error:
@@ -207,6 +214,18 @@ class Gateway(Actor):
     async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
         began = time.perf_counter()
         generator = self._generators.get(number) if (number := generator_of(key)) is not None else None
+        if generator is None and self.context.settings.opens:
+            session = await self._start(key, SessionAsked("start"))
+            if session.refusal:
+                await self._refuse(dialect, reply, session.refusal, session.why)
+                return
+            try:
+                await self._turn(dialect, session.key, request, reply)
+            finally:
+                with trio.move_on_after(SESSION_SECONDS, shield=True):
+                    await self._tell(SessionAsked("reward", session.key))
+                    await self._tell(SessionAsked("end", session.key))
+            return
         if generator is None:
             await self._refuse(dialect, reply, "key", "no rollout has this key")
             return

@@ -10,6 +10,7 @@ brings turns goes on from the last of them.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -417,7 +418,8 @@ class RolloutGenerator(Actor):
         rollout = environment.rollout
         if environment.harness is not None and environment.harness.source == "live":
             prompt = sound_prompt(environment, problem)[-1]["content"]
-            return await self._sessions.run(episode, prompt, environment.harness.seconds)
+            schemas = self._environments.schemas[problem.environment] if environment.harness.tools else []
+            return await self._sessions.run(episode, prompt, environment.harness.seconds, json.dumps(schemas))
         if environment.harness is not None:
             written = partial(self._turn_written, episode, started) if self.context.settings.keep_turns else None
             await self._harnesses.run(environment, episode, written)

@@ -12,10 +12,11 @@ gets what was written. Requests are known until their rollout ends.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ import numpy as np
 import trio
 
 from actors.engines.base import EngineError
+from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.plugins import ContractError
 from agent_rl.messages import Choice, Finish, Refusal, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
@@ -81,16 +83,16 @@ class _Ask:
         elif asked.follows:
             with trio.move_on_at(self.told_at + PART_SECONDS):
                 await self.done.wait()
-            while self.given is None and len(self._read()) <= count:
+            while self.given is None and len(self.read()) <= count:
                 await self._news.wait()
-        parts = tuple(self._read()[count:]) if streams else ()
+        parts = tuple(self.read()[count:]) if streams else ()
         self.told_at = trio.current_time() if parts else self.told_at
         if self.given is None:
             return TurnGiven(done=False, parts=parts, prompt=np.array(self.prompt, dtype=np.int32))
         given = self.given
         return TurnGiven(True, given.refusal, given.why, parts, given.prompt, given.choices, given.policy_version)
 
-    def _read(self) -> list[TurnPart]:
+    def read(self) -> list[TurnPart]:
         """All parts that are there by now."""
         for watch in self.watches:
             watch.read()
@@ -184,6 +186,9 @@ class _Watch:
         return text if self.cut else text[: len(text) - held]
 
 
+_NOTHING = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+
+
 class ServedRollout:
     """One rollout whose agent is at the gateway."""
 
@@ -193,14 +198,20 @@ class ServedRollout:
         episode: Episode,
         nursery: trio.Nursery,
         told: Callable[[Written], None] | None = None,
+        tools: str = "[]",
     ) -> None:
-        """``told`` of each turn that is written. Turns that the episode has taken in are given to who asks for them."""
+        """``told`` of each turn that is written. Turns that the episode has taken in are given to who asks for them.
+
+        ``tools``: a JSON list of schemas of the environment's tools, which are listed and run where a request lists
+        none.
+        """
         self.episode = episode
         self.failure: Exception | None = None
         self.overflowed = False
         """A request had more messages than a sequence has room for."""
         self.over = trio.Event()
         """The rollout has ended, or has failed, and the agent was told so."""
+        self._agent, self._tools = agent, tools
         self._chat = agent.chat
         self._writer = TurnWriter(agent, episode)
         self._conversation = Conversation(episode, GatewaySpeech(agent.chat))
@@ -254,8 +265,9 @@ class ServedRollout:
         return await ask.answer(asked)
 
     def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
-        given = () if len(asked.tokens) else messages_of(asked.messages, asked.tools)
-        side = self._is_side_call(asked)
+        runs = asked.tools == "[]" and not len(asked.tokens) and self._tools != "[]"
+        given = () if len(asked.tokens) else messages_of(asked.messages, self._tools if runs else asked.tools)
+        side = not runs and self._is_side_call(asked)
         conversation, cause = self._conversation, asked.evidence or self._cause(given, side=side)
 
         def plan_now() -> Plan:
@@ -283,7 +295,7 @@ class ServedRollout:
         ask = self._asks[asked.ask] = self._same[digest] = _Ask(asked.count, prompt=prompt)
         self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
         self._taken_up(given)
-        self._nursery.start_soon(partial(self._write, ask, asked, planned, side=side))
+        self._nursery.start_soon(partial(self._write, ask, asked, planned, given if runs else (), side=side))
         return ask
 
     def _is_side_call(self, asked: TurnAsked) -> bool:
@@ -311,17 +323,20 @@ class ServedRollout:
             if strand.side and any(said_in(self._texts[turn - 1], given) for turn in strand.turns):
                 strand.side, strand.cause = False, "compaction"
 
-    async def _write(self, ask: _Ask, asked: TurnAsked, planned: Callable[[], Plan], *, side: bool) -> None:
-        """Write the turns of a request."""
+    async def _write(
+        self, ask: _Ask, asked: TurnAsked, planned: Callable[[], Plan], given: tuple[Message, ...], *, side: bool
+    ) -> None:
+        """Write the turns of a request. With ``given``, its messages, calls are run here until a turn has none."""
         choices: list[tuple[Choice, Written] | None] = [None] * asked.count
 
-        async def write(number: int) -> None:
+        async def write_turn(number: int, planned: Callable[[], Plan]) -> tuple[Spoken, Written, bool]:
             watch = _Watch(self._chat, ask, number, asked.stop, listens=asked.streams)
             said: list[Spoken] = []
 
             def read(text: str) -> Message:
                 said.append(spoken(self._chat, watch.before_stop(text)))
-                self._record_calls(text)
+                if not given:
+                    self._record_calls(text)
                 return said[0].message
 
             written = await self._writer.write(
@@ -329,10 +344,29 @@ class ServedRollout:
             )
             self._texts.append(said[0].content)
             watch.finished(said[0])
-            stopped = written.stopped or watch.cut
-            choices[number] = _choice(said[0], written.tokens, written.logprobs, stopped=stopped), written
             if self._told is not None:
                 self._told(written)
+            return said[0], written, written.stopped or watch.cut
+
+        async def write(number: int) -> None:
+            messages, trace = given, ""
+            said, written, stopped = await write_turn(number, planned)
+            while given and written.stopped and (calls := self._chat.sound_calls(written.text)):
+                responses, records = await self._agent.answer(self.episode, calls)
+                for record in records:
+                    self.episode.called(record)
+                answered = tuple(Message("tool", text) for text in responses)
+                messages = (*messages, said.message, *answered)
+                shown = "".join(map(_shown, records))
+                trace += f"{said.content}\n{shown}".lstrip()
+                ask.read()  # what was written before the calls comes first
+                ask.parts.append(TurnPart(number, "", shown, *_NOTHING))
+                ask.tell()
+                following = partial(self._conversation.plan, messages, "rewrite")
+                said, written, stopped = await write_turn(number, following)
+            if trace:
+                said = replace(said, reasoning=trace + said.reasoning)
+            choices[number] = _choice(said, written.tokens, written.logprobs, stopped=stopped), written
 
         refusal: tuple[Refusal, str] | None = None
         try:
@@ -345,7 +379,7 @@ class ServedRollout:
             refusal = self._ended()
         except* PromptError as error:
             refusal = "request", str(error.exceptions[0])
-        except* (EngineError, ContractError) as error:
+        except* (EngineError, ContractError, ToolsUnavailableError) as error:
             self.failure = self.failure or _first(error)
             refusal = "failed", str(self.failure)
             self.over.set()
@@ -387,6 +421,12 @@ class ServedRollout:
         return "ended", f"rollout concluded ({trajectory})"
 
 
+def _shown(record: ToolCallRecord) -> str:
+    """A call that was run here, for people."""
+    call = f"{record.tool}({json.dumps(record.arguments, ensure_ascii=False)})" if record.tool else "a malformed call"
+    return f"{call}\n{record.response.rstrip()}\n"
+
+
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:
     """An error in a group of groups."""
     error = group.exceptions[0]
@@ -417,12 +457,12 @@ class ServedRollouts:
 
     @asynccontextmanager
     async def serving(
-        self, agent: AgentLoop, episode: Episode, told: Callable[[Written], None] | None = None
+        self, agent: AgentLoop, episode: Episode, told: Callable[[Written], None] | None = None, tools: str = "[]"
     ) -> AsyncIterator[tuple[str, ServedRollout]]:
-        """Within this block the rollout is served. Gives its key."""
+        """Within this block the rollout is served. Gives its key. ``told`` and ``tools`` as for `ServedRollout`."""
         key = key_for(self._generator)
         async with trio.open_nursery() as nursery:
-            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery, told)
+            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery, told, tools)
             try:
                 yield key, rollout
             finally:

@@ -45,10 +45,14 @@ class Sessions:
         self._waiting: list[_Session] = []
         self._open: dict[str, _Session] = {}
 
-    async def run(self, episode: Episode, prompt: str, seconds: float) -> bool:
-        """Let a session write the rollout. False: it was dropped. Raises EngineError and ContractError."""
+    async def run(self, episode: Episode, prompt: str, seconds: float, tools: str) -> bool:
+        """Let a session write the rollout. False: it was dropped. ``tools``: as for `ServedRollout`.
+
+        Raises EngineError, ContractError and ToolsUnavailableError.
+        """
         request = episode.request
-        async with self._served.serving(self._agent, episode) as (key, rollout), trio.open_nursery() as nursery:
+        served = self._served.serving(self._agent, episode, tools=tools)
+        async with served as (key, rollout), trio.open_nursery() as nursery:
             session = _Session(key, request.rollout, request.problem, prompt)
             self._waiting.append(session)
             try:

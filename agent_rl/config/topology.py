@@ -128,6 +128,9 @@ class Harness(Part):
     check_seconds: PositiveFloat = 120.0
     """A check that takes longer is killed."""
 
+    tools: bool = False
+    """With ``source = "live"``: where a request lists no tools, the environment's are listed, and run here."""
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if bool(self.command) == (self.source == "live"):

@@ -17,7 +17,7 @@ from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.turns import Written
-from actors.testing import running, stand_ins
+from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.load import load_topology
 from agent_rl.messages import CompletedTurn, PolicyVersion, Sampling
@@ -36,12 +36,17 @@ def free_port() -> int:
 class Stand:
     """Where the gateway is, its generator, and the rollouts that it serves."""
 
-    def __init__(self, url: str, generator: RolloutGenerator, engine: Any) -> None:
-        self.url, self.generator, self.engine = url, generator, engine
+    def __init__(self, url: str, generator: RolloutGenerator, engine: Any, stage: Stage) -> None:
+        self.url, self.generator, self.engine, self.stage = url, generator, engine, stage
 
     @asynccontextmanager
     async def rollout(
-        self, *, tokens: int = 100_000, turns: int = 1000, kept: list[CompletedTurn] | None = None
+        self,
+        *,
+        tokens: int = 100_000,
+        turns: int = 1000,
+        kept: list[CompletedTurn] | None = None,
+        tools: str = "[]",
     ) -> AsyncIterator[tuple[str, Episode]]:
         """Within the block a rollout is served. Gives its key and its episode.
 
@@ -59,7 +64,8 @@ class Stand:
             if kept is not None:
                 kept.append(episode.complete_at(written.strand, written.place, written.given, 1.0))
 
-        async with self.generator._served_rollouts.serving(self.generator._loop, episode, told) as (key, _):
+        serving = self.generator._served_rollouts.serving(self.generator._loop, episode, told, tools)
+        async with serving as (key, _):
             yield key, episode
 
     async def post(
@@ -127,4 +133,4 @@ async def stand(
             assert isinstance(generator, RolloutGenerator)
             for name in ("rollout_generator.0", "gateway.0"):
                 await stage.started(name)
-            yield Stand(f"http://127.0.0.1:{port}", generator, engines[0] if engines else None)
+            yield Stand(f"http://127.0.0.1:{port}", generator, engines[0] if engines else None, stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import textwrap
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
 from agent_rl.config.topology import Harness
-from agent_rl.messages import CompletedTurn, Sampling
+from agent_rl.messages import CompletedTurn, Sampling, ToolCall, ToolResult
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import Stand, stand
@@ -320,3 +322,54 @@ async def test_a_program_may_be_loaded_once_and_forked(tmp_path: Path) -> None:
         run, _ = harnessed(at, command=(sys.executable, str(script)), fork=True)
         with pytest.raises(EnvironmentFaultError, match=r"could not be loaded by .*, which wrote: broken"):
             await run()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_where_a_request_lists_no_tools_the_models_calls_are_run_here(tmp_path: Path, streams: bool) -> None:
+    def ran(call: ToolCall) -> ToolResult:
+        return ToolResult(call.call, "success", f"saw {call.arguments['where']}", "", "", 0.0, 0.0)
+
+    tools = json.dumps(TOOLS)
+    async with (
+        stand(tmp_path, lambda number, _: CALL if number == 1 else "All is well.") as at,
+        at.rollout(tools=tools) as each,
+    ):
+        key, episode = each
+        at.stage["tool_executor"].reply = ran
+        status, body = await at.post(key, {"model": "agent-rl", "messages": [user("Go.")], "stream": streams})
+        assert status == 200
+        shown = 'look({"where": "here", "deep": false})\nsaw here\n'
+        if streams:
+            parts = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+            deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
+            assert "".join(delta.get("content") or "" for delta in deltas) == "I look.All is well."
+            assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == shown
+        else:
+            said = body["choices"][0]["message"]
+            assert (said["content"], said["reasoning_content"]) == ("All is well.", f"I look.\n{shown}")
+            assert body["choices"][0]["finish_reason"] == "stop"
+        assert (episode.turns, len(episode.strands)) == (2, 1)
+        records = episode.trajectory(generator="g", seconds=0.0).transcript.calls
+        assert [record.response for record in records] == ["saw here"]
+
+
+async def test_with_opens_any_request_is_a_session_of_its_own(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "Hello.", opens="true", session_key='"secret"') as at:
+        sessions = at.generator._sessions
+        body = {"model": "agent-rl", "messages": [user("Hi.")]}
+        assert (await at.post("wrong", body))[0] == 401
+        assert (await at.post("secret", body))[0] == 429
+
+        async with trio.open_nursery() as nursery:
+            done: list[bool] = []
+
+            async def wait_for_a_session() -> None:
+                async with at.rollout() as (_, episode):
+                    pass
+                done.append(await sessions.run(episode, "", 60.0, "[]"))
+
+            nursery.start_soon(wait_for_a_session)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            status, said = await at.post("secret", body)
+            assert (status, said["choices"][0]["message"]["content"]) == (200, "Hello.")
+        assert done == [True]

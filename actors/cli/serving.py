@@ -1,0 +1,110 @@
+"""``agent-rl serve``: a model with its tools behind the gateway, for programs that speak OpenAI's or Anthropic's HTTP.
+
+It is an evaluation whose rollouts are sessions of live traffic: each request begins one. So the same actors serve as in
+training, on the same hosts and GPUs, and the journal has what was said.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import RenderableType
+from rich.text import Text
+
+from actors.cli.evaluation import prepare
+from actors.cli.output import Mistake
+from actors.cli.parameters import Overrides, Positive, PositiveNumber, several
+from actors.cli.topologies import sound_topology, supervise
+from agent_rl.config.examples import topology_file
+from agent_rl.config.gateway import ADDRESS, PORT, listens_beyond
+from agent_rl.config.source import TopologyError
+from agent_rl.evaluation.problems import EvaluationError
+from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model, model_config
+from agent_rl.files.disk import DiskError
+from agent_rl.observe.live import LiveView
+from agent_rl.observe.words import clock
+
+DIRECTORY = Path("served")
+MOST = 1_000_000
+"""Requests that one server answers."""
+SECONDS = 1800.0
+
+
+class ServingView(LiveView):
+    """Where the model is served, and how many requests were answered."""
+
+    where = ""
+
+    def line(self, now: float) -> str:
+        """The server in one line."""
+        done, _ = self.progress()
+        if done is None:
+            return f"[{clock(now - self.started)}] starting"
+        return f"[{clock(now - self.started)}] serving at {self.where}: {done:,.0f} requests answered"
+
+    def render(self, now: float, width: int) -> RenderableType:
+        """The same."""
+        del width
+        return Text(self.line(now))
+
+
+def serve(
+    model: Annotated[
+        str,
+        Parameter(
+            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub (organisation/name)"
+        ),
+    ],
+    /,
+    *,
+    tools: Annotated[
+        tuple[str, ...], Parameter(help="tools that the model may call, each module:name or a short name, or none")
+    ] = ("python",),
+    address: Annotated[str, Parameter(help="where to listen; beyond this host it needs --key")] = ADDRESS,
+    port: Annotated[Positive, Parameter(help="where to listen")] = PORT,
+    key: Annotated[str, Parameter(help="the API key that clients must send, or env:NAME; empty: any")] = "",
+    temperature: PositiveNumber = 0.6,
+    top_p: Annotated[float, Parameter(help="share of probability that is sampled from")] = 1.0,
+    max_tokens: Annotated[Positive, Parameter(help="of all turns of a request, tool results included")] = 30720,
+    max_turns: Positive = 30,
+    seed: int = 0,
+    out: Annotated[
+        Path | None,
+        Parameter(metavar="DIR", help=f"where the journal goes; left out: {DIRECTORY}/ and the model's name"),
+    ] = None,
+    topology: Annotated[
+        tuple[Path, ...],
+        several("FILE", "take actors, hosts and model settings from this file, or files as of agent-rl run"),
+    ] = (),
+    overrides: Overrides = (),
+) -> int:
+    """Serve a model until interrupted; returns the exit code."""
+    try:
+        if listens_beyond(address) and not key:
+            raise Mistake(f"--address {address} can be reached from other hosts: choose an API key with --key")
+        path, name, _ = find_model(model, lambda text: print(text, file=sys.stderr))
+        longest, _ = model_config(path)
+        sampling = {"temperature": temperature, "top_p": top_p, "max_turns": max_turns}
+        lengths = {"max_response_tokens": min(max_tokens, longest or max_tokens)}
+        stage = {**sampling, **lengths, "problems": MOST, "samples": 1}
+        chosen = [each for each in tools if each != "none"]
+        harness = {"source": "live", "tools": bool(chosen), "seconds": SECONDS}
+        environment = {"class": "live", "name": "live", "tools": chosen, "harness": harness}
+        asked = Asked(path, [environment], stage, seed)
+        base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
+        directory = out or DIRECTORY / name
+        tables = evaluation_topology(asked, directory.absolute(), base)
+        gateway = tables["actors"].setdefault("gateway", {})
+        listening = {"address": address, "port": port, "session_key": key, "opens": True}
+        gateway["settings"] = {**gateway.get("settings", {}), **listening}
+        settings = {"model": str(path), "tools": chosen, "seed": seed, **stage}
+        file = prepare(directory, tables, settings).absolute()
+        view = type("View", (ServingView,), {"where": f"http://{address}:{port}/v1"})
+        again = shlex.join(["agent-rl", *sys.argv[1:]])
+        return supervise(sound_topology(file, overrides), file, overrides, None, view, again=again)
+    except (TopologyError, EvaluationError, DiskError) as error:
+        raise Mistake(str(error)) from error
