@@ -12,7 +12,7 @@ setup(
         "agent_rl.examples": ["*.toml", "overlays/*.toml", "word_problems/*.jsonl"],
         "actors.cluster": ["templates/*"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
-        "agent_rl.observe.report": ["templates/*", "vendor/*"],
+        "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],
         "benchmarks": ["*.toml"],
         "benchmarks.hostile": ["*.toml"],

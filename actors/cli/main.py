@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFUSED_PATHS = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the system answers where a path that the user named cannot be used, whoever comes to ask first."""
-IN_ORDER = {"run", "eval", "serve", "up", "up-host", "serve-tools"}
+IN_ORDER = {"run", "eval", "serve", "up", "up-host", "serve-tools", "view"}
 """Commands with something to end in order at an interrupt. They say themselves from when on."""
 
 NAME_WIDTH = 30
@@ -53,6 +53,7 @@ COMMANDS = {
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
         Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),
+        Command("view", "view:view", "Show runs on a live page in the browser; several beside each other."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),

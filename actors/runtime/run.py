@@ -114,6 +114,8 @@ async def run_topology(
         display = stack.enter_context(
             display_class(view, SteadyConsole(), lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
         )
+        if topology.main_host in hosts:
+            display.notice(f"look at it in a browser: agent-rl view {shlex.quote(str(directory))}")
         supervisor = Supervisor(
             topology,
             write_resolved(with_whole_paths(topology, base), directory, hosts[0], again),

@@ -14,6 +14,8 @@ from typing import Any, Self, TypeGuard, TypeVar
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -118,7 +120,10 @@ class LiveView:
         """The live table, at most ``width`` wide: the run above, some lines for each actor or role below."""
         figures = [Text.assemble((f"{label} ", "dim"), (visible(value), "bold")) for label, value in self.figures()]
         title = Text(f"{self.name}, {clock(now - self.started)}", style="bold")
-        return Group(title, Columns(figures, padding=(0, 2)), Text(), _table(rows(self._replicas(now)), width))
+        step, steps = self.progress()
+        bar = ProgressBar(total=steps or 1, completed=step or 0, width=min(width, 60))
+        above = Padding(bar, 0, expand=False), Columns(figures, padding=(0, 2)), Text()  # the bar has no end of line
+        return Group(title, *above, _table(rows(self._replicas(now)), width))
 
     def _replicas(self, now: float) -> Iterator[Replica]:
         for actor, line in self._actors.items():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,18 +227,23 @@ class Journal(Retention):
         """The stage's groups in the given states, by number."""
         return sorted(self._select(GroupRow, stage=stage, state=tuple(states)), key=lambda row: row.number)
 
-    def trajectories(self, group: str) -> list[Stored]:
-        """The trajectories of a group by sample and attempt; empty when compaction has removed them."""
+    def trajectories(self, group: str, only: Container[tuple[int, int]] | None = None) -> list[Stored]:
+        """The trajectories of a group by sample and attempt; empty when compaction has removed them.
+
+        ``only``: those of these samples and attempts.
+        """
         row = self.group(group)
         rows = self._select(TrajectoryRow, group_id=group) if row is not None else []
         found = []
         for each in rows:
             assert row is not None
+            if only is not None and (each.sample, each.attempt) not in only:
+                continue
             payload = self._fetch(row.segment, each.offset, each.size)
             if payload is None or zlib.crc32(payload) != each.checksum:
                 now = self.group(group)
                 if (now is not None and now.segment != row.segment) or not self._select(TrajectoryRow, group_id=group):
-                    return self.trajectories(group)  # a compaction came between
+                    return self.trajectories(group, only)  # a compaction came between
                 raise self._unusable(f"the payload of {group}, sample {each.sample}, is not what was written")
             found.append(Stored(each.sample, each.attempt, each.status, payload, each.judgement))
         return found
@@ -446,18 +451,17 @@ class Journal(Retention):
         groups = self._scan(GroupRow, ("id", "state", "decided_order"))
         return sum(group not in there for group, state, order in groups if order or state in {"trained", "evaluated"})
 
-    def fates(self) -> list[tuple[int | None, str, str, bool, int]]:
-        """Counts of training groups by (step, state, reason, whether any rollout of a dropped group succeeded)."""
-        columns = ("step", "state", "reason", "right")
-        counted = Counter(self._scan(GroupRow, columns, purpose="train"))
-        return [(step, state, reason, bool(right), count) for (step, state, reason, right), count in counted.items()]
+    def group_states(self) -> Iterator[tuple[str, str, int | None]]:
+        """Every group with its state and the step that decided it."""
+        return self._scan(GroupRow, ("id", "state", "step"))
 
-    def kept_rewards(self) -> dict[int, float]:
-        """Mean reward of the rollouts that each step trained on, by version."""
-        found: dict[int, list[float]] = {}
-        for step, rewards in self._scan(GroupRow, ("step", "rewards"), state="trained"):
-            found.setdefault(step, []).extend(rewards)
-        return {step: sum(rewards) / len(rewards) for step, rewards in found.items() if rewards}
+    def outlines(self, group: str) -> dict[tuple[int, int], Judgement | None]:
+        """The judgement of each trajectory of a group, by sample and attempt; None while it is not judged."""
+        return {(each.sample, each.attempt): each.judgement for each in self._select(TrajectoryRow, group_id=group)}
+
+    def closed_versions(self) -> list[int]:
+        """The versions of all closed steps."""
+        return [version for (version,) in self._scan(StepRow, ("version",))]
 
     def judged(self, stage: int) -> dict[str, float]:
         """How many rollouts of each evaluated group of a stage succeeded."""

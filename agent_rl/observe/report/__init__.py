@@ -5,24 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent_rl.observe.report.page import html, run_page
-from agent_rl.observe.report.records import Records, ReportError, read_records
-from agent_rl.observe.report.samples import Transcripts, tokens_to_text
-from agent_rl.observe.report.stored import Decode, read_stored
+from agent_rl.observe.report.catalogue import Decode
+from agent_rl.observe.report.page import html
+from agent_rl.observe.report.records import Records, ReportError
+from agent_rl.observe.report.watched import Watched
 
-__all__ = ["FILE", "Decode", "ReportError", "read_page", "write_report"]
+__all__ = ["FILE", "Decode", "ReportError", "Watched", "html", "read_page", "write_report"]
 
 FILE = "report.html"
 
 
 def read_page(directory: Path, decode: Decode) -> tuple[Records, dict[str, Any]]:
     """The records of a run, and its report as one object. Raises ReportError when there is no run."""
-    records = read_records(directory)
-    samples = read_stored(directory, records, decode)
-    to_text = tokens_to_text(directory, records)
-    if to_text is None and (samples.comparison or samples.first):
-        records.notes.append("The run's tokenizer was not found: trajectories show only what the model wrote.")
-    return records, run_page(records, samples, Transcripts(to_text))
+    watched = Watched(directory, decode)
+    while watched.look().more:
+        pass
+    page = watched.saved_page()
+    return watched.records, page
 
 
 def write_report(directory: Path, decode: Decode) -> Path:

@@ -32,39 +32,57 @@ FATES = {
     "not_finite": ("dropped: its update was not finite", 7),
     "stage_boundary": ("dropped: its stage ended", 7),
     "open": ("open", 6),
+    "evaluated": ("evaluated", 6),
 }
 """The fates of groups in words, with colours."""
 
 PANELS = (
     (
+        "learning",
         "Tool errors",
         "share",
         "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
         {"of all calls": "tool_error_share", "of those in correct rollouts": "tool_error_share_correct"},
     ),
-    ("Response length", "tokens", "Tokens after the prompt, tool responses included.", {"mean": "response_tokens"}),
-    ("Turns and tool calls", "", "Means over rollouts.", {"turns": "turns", "tool calls": "tool_calls"}),
-    ("Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
-    ("Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.", {"of the policy": "entropy"}),
     (
+        "learning",
+        "Response length",
+        "tokens",
+        "Tokens after the prompt, tool responses included.",
+        {"mean": "response_tokens"},
+    ),
+    ("learning", "Turns and tool calls", "", "Means over rollouts.", {"turns": "turns", "tool calls": "tool_calls"}),
+    ("learning", "Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
+    (
+        "health",
+        "Entropy",
+        "nats",
+        "Mean over trained tokens, at the rollouts' temperature.",
+        {"of the policy": "entropy"},
+    ),
+    (
+        "health",
         "Divergence from the reference policy",
         "nats",
         "Estimate of the KL penalty, as a mean over trained tokens.",
         {"of the policy": "kl"},
     ),
     (
+        "staleness",
         "Staleness",
         "versions",
         "How many versions a group's oldest token is behind the policy that trains on it.",
         {"mean": "staleness_mean", "highest": "staleness_max"},
     ),
     (
+        "health",
         "Clipped tokens",
         "share",
         "Share of trained tokens whose gradient was cut.",
         {"by the ratio's bounds": "clip_share", "by the correction's cap": "correction_capped_share"},
     ),
     (
+        "health",
         "Policy and engine",
         "nats",
         "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
@@ -74,10 +92,12 @@ PANELS = (
             "staleness": "staleness_gap",
         },
     ),
-    ("Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
-    ("Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
+    ("health", "Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
+    ("health", "Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
 )
-"""Title, unit (or share), note, and the figures of a step by label. A new figure of steps becomes a curve here."""
+"""Section of the page, title, unit (or share), note, and the figures of a step by label.
+
+A new figure of steps becomes a curve here."""
 
 CURVE_NOTE = (
     "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
@@ -188,18 +208,14 @@ def successes(records: Records, steps: range) -> tuple[float, int]:
     return right, trials
 
 
-def panels(records: Records) -> list[Chart]:
-    """The smaller charts, in order of interest."""
+def panels(records: Records) -> dict[str, list[Chart]]:
+    """The smaller charts by section of the page, in order of interest."""
     steps = records.steps
     rewards = [figure(row, "reward") for row in steps]
     kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
     curves = {"all sampled rollouts": rewards, "those trained on, after resampling": kept}
     span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
-    charts = [_panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span)]
-    for title, unit, note, names in PANELS:
-        curves = {label: [figure(row, name) for row in steps] for label, name in names.items()}
-        share = unit == "share"
-        charts.append(_panel(records, title, curves, note, share=share, unit="" if share else unit))
+    charts = {"learning": [_panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span)]}
     for title, column, key, note in (
         ("Success by environment", "environments", "success", "Share of the sampled rollouts that succeeded."),
         ("Parts of the reward", "parts", "", "Means of the parts that the judgements name."),
@@ -207,14 +223,37 @@ def panels(records: Records) -> list[Chart]:
         objects = [each if isinstance(each := row.get(column), dict) else {} for row in steps]
         labels = sorted({label for each in objects for label in each})
         curves = {label: [_nested(each, label, key) for each in objects] for label in labels}
-        charts.append(_panel(records, title, curves, note, share=bool(key)))
+        charts["learning"].append(_panel(records, title, curves, note, share=bool(key)))
+    for section, title, unit, note, names in PANELS:
+        curves = {label: [figure(row, name) for row in steps] for label, name in names.items()}
+        share = unit == "share"
+        made = _panel(records, title, curves, note, share=share, unit="" if share else unit)
+        charts.setdefault(section, []).append(made)
     seconds = [figure(row, "seconds") for row in steps]
     curves = {
         "from step to step": [math.nan, *(later - earlier for earlier, later in pairwise(seconds))],
         "of them training": [figure(row, "train_seconds") for row in steps],
     }
-    charts.append(_panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s"))
-    return [each for each in charts if each["lines"]]
+    charts["time"] = [
+        _panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s")
+    ]
+    return {section: [each for each in found if each["lines"]] for section, found in charts.items()}
+
+
+def caches(spans: Sequence[tuple[float, float]], uses: dict[str, list[tuple[float, float]]]) -> list[Chart]:
+    """The KV cache of each engine in minutes of running time. ``uses``: (share in use, turns that wait) by engine."""
+    middles = [(start + end) / 120 for start, end in spans]
+    charts = []
+    for name, values in uses.items():
+        lines = [line("in use", [used for used, _ in values], 1)]
+        words = [
+            f"{minute:.1f} minutes: {percent(used)} in use, {compact(waiting)} turns wait"
+            for minute, (used, waiting) in zip(middles, values, strict=True)
+        ]
+        note = "Share of the engine's KV cache. A cache that is always full makes turns wait, or preempts them."
+        title = f"KV cache of {name}"
+        charts.append(chart(title, lines, middles, words, note=note, share=True, x_label="minutes", span=(0.0, 1.0)))
+    return charts
 
 
 def _nested(row: Row, label: str, key: str) -> float:

@@ -2,7 +2,7 @@
 
 ::
 
-    run directory --> Records, Samples --> run_page (the JSON object) --> html --> templates/page.{html,css,js}, vendor/
+    run directory --> Records, Samples --> run_page (the JSON object) --> html --> web/, vendor/
 
 The object has a title, a headline, and sections of blocks. A block is {"text"}, {"heading"}, {"table"}, {"charts"},
 {"lanes"}, {"outcomes"}, {"article"} or {"marked"}; ``page.js`` draws each kind, the charts with uPlot. All words and
@@ -16,16 +16,20 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from agent_rl.observe.report.activity import Activity, TimeUse, activity, lanes, load, supervised_losses, totals
+from agent_rl.observe.report.alarms import Alarms
 from agent_rl.observe.report.charts import (
     PLACES,
+    caches,
     fate_chart,
     fate_totals,
     learning_curve,
@@ -33,34 +37,81 @@ from agent_rl.observe.report.charts import (
     successes,
     supervised_chart,
 )
+from agent_rl.observe.report.graph import advice
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.records import Records, figure
-from agent_rl.observe.report.samples import Block, Transcripts
+from agent_rl.observe.report.records import Records, Row, figure
+from agent_rl.observe.report.samples import NOTE, Block, Transcripts
 from agent_rl.observe.report.stored import Samples
 from agent_rl.observe.words import clock, compact, percent, spread, visible
 
+ALARM_DOCUMENT = "docs/training.md, section Alarms"
+STEPS_TIMED = 50
+"""The last steps, whose median time the advice goes by."""
+MOST_CACHES = 16
+"""Engines whose KV cache is drawn."""
+MODULES = ("base", "charts", "graph", "blocks", "explorer", "main")
+"""The scripts of the page. Each imports only from those before it: they become one script of the page."""
+_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 FOOTER = (
-    "Made by agent-rl report from the run directory: metrics.jsonl, timeline.jsonl, journal.sqlite, topology.json. "
+    "Made by agent-rl from the run directory: metrics.jsonl, timeline.jsonl, journal.sqlite, topology.json. "
     "This file is whole: it loads nothing and sends nothing. To read a chart's figures, point at the chart, or choose "
     "it and use the arrow keys."
 )
 
 
-def run_page(records: Records, samples: Samples, transcripts: Transcripts) -> dict[str, Any]:
-    """The whole report as one object."""
+def run_page(
+    records: Records,
+    samples: Samples,
+    transcripts: Transcripts,
+    alarms: Alarms,
+    now: dict[str, Any],
+    listed: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The whole page as one object. ``listed``: all trajectories in short rows, where the page is to hold them."""
     active = activity(records.timeline)
     said = headline(records)
     curve = learning_curve(records)
+    figures = panels(records)
+    shares = totals(active.spans)
     sections = [
-        section("learning", "Learning", [{"charts": [curve], "wide": True}, _evaluations(records)]),
-        section("curves", "Curves", [{"charts": _panels(records)}]),
-        section("who", "Who worked, who waited for whom", [{"lanes": lanes(records, active)}, _shares(active)]),
-        section("groups", "Groups by fate", list(_fates(records))),
-        section("trajectories", "Trajectories", list(transcripts.blocks(samples))),
+        section(
+            "learning",
+            "Is it learning",
+            [
+                {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True},
+                _evaluations(records),
+                {"charts": figures["learning"]},
+            ],
+        ),
+        section(
+            "health",
+            "Is it healthy",
+            [_alarms(records, alarms), {"charts": [*figures["health"], *_supervised(records)]}],
+        ),
+        section(
+            "time",
+            "Where time goes",
+            [
+                {"advice": advice(shares, seconds_of_step(records))},
+                {"lanes": lanes(records, active)},
+                _shares(active),
+                {"charts": figures["time"]},
+            ],
+        ),
+        section("topology", "Topology", [{"graph": now}]),
+        section("cache", "KV cache", [{"charts": _caches(records, active)}]),
+        section("staleness", "Staleness and fates", [{"charts": figures["staleness"]}, *_fates(records)]),
+        section(
+            "trajectories",
+            "Trajectories",
+            [
+                {"text": NOTE},
+                {"explorer": _listed(listed, transcripts, samples)},
+                *transcripts.comparison(samples.comparison),
+            ],
+        ),
         section("made", "What it was made with", [*_products(records), _settings(records)]),
     ]
-    if not curve["lines"] and not curve["marks"]:
-        sections[0]["blocks"] = sections[0]["blocks"][1:]
     return {
         "title": f"Run {records.name}",
         "badge": (said.state, "done" if said.finished else "loss"),
@@ -69,8 +120,16 @@ def run_page(records: Records, samples: Samples, transcripts: Transcripts) -> di
         "tiles": list(_tiles(records, active)),
         "notes": [*records.notes, *_own_notes(records, transcripts)],
         "sections": [each for each in sections if each["blocks"]],
+        "settings": records.settings,
         "footer": FOOTER,
     }
+
+
+def _listed(listed: dict[str, Any] | None, transcripts: Transcripts, samples: Samples) -> dict[str, Any]:
+    """The list of trajectories, with the bodies of those of the first and last step; without rows: to be fetched."""
+    if listed is None:
+        return {"live": True}
+    return {**listed, "bodies": transcripts.bodies(samples.ends)}
 
 
 def study_page(
@@ -95,20 +154,34 @@ def study_page(
 
 def html(page: Mapping[str, Any]) -> str:
     """The file. Every string of the object is made visible; the JSON cannot end its element, nor begin another."""
-    style = f"{_source('vendor', 'uPlot.min.css')}\n{_source('templates', 'page.css')}"
-    script = f"{_source('vendor', 'uPlot.iife.min.js')}\n{_source('templates', 'page.js')}"
-    data = json.dumps(_shown(page), allow_nan=False, separators=(",", ":"))
+    data = page_json(page)
     for sign in "<>&":  # also "<!--", which would begin a comment within a script
         data = data.replace(sign, f"\\u{ord(sign):04x}")
+    return _document(f"{page['title']}: {page['headline']}", data)
+
+
+def live_html() -> str:
+    """The same page without data: its script fetches them from where the page came from."""
+    return _document("agent-rl view", "null", "connect-src 'self'; ")
+
+
+def page_json(value: Any) -> str:
+    """A value as JSON for the page's script: strings made visible, and numbers short."""
+    return json.dumps(_shown(value), allow_nan=False, separators=(",", ":"))
+
+
+def _document(title: str, data: str, connect: str = "") -> str:
+    style = f"{_source('vendor', 'uPlot.min.css')}\n{_source('web', 'page.css')}"
+    modules = (_IMPORT.sub("", _source("web", f"{name}.js")).replace("\nexport ", "\n") for name in MODULES)
+    script = "\n".join([_source("vendor", "uPlot.iife.min.js"), '"use strict";', *modules])
     parts = {
-        "policy": content_policy(style, script),
-        "title": escape(visible(f"{page['title']}: {page['headline']}")),
+        "policy": connect + content_policy(style, script),
+        "title": escape(visible(title)),
         "style": style,
         "script": script,
         "data": data,
     }
-    template = _source("templates", "page.html")
-    pieces = [piece.partition("}}") for piece in template.split("{{")]
+    pieces = [piece.partition("}}") for piece in _source("web", "page.html").split("{{")]
     return pieces[0][0] + "".join(parts[name.strip()] + rest for name, _, rest in pieces[1:])
 
 
@@ -178,13 +251,65 @@ def _evaluations(records: Records) -> Block:
     return table(head, rows, optional=[1, 5, 6])
 
 
-def _panels(records: Records) -> list[Block]:
-    losses = (
-        supervised_chart(supervised_losses(records.timeline, index), stage.name)
-        for index, stage in enumerate(records.stages)
-        if stage.kind == "sft"
-    )
-    return [*panels(records), *filter(None, losses)]
+def _supervised(records: Records) -> Iterator[Block]:
+    for index, stage in enumerate(records.stages):
+        if stage.kind == "sft" and (found := supervised_chart(supervised_losses(records.timeline, index), stage.name)):
+            yield found
+
+
+def _alarms(records: Records, alarms: Alarms) -> Block:
+    """The alarms with their steps and remedies, those that hold now first."""
+    now = {name for name, _ in alarms.now} if not records.finished else set()
+    held = sorted(alarms.held.values(), key=lambda each: (each.name not in now, each.stage, each.first))
+    return {
+        "alarms": [
+            {
+                "name": each.name,
+                "now": each.name in now,
+                "steps": f"stage {each.stage}, steps {each.first:,} to {each.last:,}",
+                "text": each.text,
+                "see": ALARM_DOCUMENT,
+            }
+            for each in held
+        ]
+        or (["No alarm: none of the last steps' figures is out of its bounds."] if records.steps else [])
+    }
+
+
+def seconds_of_step(records: Records) -> float:
+    """The median time from step to step over the last steps; NaN with fewer than two."""
+    seconds = [figure(row, "seconds") for row in records.steps[-STEPS_TIMED:]]
+    gaps = sorted(later - earlier for earlier, later in pairwise(seconds) if later > earlier)
+    return gaps[len(gaps) // 2] if gaps else math.nan
+
+
+def _caches(records: Records, active: Activity) -> list[dict[str, Any]]:
+    """The use of each engine's KV cache over the places of the timeline."""
+    rows = records.timeline
+    every = max(1, -(-len(rows) // PLACES))
+    engines = sorted({name for row in rows[::every] for name in row["actors"] if _cache(row, name) is not None})
+    spans: list[tuple[float, float]] = []
+    uses: dict[str, list[tuple[float, float]]] = {name: [] for name in engines[:MOST_CACHES]}
+    for place in range(0, len(rows), every):
+        spans.append((active.spans[place].start, active.spans[min(len(rows), place + every) - 1].end))
+        for name, values in uses.items():
+            found = [use for row in rows[place : place + every] if (use := _cache(row, name)) is not None]
+            values.append((_average([used for used, _ in found]), _average([waiting for _, waiting in found])))
+    return caches(spans, uses)
+
+
+def _cache(row: Row, name: str) -> tuple[float, float] | None:
+    """The share of an engine's KV cache that is in use, and the turns that wait; None where an actor has no cache."""
+    report = row["actors"].get(name)
+    figures = report.get("figures") if isinstance(report, dict) else None
+    if not isinstance(figures, dict):
+        return None
+    used, total = figure(figures, "kv_used"), figure(figures, "kv_total")
+    return (used / total, figure(figures, "waiting")) if total > 0 and math.isfinite(used) else None
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
 
 
 def _shares(active: Activity) -> Block:

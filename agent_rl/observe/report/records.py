@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from agent_rl.records.timeline import FILE as TIMELINE
 
 METRICS = "metrics.jsonl"
 LARGEST = 1e100
+PIECE_BYTES = 1 << 20
 WAYS = ("sampled", "greedy")
 
 Row = dict[str, Any]
@@ -110,26 +112,128 @@ class Records:
         """Whether the recipe was completed."""
         return self.stage is not None and bool(self.stages) and self.stage >= len(self.stages)
 
+    def set_stage(self, fact: str | None) -> None:
+        """Take the journal's fact of the current stage."""
+        self.stage = int(fact) if fact is not None and fact.isdigit() else None
+
+
+class RunFiles:
+    """The files of a run directory, whose rows are read as they are added. Raises ReportError when it is not one."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise ReportError(f"there is no run directory {directory}")
+        if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
+            raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
+        self.directory = directory
+        self.metrics = Lines(directory / METRICS)
+        self.timeline = Lines(directory / TIMELINE)
+
+    def look(self) -> None:
+        """Read what was added."""
+        self.metrics.look()
+        self.timeline.look()
+
+    def records(self) -> Records:
+        """The records so far."""
+        directory = self.directory
+        path = directory.resolve()
+        records = Records(f"{path.parent.name}/{path.name}" if path.name == "run" else path.name)
+        records.stopped = read_end(directory)
+        records.memory_kills = read_memory_kills(directory)
+        records.remarks = tuple(map(str, _summary(directory).get("remarks") or ()))
+        _read_settings(directory, records)
+        records.notes += self.metrics.notes()
+        _read_metrics(directory, self.metrics.rows, records)
+        records.notes += self.timeline.notes()
+        records.timeline = list(filter(_is_span, self.timeline.rows))
+        return records
+
+    def newest(self) -> Row | None:
+        """The newest row of the timeline."""
+        return next(filter(_is_span, reversed(self.timeline.rows)), None)
+
+
+def _is_span(row: Row) -> bool:
+    return isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
+
 
 def read_records(directory: Path) -> Records:
     """Read the files of a run directory, but not its journal. Raises ReportError when it is not one."""
-    if not directory.is_dir():
-        raise ReportError(f"there is no run directory {directory}")
-    if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
-        raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
-    records = Records(directory.resolve().name)
-    records.stopped = read_end(directory)
-    records.memory_kills = read_memory_kills(directory)
-    records.remarks = tuple(map(str, _summary(directory).get("remarks") or ()))
-    _read_settings(directory, records)
-    _read_metrics(directory, records)
-    records.timeline = [
-        row
-        for path in (*filter(Path.exists, [older(directory / TIMELINE)]), directory / TIMELINE)
-        for row in _rows(path, records.notes)
-        if isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
-    ]
-    return records
+    files = RunFiles(directory)
+    files.look()
+    return files.records()
+
+
+class Lines:
+    """A file of JSON lines that grows, with the older part that `older` names. Invalid lines are left out and counted.
+
+    A line counts once it has its end. A file that was replaced, or that is shorter than before, is read anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.rows: list[Row] = []
+        self._path = path
+        self._fault = ""
+        self._begin(None)
+
+    def _begin(self, file: tuple[int, int] | None) -> None:
+        self._file = file
+        self._at = self._broken = self._count = 0
+        self._half = b""
+        self.rows.clear()
+
+    def look(self) -> None:
+        """Read the lines that were added."""
+        try:
+            with open_file(self._path) as file:
+                self._fault = ""
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._file or found.st_size < self._at:
+                    self._begin((found.st_dev, found.st_ino))
+                    self._read_older()
+                file.seek(self._at)
+                while piece := file.read(PIECE_BYTES):
+                    self._at += len(piece)
+                    self._take(piece)
+        except FileNotFoundError:
+            self._fault = f"There is no {self._path.name}."
+        except OSError as error:
+            self._fault = f"{self._path.name} cannot be read: {error.strerror}."
+
+    def _read_older(self) -> None:
+        if (path := older(self._path)).exists():
+            with open_file(path) as file:
+                while piece := file.read(PIECE_BYTES):
+                    self._take(piece)
+            self._half = b""
+
+    def _take(self, piece: bytes) -> None:
+        *whole, self._half = (self._half + piece).split(b"\n")
+        for line in whole:
+            self._count += 1
+            if (row := _row(line)) is not None:
+                self.rows.append(row)
+            else:
+                self._broken += bool(line.strip())
+
+    def notes(self) -> list[str]:
+        """What is wrong with the file, in sentences."""
+        half = bool(self._half.strip())
+        broken = self._broken + half
+        if self._fault or not broken:
+            return [self._fault] if self._fault else []
+        end = " (the last one, half-written)" if broken == 1 and half else ""
+        lines = f"{broken} of {self._count + half} lines of {self._path.name}"
+        return [f"{lines} cannot be read{end}; they are left out."]
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def figure(row: Row, name: str) -> float:
@@ -138,33 +242,6 @@ def figure(row: Row, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < LARGEST else math.nan
-
-
-def _rows(path: Path, notes: list[str]) -> list[Row]:
-    """The rows of a file of JSON lines. Invalid lines are left out and noted."""
-    try:
-        with open_file(path) as file:
-            lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
-    except FileNotFoundError:
-        notes.append(f"There is no {path.name}.")
-        return []
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}.")
-        return []
-    rows, broken = [], 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif line.strip():
-            broken += 1
-    if broken:
-        end = " (the last one, half-written)" if broken == 1 and not lines[-1].endswith("\n") else ""
-        notes.append(f"{broken} of {len(lines)} lines of {path.name} cannot be read{end}; they are left out.")
-    return rows
 
 
 def _read_settings(directory: Path, records: Records) -> None:
@@ -181,11 +258,11 @@ def _read_settings(directory: Path, records: Records) -> None:
         records.stages.append(RecipeStage(kind, name))
 
 
-def _read_metrics(directory: Path, records: Records) -> None:
+def _read_metrics(directory: Path, rows: Sequence[Row], records: Records) -> None:
     by_version: dict[float, Row] = {}
     evaluations: list[Row] = []
     times = []
-    for row in _rows(directory / METRICS, records.notes):
+    for row in rows:
         times.append(figure(row, "seconds"))
         match row.get("kind"):
             case "step" if math.isfinite(figure(row, "version")):

@@ -7,13 +7,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from agent_rl.learning.advantages import group_advantages
 from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory
+from agent_rl.observe.report.catalogue import StoredRollout, fate
+from agent_rl.observe.report.charts import FATES
 from agent_rl.observe.report.records import Records
-from agent_rl.observe.report.stored import OUTCOMES, SampleGroup, Samples, StoredRollout
+from agent_rl.observe.report.stored import OUTCOMES, Comparison
 from agent_rl.observe.words import count_of
 from agent_rl.rollout.parsing import CLOSING, OPENING, cut_middle
 
@@ -24,6 +27,9 @@ TokensToText = Callable[[Sequence[int]], str]
 LONG = 1500
 """Characters of a transcript. A longer one is closed until it is opened."""
 LONGEST_PIECE = 6000
+LONGEST_RAW = 60_000
+LONGEST_CHARACTER = 4
+"""Tokens of one character, at most."""
 TRANSCRIPT_CHARACTERS = 1_200_000
 """Limit of all transcripts: a page of more than a few megabytes is of no use on a phone."""
 COLOURS = {(True,): "gain", (False,): "loss", (False, True): "gain", (True, False): "loss"}
@@ -42,60 +48,136 @@ class Transcripts:
         self._left = TRANSCRIPT_CHARACTERS
         self.left_out = 0
 
-    def blocks(self, samples: Samples) -> Iterator[Block]:
-        """All of the samples."""
-        if samples.comparison or samples.first or samples.last:
-            yield {"text": NOTE}
-        if compared := samples.comparison:
-            words = OUTCOMES[len(compared.names)]
-            names = '" and "'.join(compared.names)
-            yield {"heading": f'Held-out problems in "{names}"'}
-            yield {"outcomes": [(f"{n:,}", words[of], COLOURS.get(of, "same")) for of, n in compared.counts.items()]}
-            yield {
-                "text": "Below, the first ones of each kind in the order they were asked: "
-                f"{sum(compared.counts.values()):,} problems, {compared.way}."
-            }
-            for problem, outcome, rollouts in compared.pairs:
-                named = [f'In evaluation "{name}"' for name in compared.names]
-                sides = [self.rollout(each, name, opened=True) for name, each in zip(named, rollouts, strict=True)]
-                yield _article(problem, words[outcome], COLOURS.get(outcome, "same"), sides)
-        for when, groups in (("first", samples.first), ("last", samples.last)):
-            if groups:
-                where = f"{groups[0].stage}, step {groups[0].step} of the run"
-                yield {"heading": f"Groups of the {when} RL step ({where})"}
-                yield from (self._group(group) for group in groups)
+    def comparison(self, compared: Comparison | None) -> Iterator[Block]:
+        """The same held-out problems in one or two evaluations."""
+        if compared is None:
+            return
+        words = OUTCOMES[len(compared.names)]
+        names = '" and "'.join(compared.names)
+        yield {"heading": f'Held-out problems in "{names}"'}
+        yield {"outcomes": [(f"{n:,}", words[of], COLOURS.get(of, "same")) for of, n in compared.counts.items()]}
+        yield {
+            "text": "Below, the first ones of each kind in the order they were asked: "
+            f"{sum(compared.counts.values()):,} problems, {compared.way}."
+        }
+        for problem, outcome, rollouts in compared.pairs:
+            named = [f'In evaluation "{name}"' for name in compared.names]
+            sides = [self.rollout(each, name, opened=True) for name, each in zip(named, rollouts, strict=True)]
+            yield _article(problem, words[outcome], COLOURS.get(outcome, "same"), sides)
 
-    def _group(self, group: SampleGroup) -> Block:
-        right = sum(each.judgement is not None and each.judgement.success for each in group.rollouts)
-        said = f"{right} of {len(group.rollouts)} right, {group.fate.replace('_', ' ')}"
-        return _article(group.problem, said, "same", [self.rollout(each) for each in group.rollouts])
+    def bodies(self, rollouts: Sequence[StoredRollout]) -> dict[str, Block]:
+        """Whole rollouts by key, as many as the limit permits."""
+        found = {}
+        for each in rollouts:
+            made = self.whole(each)
+            if self._fits(made):
+                found[each.key] = made
+        return found
+
+    def _fits(self, made: Any) -> bool:
+        written = json.dumps(made)
+        self._left -= len(written) + 5 * sum(written.count(sign) for sign in "<>&")  # which the page writes as numbers
+        self.left_out += self._left < 0
+        return self._left >= 0
+
+    def whole(self, stored: StoredRollout) -> Block:
+        """A rollout with all that the journal knows of it, also of each token of the model."""
+        problem, group, trajectory, judgement = stored
+        made = self._block(stored, self._pieces(trajectory), tokens=True)
+        body = trajectory.unpack()
+        raw = self._to_text([*body.prompt_tokens.tolist(), *body.tokens.tolist()]) if self._to_text else ""
+        rewards = np.array(group.rewards, dtype=np.float32)
+        place = next((i for i, key in enumerate(group.kept) if key == (trajectory.sample, trajectory.attempt)), None)
+        return made | {
+            "key": stored.key,
+            "problem": cut_middle(problem.text, LONGEST_PIECE),
+            "answer": cut_middle(problem.answer, 200),
+            "why": _why(stored),
+            "advantage": None if place is None else float(group_advantages(rewards)[place]),
+            "verdict": list(_verdict(judgement)),
+            "raw": cut_middle(raw, LONGEST_RAW),
+        }
 
     def rollout(self, stored: StoredRollout | None, title: str = "", *, opened: bool = False) -> Block:
         """A rollout with its badges, sizes and turns."""
         if stored is None:
             return {"title": title, "note": "No trajectory is stored."}
+        pieces = self._pieces(stored.trajectory)
+        made = self._block(stored, pieces)
+        fits = self._fits(made["turns"])
+        made |= {"title": title, "open": opened and fits and sum(len(piece.text) for piece in pieces) <= LONG}
+        return made if fits else made | {"turns": [], "note": "Left out: the report would grow too large."}
+
+    def _block(self, stored: StoredRollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
         trajectory = stored.trajectory
-        pieces = self._pieces(trajectory)
-        turns = _turns(pieces, trajectory)
-        written = json.dumps(turns)
-        self._left -= len(written) + 5 * sum(written.count(sign) for sign in "<>&")  # which the page writes as numbers
-        fits = self._left >= 0
-        self.left_out += not fits
+        of = _tokens_of(trajectory, self._to_text) if tokens and self._to_text else None
         return {
-            "title": title,
             "badges": list(_badges(stored)),
             "sizes": " \u00b7 ".join([*_reward(stored.judgement), *_sizes(trajectory)]),
-            "open": opened and fits and sum(len(text) for _, text, _ in pieces) <= LONG,
-            "turns": turns if fits else [],
-            "note": _unread(pieces, trajectory.transcript.calls)
-            if fits
-            else "Left out: the report would grow too large.",
+            "turns": _turns(pieces, trajectory, of),
+            "note": _unread(pieces, trajectory.transcript.calls),
         }
 
-    def _pieces(self, trajectory: Trajectory) -> list[tuple[str, str, str]]:
+    def _pieces(self, trajectory: Trajectory) -> list[Piece]:
         if self._to_text is not None:
             return split(trajectory, self._to_text)
-        return [("model", trajectory.transcript.text, _policies(trajectory.unpack().policies[:, 1]))]
+        return [Piece("model", trajectory.transcript.text, _policies(trajectory.unpack().policies[:, 1]), slice(0))]
+
+
+def _why(stored: StoredRollout) -> str:
+    """Why a rollout was kept for training, or not."""
+    group, kept = stored.group, stored.kept
+    if group.purpose != "train":
+        return "Not for training: it answers an evaluation or a selection of problems."
+    words = FATES.get(fate(group), (group.reason.replace("_", " "), 0))[0]
+    if kept is None:
+        return "Its group is not decided yet." if group.state == "open" else f"Its group was {words}."
+    count = len(group.kept)
+    if kept:
+        return f"Kept: one of the {count} rollouts that its group kept. The group is {words}."
+    return f"Not kept: the resampling kept {count} others of its group. The group is {words}."
+
+
+def _verdict(judgement: Judgement | None) -> Iterator[tuple[str, str]]:
+    """The parts of a judgement."""
+    if judgement is None:
+        yield "verdict", "not judged"
+        return
+    yield "verdict", "right" if judgement.success else "wrong"
+    yield "reward", f"{judgement.reward:g}"
+    yield from ((f"part {name}", f"{value:g}") for name, value in judgement.parts.items())
+    if judgement.format_penalty:
+        yield "penalty of form", f"{judgement.format_penalty:g}"
+    yield from ((name, cut_middle(words, LONGEST_PIECE)) for name, words in
+                (("answer", judgement.answer), ("note", judgement.note)) if words)  # fmt: skip
+
+
+TokenTexts = Callable[[slice], list[Any]]
+
+
+def _tokens_of(trajectory: Trajectory, to_text: TokensToText) -> TokenTexts:
+    """The texts, log-probabilities and versions of the tokens in a part of the response.
+
+    Tokens that only together make a character are one text, with the sum of their log-probabilities.
+    """
+    body = trajectory.unpack()
+
+    def texts(part: slice) -> list[Any]:
+        words: list[str] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        start = part.start
+        for at in range(part.start, part.stop):
+            text = to_text(body.tokens[start : at + 1].tolist())
+            if text.endswith("\ufffd") and at + 1 < part.stop and at - start < LONGEST_CHARACTER:
+                continue
+            words.append(text)
+            logprobs.append(round(float(body.logprobs[start : at + 1].sum()), 3))
+            versions.append(int(body.policies[at, 1]))
+            start = at + 1
+        return [words, logprobs, versions]
+
+    return texts
 
 
 def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) -> Block:
@@ -129,20 +211,22 @@ def _sizes(trajectory: Trajectory) -> list[str]:
     return sizes + ([count_of(len(calls), "call") + (f", {failed} failed" if failed else "")] if calls else [])
 
 
-def _turns(pieces: Sequence[tuple[str, str, str]], trajectory: Trajectory) -> list[Block]:
+def _turns(pieces: Sequence[Piece], trajectory: Trajectory, tokens: TokenTexts | None) -> list[Block]:
     """The pieces with who wrote them; the text of tools with how their calls ended."""
     turns: list[Block] = []
     order = iter(trajectory.turn_order)
     calls = trajectory.transcript.calls
     records: list[ToolCallRecord] = []
-    for origin, text, policies in pieces:
+    for origin, text, policies, part in pieces:
         if origin == "branch":
-            turns.append({"class": "tool", "who": text, "parts": []})
+            turns.append({"class": "branch", "who": text, "parts": []})
             continue
         if origin == "model":
             turn = next(order, 0)
             records = [record for record in calls if record.turn == turn]
             turns.append({"class": "model", "who": f"model \u00b7 {policies}", "parts": calls_in(text)})
+            if tokens is not None:
+                turns[-1]["tokens"] = tokens(part)
             continue
         found = responses(text)
         for response, record in zip_longest(found, records[: len(found)]):
@@ -155,9 +239,9 @@ def _turns(pieces: Sequence[tuple[str, str, str]], trajectory: Trajectory) -> li
     return turns
 
 
-def _unread(pieces: Sequence[tuple[str, str, str]], calls: Sequence[ToolCallRecord]) -> str:
+def _unread(pieces: Sequence[Piece], calls: Sequence[ToolCallRecord]) -> str:
     """About calls of the last turn, whose results the model did not read."""
-    turns = sum(origin == "model" for origin, _, _ in pieces)
+    turns = sum(piece.origin == "model" for piece in pieces)
     ended = bool(pieces) and pieces[-1][0] == "model"
     outcomes = [record.outcome.replace("_", " ") for record in calls if record.turn == turns] if ended else []
     return (
@@ -174,8 +258,20 @@ def _policies(versions: Any) -> str:
     return f"policy {newest}" if oldest == newest else f"policies {oldest} to {newest}"
 
 
-def split(trajectory: Trajectory, to_text: TokensToText) -> list[tuple[str, str, str]]:
-    """The response as runs of tokens of one origin: (model or tool, text, versions of the policies in words)."""
+class Piece(NamedTuple):
+    """A run of tokens of one origin (model or tool; or the beginning of a branch, without tokens of its own).
+
+    ``policies``: the versions of the policies, in words. ``part``: where it stands in the response.
+    """
+
+    origin: str
+    text: str
+    policies: str
+    part: slice
+
+
+def split(trajectory: Trajectory, to_text: TokensToText) -> list[Piece]:
+    """The response as runs of tokens of one origin."""
     body = trajectory.unpack()
     mask = body.loss_mask > 0
     if not len(mask):
@@ -188,9 +284,10 @@ def split(trajectory: Trajectory, to_text: TokensToText) -> list[tuple[str, str,
             number = begins[start]
             parent, shared, _ = body.branches[number - 1].tolist()
             cause = trajectory.branches[number - 1].cause.replace("_", " ")
-            pieces.append(("branch", f"branch {number} ({cause}), after {shared} tokens of sequence {parent}", ""))
+            words = f"branch {number} ({cause}), after {shared} tokens of sequence {parent}"
+            pieces.append(Piece("branch", words, "", slice(start, start)))
         origin, text = "model" if mask[start] else "tool", to_text(body.tokens[start:end].tolist())
-        pieces.append((origin, text, _policies(body.policies[start:end, 1])))
+        pieces.append(Piece(origin, text, _policies(body.policies[start:end, 1]), slice(start, end)))
     return pieces
 
 

@@ -59,7 +59,7 @@ HOSTILE = (
     "\ud800",
     "</pre></details></body></html>",
 )
-CSS = files("agent_rl.observe.report").joinpath("templates", "page.css")
+CSS = files("agent_rl.observe.report").joinpath("web", "page.css")
 
 
 def whole(folder: Path) -> Path:
@@ -158,30 +158,47 @@ def test_before_and_after_are_shown_on_the_same_problems_with_the_numbers_of_all
     assert articles[0]["badge"][0] == "wrong before, right after"
     sides = [(each["title"], each["badges"][0][0]) for each in articles[0]["rollouts"]]
     assert sides == [('In evaluation "before"', "\u2717 wrong"), ('In evaluation "after"', "\u2713 right")]
-    assert len(articles) == 4 + 2 + 2
+    assert len(articles) == 4
 
 
-def test_the_groups_of_the_first_and_last_step_say_what_was_kept(tmp_path: Path) -> None:
+def test_the_rollouts_of_the_first_and_last_step_are_whole_and_say_why_they_were_kept(tmp_path: Path) -> None:
     page = report(whole(tmp_path))
-    assert page.of("heading")[1:] == [
-        "Groups of the first RL step (rl, step 1 of the run)",
-        "Groups of the last RL step (rl, step 3 of the run)",
-    ]
-    trained, dropped = page.of("article")[4:6]
-    assert [trained["badge"][0], dropped["badge"][0]] == ["1 of 4 right, trained", "0 of 4 right, equal rewards"]
-    assert [("kept", "kept") in each["badges"] for each in trained["rollouts"]] == [True] * 4
-    assert "kept" not in list(strings(dropped))
+    bodies = page.bodies()
+    assert {page.listed(key)["step"] for key in bodies} == {1, 3}
+    trained, dropped = (
+        [body for key, body in bodies.items() if (page.listed(key)["step"], page.listed(key)["fate"]) == (1, fate)]
+        for fate in ("trained", "all_wrong")
+    )
+    assert [("kept", "kept") in each["badges"] for each in trained] == [True] * 4
+    assert {each["why"] for each in trained} == {
+        "Kept: one of the 4 rollouts that its group kept. The group is trained."
+    }
+    assert {each["why"] for each in dropped} == {"Its group was dropped: every rollout wrong."}
+    assert [round(each["advantage"], 3) for each in trained] == [-0.577, 1.732, -0.577, -0.577]
+    assert trained[1]["verdict"] == [("verdict", "right"), ("reward", "1"), ("part share", "1")]
+    assert trained[1]["turns"][0]["tokens"] == [list("yes"), [0.0] * 3, [7] * 3]
+
+
+def test_every_trajectory_of_the_journal_is_listed_with_its_figures(tmp_path: Path) -> None:
+    page = report(whole(tmp_path))
+    rows = page.rows_listed()
+    assert len(rows) == 2 * 2 * 4 + 3 * 8
+    (first,) = [row for row in rows if row["key"] == "s2-g000000.1.0"]
+    assert (first["success"], first["reward"], first["tokens"], first["kept"]) == (True, 1.0, 3, True)
+    assert (first["step"], first["text"], first["fate"], first["purpose"]) == (1, "What is 0?", "trained", "train")
+    assert {row["fate"] for row in rows} == {"evaluated", "trained", "all_wrong", "all_right"}
 
 
 def test_a_rollout_with_part_of_the_reward_is_not_called_right(tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path)
     run.enter(RL)
     run.step([[0.5, 1, 0, 0.25]])
-    (group,) = report(run.close()).of("article")
-    assert group["badge"][0] == "1 of 4 right, trained"
-    badges = [each["badges"][0][0] for each in group["rollouts"]]
+    page = report(run.close())
+    assert [row["success"] for row in page.rows_listed()] == [False, True, False, False]
+    bodies = list(page.bodies().values())
+    badges = [each["badges"][0][0] for each in bodies]
     assert badges == ["\u2717 wrong", "\u2713 right", "\u2717 wrong", "\u2717 wrong"]
-    assert [each["sizes"].partition(" \u00b7 ")[0] for each in group["rollouts"]] == [
+    assert [each["sizes"].partition(" \u00b7 ")[0] for each in bodies] == [
         "reward 0.5 (share 0.5)", "reward 1 (share 1)", "reward 0 (share 0)", "reward 0.25 (share 0.25)",
     ]  # fmt: skip
 
@@ -191,10 +208,8 @@ def test_samples_outlive_compaction(tmp_path: Path) -> None:
     run.journal.keep_from(run.version)
     forget(run.journal)
     page = report(run.close())
-    headings = page.of("heading")
     assert "The trajectories of 2 groups have left the journal" in page.notes()
-    assert "Groups of the first RL step (rl, step 1 of the run)" in headings
-    assert "Groups of the last RL step (rl, step 3 of the run)" in headings
+    assert {page.listed(key)["step"] for key in page.bodies()} == {1, 3}
 
 
 def test_held_out_success_of_each_environment_is_in_the_table(tmp_path: Path) -> None:
@@ -240,7 +255,7 @@ def test_what_a_model_wrote_and_what_tools_returned_are_told_apart(tmp_path: Pat
     assert [call["who"], last["who"], last["parts"]] == ["model \u00b7 policy 7"] * 2 + [["<answer>2</answer>"]]
     assert [(each["class"], each["parts"]) for each in told_by] == [("tool", ["1\n2"]), ("tool", ["oh"])]
     pieces = split(made, lambda tokens: f"{len(tokens)}")
-    assert [origin for origin, _, _ in pieces] == ["model", "tool", "model"]
+    assert [piece.origin for piece in pieces] == ["model", "tool", "model"]
 
 
 def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
@@ -344,7 +359,6 @@ def test_long_texts_are_closed_and_cut_and_the_page_stays_small(tmp_path: Path) 
     assert len(html(page.page)) < 3_000_000
     assert "more characters cut" in page.everything()
     assert "transcripts are left out: the report would grow too large" in page.notes()
-    assert not any(rollout["open"] for article in page.of("article") for rollout in article["rollouts"])
 
 
 # Runs that are not as one would wish ----------------------------------------------------------------------------------

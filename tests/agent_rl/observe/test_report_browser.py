@@ -3,112 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import shutil
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from actors.roc_filter.replay import decode_stored
 from agent_rl.observe.report import write_report
 from agent_rl.observe.words import visible
+from benchmarks.browser import CHROMIUM, SECONDS, Browser
 from tests.agent_rl.observe.test_report import HOSTILE
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, SyntheticRun
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SECONDS = 60.0
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium here to look at the page with; install the package chromium"
-    ),
-]
-
-
-class Browser:
-    """Chromium's DevTools protocol over its debugging pipe: JSON messages that end with a zero byte."""
-
-    def __init__(self, profile: Path) -> None:
-        assert CHROMIUM is not None
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
-        options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-        options += "--disable-component-update --disable-sync --remote-debugging-pipe"
-        # Chromium reads from descriptor 3 and writes to 4.
-        command = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
-        self._process = subprocess.Popen(
-            ["bash", "-c", command, CHROMIUM, str(profile)],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._buffer = b""
-        self._number = 0
-        self.events: list[dict[str, Any]] = []
-        self._session = ""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Audits"):
-            self.call(f"{domain}.enable")
-        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=SECONDS)
-        os.close(self._out)
-        os.close(self._in)
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == self._number:
-                assert "error" not in answer, answer["error"]
-                return answer["result"]
-            self.events.append(answer)
-
-    def evaluate(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
-
-    def show(self, path: Path, width: int, height: int = 900, *, scheme: str = "light", touch: bool = False) -> None:
-        self.events.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self._receive())
-
-    def complaints(self) -> list[Any]:
-        """What the console, the log and the auditor said."""
-        said = [event for event in self.events if event.get("method") in {"Runtime.exceptionThrown", "Log.entryAdded"}]
-        said += [event for event in self.events if event.get("method") == "Runtime.consoleAPICalled"]
-        return said + [event for event in self.events if event.get("method") == "Audits.issueAdded"]
-
-    def _receive(self) -> dict[str, Any]:
-        deadline = time.monotonic() + SECONDS
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"Chromium said nothing for {SECONDS} s"
-            received = os.read(self._in, 1 << 16)
-            assert received, "Chromium has gone"
-            self._buffer += received
-        line, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(line)
-        return message
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here to look at the page with; install the package chromium"
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,26 +29,37 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with everything in it, hostile texts and long words too."""
+def written(folder: Path, steps: int) -> Path:
+    """A run with everything in it, hostile texts and long words too."""
     words = ["".join(each).encode(errors="replace").decode() for each in HOSTILE]
     call = f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': 'x' * 500}})}</tool_call>"
     pieces = [call + " ".join(words), f"<tool_response>{'y' * 500}{''.join(words)}</tool_response>", "z" * 500]
-    run = SyntheticRun(tmp_path_factory.mktemp("run")).timeline(300)
+    run = SyntheticRun(folder).timeline(300)
     run.enter(SFT)
     run.version = 1
     run.enter(BEFORE, loss=0.25)
     run.evaluate(BEFORE, [0, 1, 0, 1, 1], pieces)
     run.enter(RL)
-    for _ in range(200):
+    for _ in range(steps):
         run.step([[0, 1, 0, 1], [1, 1, 1, 1]], pieces)
     run.enter(AFTER)
     run.evaluate(AFTER, [1, 1, 0, 1, 1], pieces)
     directory = run.close()
     settings = json.loads((directory / "topology.json").read_text())
     (directory / "topology.json").write_text(json.dumps({**settings, "a" * 300: "b" * 300}))
-    return write_report(directory, decode_stored)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a run of 200 steps."""
+    return write_report(written(tmp_path_factory.mktemp("run"), 200), decode_stored).as_uri()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 steps."""
+    return written(tmp_path_factory.mktemp("short"), 20)
 
 
 TOO_WIDE = """
@@ -157,10 +79,11 @@ DRAWN = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_nothing_is_wider_than_the_screen_and_nothing_is_complained_of(
-    browser: Browser, page: Path, width: int, scheme: str
+    browser: Browser, page: str, width: int, scheme: str
 ) -> None:
     browser.show(page, width, scheme=scheme, touch=width < 500)
     browser.evaluate('document.querySelectorAll("details").forEach((each) => { each.open = true; })')
@@ -173,7 +96,8 @@ def test_nothing_is_wider_than_the_screen_and_nothing_is_complained_of(
     assert (brightness > 384) == (scheme == "light")
 
 
-def test_a_chart_says_its_figures_where_it_is_pointed_at_and_by_arrow_keys(browser: Browser, page: Path) -> None:
+@pytest.mark.slow
+def test_a_chart_says_its_figures_where_it_is_pointed_at_and_by_arrow_keys(browser: Browser, page: str) -> None:
     browser.show(page, 1280)
     first = "document.querySelector('#learning figure')"
     said = f"{first}.querySelector('output').textContent"
@@ -199,20 +123,22 @@ def test_a_chart_says_its_figures_where_it_is_pointed_at_and_by_arrow_keys(brows
         assert now == expected or (expected is None and now not in {last, middle})
 
 
-def test_texts_of_models_are_shown_as_they_are(browser: Browser, page: Path) -> None:
+@pytest.mark.slow
+def test_texts_of_models_are_shown_as_they_are(browser: Browser, page: str) -> None:
     browser.show(page, 1280)
     shown = browser.evaluate("[...document.querySelectorAll('.model pre')].map((each) => each.textContent).join('')")
     for words in HOSTILE:
         assert visible(words.encode(errors="replace").decode()) in shown
     headings = browser.evaluate("[...document.querySelectorAll('h2')].map((each) => each.textContent)")
     assert headings == [
-        "Learning", "Curves", "Who worked, who waited for whom", "Groups by fate", "Trajectories",
+        "Is it learning", "Is it healthy", "Where time goes", "Topology", "Staleness and fates", "Trajectories",
         "What it was made with",
     ]  # fmt: skip
     assert browser.evaluate("document.querySelector('.headline').textContent").startswith("Success on held-out")
 
 
-def test_no_script_of_a_trajectory_is_run_or_could_be(browser: Browser, page: Path) -> None:
+@pytest.mark.slow
+def test_no_script_of_a_trajectory_is_run_or_could_be(browser: Browser, page: str) -> None:
     browser.show(page, 1280)
     assert browser.evaluate("document.scripts.length") == 2  # the JSON object, and the script
     assert browser.evaluate("document.images.length") == 0
@@ -223,3 +149,74 @@ def test_no_script_of_a_trajectory_is_run_or_could_be(browser: Browser, page: Pa
         )
     assert browser.evaluate("window.ran === undefined")
     assert browser.complaints()  # the security policy refused it, and said so: complaints are heard here
+
+
+@pytest.fixture
+def served(short: Path) -> Iterator[str]:
+    """The address of the run's live page."""
+    command = [sys.executable, "-m", "actors.cli", "view", str(short), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+
+
+STATUS = "(document.querySelector('.explorer [role=status]')?.textContent ?? '')"
+OPENED = "(document.querySelector('.detail h4') && document.querySelector('.detail').textContent)"
+
+
+def choose(browser: Browser, name: str, value: str) -> str:
+    """Set a filter of the list; what it says then."""
+    found: str = browser.evaluate(
+        f"(() => {{ const input = document.querySelector('.explorer [name={name}]'); input.value = {json.dumps(value)};"
+        f"input.dispatchEvent(new Event('input')); return {STATUS}; }})()"
+    )
+    return found.replace("\u202f", " ")
+
+
+def test_the_live_page_lists_filters_and_opens_trajectories(browser: Browser, served: str) -> None:
+    browser.show(served, 1280)
+    browser.until(f"{STATUS}.startsWith('180 of 180 trajectories')")
+    assert browser.until("document.querySelector('.headline').textContent").startswith("Success on held-out")
+    assert browser.until("document.querySelectorAll('#learning canvas').length") >= 4
+    assert choose(browser, "purpose", "train") == "160 of 180 trajectories, 75.0 % of 160 judged ones right"
+    assert choose(browser, "success", "0").startswith("40 of ")
+    assert choose(browser, "from", "20").startswith("2 of ")
+    assert choose(browser, "q", "nothing has these words").startswith("0 of ")
+    assert choose(browser, "q", "").startswith("2 of ")
+    browser.evaluate("document.querySelector('.explorer tbody .link').click()")
+    opened = browser.until(OPENED)
+    assert "Kept: one of the 4 rollouts that its group kept." in opened
+    for words in HOSTILE:
+        assert visible(words.encode(errors="replace").decode()) in opened
+    address = browser.evaluate("location.href")
+    browser.show("about:blank", 1280)
+    browser.show(address, 1280)  # a link that was shared
+    browser.until(f"{STATUS}.startsWith('2 of 180')")
+    assert browser.until(OPENED) == opened
+    browser.evaluate("[...document.querySelectorAll('.detail button')].find((b) => b.textContent.includes('beside') || "
+                     "b.textContent.includes('side by side')).click()")  # fmt: skip
+    assert browser.until("document.querySelectorAll('.detail .rollouts > li').length === 4")
+    browser.evaluate(
+        "(() => { const colour = document.querySelector('.detail [name^=colour]'); colour.value = 'advantage';"
+        "colour.dispatchEvent(new Event('change')); })()"
+    )
+    assert browser.until("document.querySelectorAll('.detail .cool2').length")
+    assert browser.evaluate("document.scripts.length") == 2
+    assert json.dumps(browser.complaints()) == "[]"
+    browser.show("about:blank", 1280)  # lets go of the events before their server ends
+
+
+def test_a_saved_page_opens_the_trajectories_that_it_holds(browser: Browser, short: Path) -> None:
+    browser.show(write_report(short, decode_stored).as_uri(), 390, touch=True)
+    browser.until(f"{STATUS}.startsWith('180 of 180 trajectories')")
+    choose(browser, "to", "1")
+    browser.evaluate("document.querySelector('.explorer tbody .link').click()")
+    assert "Kept: one of the 4" in browser.until(OPENED)
+    choose(browser, "to", "")
+    choose(browser, "from", "10")
+    browser.evaluate("document.querySelector('.explorer tbody .link').click()")
+    assert "this file left it out" in browser.until(f"({OPENED} ?? '').includes('left it out') && {OPENED}")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    assert json.dumps(browser.complaints()) == "[]"

@@ -186,7 +186,7 @@ class JournalContract(RetentionContract):
         journal.close()
 
     def test_what_people_are_told(self, tmp_path: Path) -> None:
-        """Fates, mean rewards, the verdicts of an evaluation, and rows."""
+        """States of groups, the verdicts of an evaluation, and rows."""
         journal = self.open(tmp_path)
         a, b, right, wrong = open_groups(journal, 4)
         journal.ready(a, [(0, 0), (1, 0)], [1.0, 0.0], 0, 1)
@@ -194,11 +194,12 @@ class JournalContract(RetentionContract):
         journal.drop(right, "equal_rewards", 1.0, 0, 3)
         journal.drop(wrong, "equal_rewards", 0.0, 0, 4)
         journal.close_step(7, 0, [a, b], [a, b, right, wrong], StepFigures())
-        assert journal.kept_rewards() == {}
         journal.step_trained(7, TrainingFigures())
-        assert journal.kept_rewards() == {7: 0.75}
-        dropped = [(7, "dropped", "equal_rewards", False, 1), (7, "dropped", "equal_rewards", True, 1)]
-        assert sorted(journal.fates()) == [*dropped, (7, "trained", "", False, 2)]
+        assert journal.closed_versions() == [7]
+        states = {a: "trained", b: "trained", right: "dropped", wrong: "dropped"}
+        assert {group: (state, step) for group, state, step in journal.group_states()} == {
+            group: (state, 7) for group, state in states.items()
+        }
         asked = open_groups(journal, 3, stage=1, purpose="evaluate_greedy")
         for group, reward in zip(asked, (1.0, 0.0), strict=False):
             journal.judge(group, 0, 0, Judgement(reward, success=reward > 0))

@@ -242,6 +242,25 @@ class Shown:
             for cells in ([row[0] if isinstance(row[0], str) else row[0][0], *row[1:]] for row in rows)
         }
 
+    def rows_listed(self) -> list[dict[str, Any]]:
+        """Every listed trajectory by column, with those of its group."""
+        (explorer,) = self.of("explorer")
+        columns = explorer["columns"]
+        return [
+            dict(zip(columns["group"], explorer["groups"][row[0]], strict=True))
+            | dict(zip(columns["row"], row, strict=True))
+            | {"key": ".".join(map(str, row[:3]))}
+            for row in explorer["rows"]
+        ]
+
+    def listed(self, key: str) -> dict[str, Any]:
+        """The listed trajectory of this key."""
+        return next(row for row in self.rows_listed() if row["key"] == key)
+
+    def bodies(self) -> dict[str, Any]:
+        """The whole trajectories in the page, by key."""
+        return self.of("explorer")[0]["bodies"]
+
     def everything(self) -> str:
         """All text."""
         return "\n".join(map(plain, strings(self.page)))

@@ -37,7 +37,13 @@ def content(path: Path) -> Any:
         groups = [list(journal.groups(stage=stage, states=STATES)) for stage in range(4)]
         by_name = [journal.group(row.id) for rows in groups for row in rows]
         rollouts = [journal.trajectories(row.id) for rows in groups for row in rows]
-        figures = [journal.counts(), journal.fates(), journal.samples(), journal.steps(), journal.records()]
+        figures = [
+            journal.counts(),
+            list(journal.group_states()),
+            journal.samples(),
+            journal.steps(),
+            journal.records(),
+        ]
         facts = [journal.fact(str(row[0])) for row in journal._scan(FactRow, ("key",))]
     except (JournalError, sqlite3.Error, IndexError):
         return None

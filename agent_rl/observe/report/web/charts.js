@@ -1,23 +1,10 @@
-"use strict";
-// Draws the page from its JSON object (see page.py). Texts enter the page as texts only, never as markup.
+// Charts with uPlot. `smoothing` is the weight of the past in the mean that is drawn over a curve, 0 for none.
 
-const page = JSON.parse(document.getElementById("data").textContent);
+import { el, style, clock } from "./base.js";
 
-/** An element, as "name.class.class". The content is texts, elements, or lists of them. */
-function el(name, content = [], attributes = {}) {
-  const [tag, ...classes] = name.split(".");
-  const made = document.createElement(tag);
-  made.classList.add(...classes);
-  made.append(...[content].flat(Infinity).filter((part) => part !== null && part !== undefined));
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
-}
-
-// Charts ----------------------------------------------------------------------------------------------------------
-
-const drawings = [];  // functions that draw a chart once its place is on the page
-const plots = [];
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+const drawings = new Map();  // by place: a function that draws a chart once its place is on the page
+const plots = new Map();  // by place
+export const settings = { smoothing: 0 };
 const colour = (number, alpha = "") => style(`--c${number}`) + alpha;
 const pixels = (length) => length * devicePixelRatio;
 const FONT = "11px system-ui, sans-serif";
@@ -26,13 +13,7 @@ const HIDDEN = { show: true, width: 0, points: { show: false } };
 const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((digit) => digit * 10 ** zeros));
 const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
-function clock(seconds) {
-  const two = (value) => String(value).padStart(2, "0");
-  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60];
-  return hours ? `${hours}:${two(minutes)}:${two(seconds % 60)}` : `${minutes}:${two(seconds % 60)}`;
-}
-
-const swatch = (number, kind) => el(`i.swatch.${kind}.c${number}`, [], { "aria-hidden": "true" });
+export const swatch = (number, kind) => el(`i.swatch.${kind}.c${number}`, [], { "aria-hidden": "true" });
 const legend = (items) =>
   el("ul.legend", items.map(([label, number, kind]) => el("li", [swatch(number, kind), label])));
 
@@ -40,8 +21,12 @@ const legend = (items) =>
 function figure(shown, items, height, options, data, over = () => null) {
   const place = el("div.plot", [], { tabindex: "0", role: "img", "aria-label": shown.alt });
   const output = el("output", shown.words.at(-1) ?? "");
-  let at = shown.words.length - 1;
-  drawings.push(() => {
+  let at = data[0].length - 1;
+  const wordsAt = (index) => {  // other runs may have places of their own between those with words
+    const own = shown.x && data[0].length !== shown.x.length ? shown.x.findLastIndex((x) => x <= data[0][index]) : index;
+    return shown.words[own] ?? "";
+  };
+  drawings.set(place, () => {
     const plot = new uPlot({
       ...options,
       width: place.clientWidth,
@@ -53,7 +38,7 @@ function figure(shown, items, height, options, data, over = () => null) {
         setCursor: [(plot) => {
           if (!(plot.cursor.left >= 0) || !shown.words.length) return;
           at = plot.cursor.idx ?? at;
-          output.textContent = over(plot) ?? shown.words[at];
+          output.textContent = over(plot) ?? wordsAt(at);
         }],
       },
     }, data, place);
@@ -67,7 +52,7 @@ function figure(shown, items, height, options, data, over = () => null) {
       plot.setCursor({ left: plot.valToPos(data[0][next], "x"), top: -10 });
     });
     new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height })).observe(place);
-    plots.push(plot);
+    plots.set(place, plot);
   });
   return el("figure", [el("h3", shown.title), legend(items), place, output, el("p", shown.note)]);
 }
@@ -77,8 +62,21 @@ const axis = (more) => ({
   grid: { stroke: () => style("--grid"), width: 1 }, ...more,
 });
 
-function chart(shown, wide) {
-  const data = [shown.x], series = [{}], bands = [];
+/** Means that forget: each is the last one's `weight`, and the rest of the new value. Gaps stay gaps. */
+function smoothed(values, weight) {
+  let sum = 0, whole = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return null;
+    sum = weight * sum + (1 - weight) * value;
+    whole = weight * whole + (1 - weight);
+    return sum / whole;
+  });
+}
+
+/** A chart; `others`: those of other runs with the same title, as { name, chart }, drawn thin over it. */
+export function chart(shown, wide, others = []) {
+  let data = [shown.x];
+  const series = [{}], bands = [];
   const add = (values, more) => { data.push(values); series.push({ ...HIDDEN, ...more }); };
   const heights = shown.x.map(() => 0);
   const bars = shown.lines.map((line) => line.values.map((value, i) => heights[i] += value ?? 0));
@@ -95,7 +93,24 @@ function chart(shown, wide) {
       add(line.low, {});
     }
     const dash = line.colour === 2 && !line.faint ? [5, 4] : [];
-    add(line.values, { ...ink, width: line.faint ? 1 : 2, dash, points: { size: 5, fill: ink.stroke } });
+    const smooth = settings.smoothing > 0 && !line.faint && shown.x.length > 2;
+    if (smooth) add(line.values, { stroke: () => colour(line.colour, "55"), width: 1 });
+    add(smooth ? smoothed(line.values, settings.smoothing) : line.values,
+        { ...ink, width: line.faint ? 1 : 2, dash, points: { size: 5, fill: ink.stroke, show: smooth ? false : undefined } });
+  }
+  const items = [];
+  if (!shown.stacked && others.length) {
+    const tables = [data];
+    for (const other of others) {
+      other.chart.lines.filter((line) => !line.faint).forEach((line) => {
+        const number = (items.length + shown.lines.length) % 7 + 1;
+        const values = settings.smoothing > 0 ? smoothed(line.values, settings.smoothing) : line.values;
+        tables.push([other.chart.x, values]);
+        series.push({ ...HIDDEN, stroke: () => colour(number), width: 1.5, dash: [3, 3], spanGaps: true });
+        items.push([`${other.name}: ${line.label}`, number, "dashed"]);
+      });
+    }
+    data = uPlot.join(tables, tables.map((table) => table.map(() => 1)));
   }
   const marks = shown.marks ?? [];
   const unit = shown.share ? "\u202f%" : "";
@@ -156,13 +171,13 @@ function chart(shown, wide) {
     Math.hypot(plot.valToPos(mark.x, "x") + side(mark) - plot.cursor.left,
                plot.valToPos(mark.value, "y") - plot.cursor.top) < 9)?.words;
   const kind = (line) => (shown.stacked ? "area" : line.colour === 2 ? "dashed" : "line");
-  const items = shown.lines.filter((line) => !line.faint).map((line) => [line.label, line.colour, kind(line)]);
+  items.unshift(...shown.lines.filter((line) => !line.faint).map((line) => [line.label, line.colour, kind(line)]));
   const sign = ({ label, colour }) => [label, [label, colour, colour === 2 ? "circle" : "area"]];
   const signs = new Map(marks.map(sign));  // one for each label
   return figure(shown, [...items, ...signs.values()], wide ? 320 : 190, options, data, nearest);
 }
 
-function lanes(shown) {
+export function lanes(shown) {
   const [lane, gap, top] = [30, 22, 24];
   const rows = [...shown.lanes, { name: "all processors", words: shown.cores.words, colour: 6, waits: [],
                                   busy: shown.cores.values.map((value) => value / shown.cores.full) }];
@@ -223,84 +238,17 @@ function lanes(shown) {
   return figure(shown, shown.legend, height, options, data);
 }
 
-function redraw() {
-  for (const plot of plots) plot.redraw(false, true);
+/** Draw the charts that are on the page now, and let go of those that have left it. */
+export function drawAll() {
+  for (const [place, plot] of plots) {
+    if (place.isConnected) continue;
+    plot.destroy();
+    plots.delete(place);
+  }
+  for (const [place, draw] of drawings) if (place.isConnected) draw();
+  drawings.clear();
 }
 
-// Texts and tables --------------------------------------------------------------------------------------------------
-
-function table({ head, rows, optional, summary }) {
-  const name = (column, cell) => `${cell}${optional.includes(column) ? ".optional" : ""}`;
-  const content = (cell) => !Array.isArray(cell) ? cell
-    : typeof cell[1] === "number" ? [swatch(cell[1], "area"), cell[0]]
-    : el("ul.details", cell.map((each) => el("li", each)));
-  const line = (row) => el("tr", row.map((cell, column) => column
-    ? el(name(column, "td"), content(cell), { "data-head": head[column] })
-    : el("th", content(cell), { scope: "row" })));
-  const made = el("table", [
-    el("thead", el("tr", head.map((text, column) => el(name(column, "th"), text, { scope: "col" })))),
-    el("tbody", rows.map(line)),
-  ]);
-  return summary ? el("details.card", [el("summary", summary), made]) : el("div.card", made);
+export function redraw() {
+  for (const plot of plots.values()) plot.redraw(false, true);
 }
-
-function part(content) {
-  if (typeof content === "string") return el("pre", content);
-  return el("div.call", [
-    el("p.who", ["calls ", el("b", content.tool)]),
-    content.arguments.map(([name, value]) =>
-      value ? [el("p.argument", name), el("pre", value)] : el("p.argument", `${name}: empty`)),
-  ]);
-}
-
-const badge = ([words, kind]) => el(`span.badge.${kind}`, words);
-
-function rollout(shown) {
-  const title = shown.title ? el("h4", shown.title) : null;
-  if (!shown.badges) return el("li", [title, el("p.note", shown.note)]);
-  const turns = shown.turns.map((turn) =>
-    el(`section.${turn.class.replace(" ", ".")}`, [el("p.who", turn.who), turn.parts.map(part)]));
-  const note = shown.note ? el("p.note", shown.note) : null;
-  const summary = el("summary", [shown.badges.map(badge), el("span.sizes", shown.sizes)]);
-  return el("li", [title, el("details", [summary, turns, note], shown.open ? { open: "" } : {})]);
-}
-
-const article = ({ problem, answer, badge: said, rollouts }) => el("article", [
-  el("header", [el("pre", problem), el("p", ["right answer: ", el("code", answer), " ", badge(said)])]),
-  el("ol.rollouts", rollouts.map(rollout)),
-]);
-
-const BLOCKS = {
-  text: (text) => el("p.note", text),
-  heading: (text) => el("h3", text),
-  table,
-  charts: (charts, block) => el(block.wide ? "div" : "div.charts", charts.map((each) => chart(each, block.wide))),
-  lanes,
-  outcomes: (all) =>
-    el("ul.outcomes", all.map(([count, words, kind]) => el(`li.${kind}`, [el("b", count), " ", words]))),
-  article,
-  marked: (texts) =>
-    el("pre.marked", texts.map(([text, kind, title]) => el(`span.${kind}`, text, title ? { title } : {}))),
-};
-
-const section = ({ id, title, blocks }) => el("section", [
-  el("h2", title),
-  blocks.map((block) => BLOCKS[Object.keys(block).find((kind) => kind in BLOCKS)](Object.values(block)[0], block)),
-], { id });
-
-document.body.append(
-  el("a.skip", "Skip to the content", { href: "#main" }),
-  el("header", [
-    el("div.top", [el("h1", page.title), page.badge ? badge([page.badge[0], page.badge[1]]) : null]),
-    el("p.headline", page.headline),
-    el("ul.details", page.details.map((each) => el("li", each))),
-    el("nav", page.sections.map(({ id, title }) => el("a", title, { href: `#${id}` })), { "aria-label": "Sections" }),
-    el("dl.tiles", page.tiles.map(([name, value, more]) =>
-      el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]))),
-    page.notes.length ? el("ul.notes", page.notes.map((each) => el("li", each)), { "aria-label": "Notes" }) : null,
-  ]),
-  el("main", page.sections.map(section), { id: "main" }),
-  el("footer", page.footer),
-);
-for (const draw of drawings) draw();
-for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", redraw);

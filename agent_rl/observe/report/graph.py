@@ -1,0 +1,169 @@
+"""The actors of a run and what flows between them, as the newest row of the timeline has it, and the advice on time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_rl.observe.report.activity import TimeUse
+from agent_rl.observe.report.records import Row, figure
+from agent_rl.observe.words import compact, duration, percent
+
+ROLES = ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
+"""The roles in the order in which a rollout passes them."""
+LATE_SECONDS = 10.0
+"""A run under way whose newest row is older than this is shown as late."""
+Figures = Callable[[str, str], float]
+"""The sum of a figure over the actors of a role; NaN where no actor reports it."""
+
+
+def links(of: Figures) -> list[tuple[str, str, str]]:
+    """(from, to, what flows) between roles."""
+    version, step = of("rollout_generator", "policy_version"), of("learner", "seconds_per_step")
+    return [
+        (
+            "kv_scheduler",
+            "rollout_generator",
+            f"{compact(of('kv_scheduler', 'rollouts_in_flight'))} rollouts in flight",
+        ),
+        ("rollout_generator", "tool_executor", f"{compact(of('tool_executor', 'calls_per_s'))} calls/s"),
+        ("rollout_generator", "roc_filter", f"{compact(of('rollout_generator', 'rollouts_per_s'))} rollouts/s"),
+        ("tool_executor", "roc_filter", f"{compact(of('tool_executor', 'checks_per_s'))} checks/s"),
+        ("roc_filter", "learner", f"a step each {duration(step)}" if step > 0 else "steps"),
+        ("learner", "rollout_generator", f"weights, version {compact(version)} served"),
+        ("roc_filter", "kv_scheduler", f"{compact(of('roc_filter', 'groups_open'))} groups open"),
+    ]
+
+
+def graph(row: Row | None, wanted: Mapping[str, Wanted], *, under_way: bool) -> dict[str, Any]:
+    """The topology as an object of the page's JSON, by the newest row of the timeline."""
+    if row is None:
+        return {}
+    actors = {name: report for name, report in row["actors"].items() if isinstance(report, dict)}
+    roles = [*ROLES, *sorted({_role(name) for name in actors} | wanted.keys() - set(ROLES))]
+
+    def of(role: str, name: str) -> float:
+        values = [figure(_figures(report), name) for each, report in actors.items() if _role(each) == role]
+        known = [value for value in values if math.isfinite(value)]
+        # Engines may serve several versions: the oldest counts.
+        return (min(known) if name == "policy_version" else sum(known)) if known else math.nan
+
+    age = time.time() - figure(row, "wall")
+    late = under_way and age > LATE_SECONDS
+    state = "late" if late else "live" if under_way else "ended"
+    said = f"The newest row of the timeline is {duration(age)} old." if late else ""
+    return {
+        "state": state,
+        "note": said or ("" if under_way else "The run does not run now: this is the last that was heard of it."),
+        "roles": [
+            {
+                "role": role,
+                "wanted": wanted[role].processes if role in wanted else 0,
+                "host": wanted[role].host if role in wanted else "",
+                "actors": [_actor(name, report) for name, report in sorted(actors.items()) if _role(name) == role],
+            }
+            for role in dict.fromkeys(roles)
+            if role in wanted or any(_role(name) == role for name in actors)
+        ],
+        "links": [{"from": a, "to": b, "words": words} for a, b, words in links(of)],
+    }
+
+
+def _figures(report: Row) -> Row:
+    figures = report.get("figures")
+    return figures if isinstance(figures, dict) else {}
+
+
+def _role(actor: str) -> str:
+    return actor.rpartition(".")[0] or actor
+
+
+def _actor(name: str, report: Row) -> dict[str, Any]:
+    busy, waited = figure(report, "busy"), figure(report, "waited")
+    return {
+        "name": name,
+        "state": str(report.get("state", "")),
+        "busy": busy if math.isfinite(busy) else 0.0,
+        "waits": f"{percent(waited)} for {report['waiting_for']}" if waited > 0 and report.get("waiting_for") else "",
+        "words": list(_words(_figures(report))),
+    }
+
+
+def _words(figures: Row) -> Iterator[str]:
+    """The most telling figures of an actor."""
+    step, steps = figure(figures, "step"), figure(figures, "steps")
+    if math.isfinite(step):
+        yield f"step {step:.0f}" + (f" of {steps:.0f}" if math.isfinite(steps) else "")
+    if (total := figure(figures, "kv_total")) > 0 and math.isfinite(used := figure(figures, "kv_used")):
+        yield f"KV cache {percent(used / total)}"
+    for name, words in (
+        ("tokens_per_s", "tokens/s"), ("policy_version", "version served"), ("running", "running"),
+        ("waiting", "queued"), ("queue", "queued"), ("groups_waiting", "groups wait"), ("calls_waiting", "calls wait"),
+        ("rollouts_pending", "rollouts pending"), ("preempted", "preempted"),
+    ):  # fmt: skip
+        value = figure(figures, name)
+        if math.isfinite(value) and (value or name in {"tokens_per_s", "policy_version"}):
+            yield f"{compact(value)} {words}"
+
+
+class Wanted(NamedTuple):
+    """The number of processes of a role, and its hosts."""
+
+    processes: int
+    host: str
+
+
+def read_wanted(directory: Path) -> dict[str, Wanted]:
+    """What is wanted of each role, by the topology that the actors read."""
+    found = {}
+    for path in sorted(directory.glob("topology.*.toml")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            topology = tomllib.loads(path.read_text(encoding="utf-8"))
+            for role, actor in topology["actors"].items():
+                processes = int(actor.get("start") or actor.get("replicas", 1)) * int(actor.get("ranks", 1))
+                named = actor.get("hosts") or [actor.get("host", "")]
+                found[role] = Wanted(processes, ", ".join(map(str, named if isinstance(named, list) else [named])))
+    return found
+
+
+def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
+    """What to change first, in one sentence with its arithmetic; empty while too little is known."""
+    learners = [share for name, share in shares.items() if _role(name) == "learner"]
+    if not learners or not math.isfinite(step_seconds) or step_seconds <= 0:
+        return ""
+    learner = max(learners, key=lambda share: share.busy)
+    idle = learner.waiting_in_all
+    a_step = f"A step takes {duration(step_seconds)}"
+    if learner.busy >= idle:
+        saved = step_seconds * learner.busy / 2
+        return (
+            f"Training is the limit. {a_step}, of which the learner works {percent(learner.busy)} and waits "
+            f"{percent(idle)}. A learner twice as fast saves at most {percent(learner.busy)} ÷ 2 of it, "
+            f"{duration(saved)} a step; more engines save at most {duration(step_seconds * idle)}."
+        )
+    busiest = max(
+        (name for name in shares if _role(name) not in {"learner", "kv_scheduler"}),
+        key=lambda name: shares[name].busy,
+        default="",
+    )
+    if not busiest:
+        return ""
+    busy = shares[busiest].busy
+    limit = f"{busiest} is the busiest of the others, at {percent(busy)}"
+    remedy = {
+        "rollout_generator": "more or faster engines (replicas of rollout_generator), or a higher max_staleness,",
+        "tool_executor": "more places for tool calls (replicas or children of tool_executor), or faster tools,",
+        "roc_filter": "cheaper checks of answers",
+    }.get(_role(busiest), "more of it")
+    if busy < 0.5:
+        limit += ", so that rollouts wait for each other: the longest rollouts of a step set its time"
+        remedy = "a higher max_staleness, shorter responses, or more groups in flight"
+    return (
+        f"Rollouts are the limit. {a_step}, of which the learner waits {percent(idle)}; {limit}. First try {remedy} "
+        f"which saves at most {percent(idle)} of {duration(step_seconds)}, {duration(step_seconds * idle)} a step."
+    )
