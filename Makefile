@@ -7,6 +7,8 @@ VLLM := .venv-vllm
 CLIENTS := .venv-clients
 SERVERS := .venv-servers
 VERIFIERS := .venv-verifiers
+OPENENV := .venv-openenv
+INSPECT := .venv-inspect
 # Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
 # TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
 on_path = $(shell command -v $(1) 2>/dev/null)
@@ -58,7 +60,7 @@ train: install
 test: install $(CLIENTS)/installed $(SERVERS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -84,12 +86,14 @@ $(OLDEST)/installed: pyproject.toml
 	$(call compile,$(OLDEST))
 	touch $@
 
-# Clients of agents, such as openai and litellm, MCP servers, and verifiers, which tests start as they are. No dependency
-# of theirs meets one of ours, nor do those of the three.
+# Clients of agents, such as openai and litellm, MCP servers, and verifiers, OpenEnv and inspect-ai, which tests start as
+# they are. No dependency of theirs meets one of ours, nor one of another's.
 $(CLIENTS)/installed: tests/clients/requirements.txt
 $(SERVERS)/installed: tests/servers/requirements.txt
 $(VERIFIERS)/installed: tests/servers/verifiers.txt
-$(CLIENTS)/installed $(SERVERS)/installed $(VERIFIERS)/installed:
+$(OPENENV)/installed: tests/servers/openenv.txt
+$(INSPECT)/installed: tests/servers/inspect.txt
+$(CLIENTS)/installed $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed:
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) -r $<
 	$(call compile,$(@D))
@@ -142,4 +146,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(SERVERS) $(VERIFIERS) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(SERVERS) $(VERIFIERS) $(OPENENV) $(INSPECT) $(TRL) build *.egg-info runs

@@ -28,6 +28,7 @@ from actors.sandbox.isolation.control_groups import ControlGroups, control_group
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation, relay
+from agent_rl import adapters
 from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.environments.load import sound_files, sound_prompt
@@ -114,7 +115,7 @@ class Harnesses:
             "{id}": problem.id,
             "{model}": MODEL,
             "{seed}": str(episode.request.seed),
-            "{base}": str(self._base.absolute()),
+            **self._folders,
             "{tests}": tests,
             "{logs}": logs,
         }
@@ -163,8 +164,7 @@ class Harnesses:
         return zygote
 
     async def _new_zygote(self, name: str, harness: Harness) -> Zygote:
-        base = str(self._base.absolute())
-        command = [part.replace("{base}", base) for part in harness.command]
+        command = [_filled(part, self._folders) for part in harness.command]
         interpreter, script = command[:2] if harness.fork else (sys.executable, "")
         jail = None if harness.isolation == "off" else self._jail(harness, command)
         if self._groups is None:
@@ -194,6 +194,10 @@ class Harnesses:
             first_user=first,
             users=users * blocks,
         )
+
+    @property
+    def _folders(self) -> dict[str, str]:
+        return {"{base}": str(self._base.absolute()), "{adapters}": adapters.FOLDER}
 
     @property
     def _port(self) -> int:
@@ -234,7 +238,7 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         if name != "{prompt}":
             part = part.replace(name, value)
-    return part.replace("{prompt}", values["{prompt}"])
+    return part.replace("{prompt}", values.get("{prompt}", "{prompt}"))
 
 
 def _without(secrets: Sequence[str], text: str) -> str:

@@ -41,12 +41,13 @@ START_SECONDS = 60.0
 """How long a server may take until it has listed its tools."""
 LEAVE_SECONDS = 2.0
 """How long a server may take to end once its standard input is closed."""
+PING_SECONDS = 15.0
+"""How long a program may take to answer a ping, once a call was given up at its deadline. One that hangs is ended."""
 MESSAGE_BYTES = 1 << 26
 """The longest message of a server."""
 ERROR_BYTES = 2000
 """The end of what a program writes to standard error that messages show."""
 ROLLOUT_ENDED = "was ended with its rollout"
-ADAPTERS = Path(adapters.__file__).parent
 THREADS = 64
 """Requests to one address at once."""
 
@@ -107,6 +108,7 @@ class _Program(_Server):
         self._outgoing, self._written = trio.open_memory_channel[bytes](math.inf)
         self._waiting: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
         self._errors = bytearray()
+        self._doubted = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until ``end``, then end the process and its group."""
@@ -121,6 +123,7 @@ class _Program(_Server):
                 nursery.start_soon(self._write, stdin)
                 nursery.start_soon(self._read, stdout, process)
                 nursery.start_soon(self._hear, stderr)
+                nursery.start_soon(self._doubt)
                 await self.greet()
                 task_status.started()
                 await self.over.wait()
@@ -130,7 +133,7 @@ class _Program(_Server):
 
     def _started(self) -> subprocess.Popen[bytes]:
         variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"LANG": "C.UTF-8"}
-        command = [part.replace("{adapters}", str(ADAPTERS)) for part in self.settings.command]
+        command = [part.replace("{adapters}", adapters.FOLDER) for part in self.settings.command]
         starter = str(Path(__file__).with_name("start_server.py"))
         # From this thread, not a worker: Linux sends the parent-death signal when the starting *thread* ends.
         return subprocess.Popen(
@@ -161,12 +164,23 @@ class _Program(_Server):
             await arrived.wait()
         except trio.Cancelled:
             self._outgoing.send_nowait(mcp.notification("notifications/cancelled", requestId=number))
+            self._doubted.set()
             raise
         finally:
             del self._waiting[number]
         if not replies:
             raise McpError(self.fault)
         return replies[0]
+
+    async def _doubt(self) -> None:
+        """Ping the server after each call that was given up."""
+        while True:
+            await self._doubted.wait()
+            with trio.move_on_after(PING_SECONDS) as scope, suppress(McpError):
+                await self.request("ping", {})
+            if scope.cancelled_caught:
+                return self.end(f"hangs: it answered no ping within {PING_SECONDS:g} seconds")
+            self._doubted = trio.Event()
 
     async def _write(self, stdin: trio.lowlevel.FdStream) -> None:
         with suppress(trio.BrokenResourceError):  # it has ended, and `_read` says how

@@ -16,11 +16,12 @@ import asyncio
 import importlib
 import inspect
 import json
-import os
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+stdio_server: Any = importlib.import_module("stdio_server")  # beside this script, which runs alone
 
 MOST = 1000
 RUNTIME = ("setup", "finalize", "stage_verifier")
@@ -52,15 +53,12 @@ def fault_of(task: Any) -> str:
     return "" if isinstance(task.data.prompt, str) else "has no prompt that is one text"
 
 
-def written(tasks: list[Any], file: Path) -> None:
-    """Write the file of tasks, whole or not at all."""
-    rows = (
+def rows(tasks: list[Any]) -> list[dict[str, Any]]:
+    """The lines of the file of tasks."""
+    return [
         {"index": task.data.idx, "key": task.key, "prompt": task.data.prompt, "system": task.data.system_prompt}
         for task in tasks
-    )
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(file)
+    ]
 
 
 def trace_of(task: Any, messages: list[dict[str, str]]) -> Any:
@@ -88,50 +86,20 @@ async def scored(task: Any, messages: list[dict[str, str]]) -> dict[str, Any]:
     return {"reward": trace.reward, "rewards": rewards, "metrics": trace.metrics}
 
 
-async def answered(tasks: list[Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The result of a request, or its error."""
-    if asked["method"] == "initialize":
-        about = {"name": "agent_rl verifiers", "version": "1"}
-        return {"result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": about}}
-    if asked["method"] == "tools/list":
-        return {"result": {"tools": []}}
-    if asked["method"] != "tools/call" or asked["params"]["name"] != "score":
-        return {"error": {"code": -32601, "message": f"{asked['method']} is not offered"}}
-    given = asked["params"]["arguments"]
+async def answered(tasks: list[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The score of the rollout in a call. Raises LookupError for another task than that of the file."""
     task = tasks[given["index"]] if given["index"] < len(tasks) else None
     if task is None or task.key != given["key"]:
-        why = f"task {given['index']} of the taskset is not that of the file; remove the file, and run agent-rl mcp"
-        return {"error": {"code": -32000, "message": why}}
-    try:
-        said = await scored(task, given["messages"])
-    except Exception as error:  # noqa: BLE001  whatever a reward raises is the result of the call
-        return {"error": {"code": -32000, "message": f"{type(error).__name__}: {error}"}}
-    return {"result": {"content": [{"type": "text", "text": json.dumps(said)}]}}
-
-
-async def serve(tasks: list[Any], out: Any) -> None:
-    """Answer the lines of standard input, several at once, until it ends."""
-    running: set[asyncio.Task[None]] = set()
-
-    async def answer(asked: dict[str, Any]) -> None:
-        reply = {"jsonrpc": "2.0", "id": asked["id"], **await answered(tasks, asked)}
-        out.write(json.dumps(reply) + "\n")
-        out.flush()
-
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
-        if "id" in asked and "method" in asked:
-            running.add(task := asyncio.create_task(answer(asked)))
-            task.add_done_callback(running.discard)
+        why = f"task {given['index']} of the taskset is not that of the file"
+        raise LookupError(f"{why}; remove the file, and run agent-rl mcp")
+    return await scored(task, given["messages"])
 
 
 if __name__ == "__main__":
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a taskset prints is no message
-    sys.path.remove(str(Path(__file__).parent))  # its verifiers.py is another one
+    out = stdio_server.prepared()
     vf = importlib.import_module("verifiers.v1")
     named, path, *more = sys.argv[1:]
     found = loaded(named, int(more[0]) if more else MOST, json.loads(more[1]) if more[1:] else {})
     if not Path(path).exists():
-        written(found, Path(path))
-    asyncio.run(serve(found, out))
+        stdio_server.written(rows(found), Path(path))
+    asyncio.run(stdio_server.serve(lambda _, given: answered(found, given), out))

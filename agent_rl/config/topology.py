@@ -93,7 +93,8 @@ class Harness(Part):
     """``live``: no program is started. Sessions begin, are rewarded and end by HTTP (docs/live.md)."""
     command: tuple[str, ...] = ()
     """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
-    ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file."""
+    ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file,
+    ``{adapters}`` that of adapters which come with agent_rl."""
     fork: bool = False
     """For ``[interpreter, script, ...]`` of Python: the script and what it imports are loaded once and forked for each
     rollout, which then runs it as ``__main__``. It must begin no threads while it loads."""

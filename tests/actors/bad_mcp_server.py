@@ -60,6 +60,8 @@ for line in sys.stdin:
         case "tools/call" if fault in CALLED:
             say(json.dumps({"jsonrpc": "2.0", "id": asked["id"]} | CALLED[fault]))
             continue
+        case "tools/call" if fault == "deaf":
+            time.sleep(600)
         case "notifications/cancelled":
             sys.stderr.write(f"cancelled {asked['params']}")
             sys.exit(5)

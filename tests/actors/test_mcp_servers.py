@@ -102,6 +102,35 @@ async def test_a_server_of_the_package_mcp_is_shared_asked_at_once_and_started_a
     assert gone(int(second))
 
 
+async def test_a_server_that_hangs_is_ended_and_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "PING_SECONDS", 0.5)
+    with capture_logs() as logs:
+        async with serving(tmp_path, s=McpServer(command=(*BAD, "deaf"))) as servers:
+            await servers.listings()
+            (first,) = (place.server for place in servers._places.values())
+            with trio.move_on_after(0.2):
+                await caller(servers)("f")
+            assert await eventually(lambda: first.fault)
+            with trio.move_on_after(5):
+                await caller(servers)("f")
+            (second,) = (place.server for place in servers._places.values())
+            assert second is not first
+    (row, *_) = (row for row in logs if row["log_level"] == "error")
+    assert ") hangs: it answered no ping within 0.5 seconds; correct the server" in row["why"]
+
+
+@with_mcp
+async def test_a_server_that_is_slow_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "PING_SECONDS", 5.0)
+    async with serving(tmp_path, s=McpServer(command=WORDS)) as servers:
+        call = caller(servers)
+        assert (await call("remember", word="a")).value == "a"
+        with trio.move_on_after(0.2):
+            await call("wait", seconds=60)
+        await trio.sleep(6)
+        assert (await call("remember", word="b")).value == "a b"
+
+
 @with_mcp
 async def test_a_rollout_may_have_a_server_of_its_own(tmp_path):
     async with serving(tmp_path, s=McpServer(command=WORDS, per="rollout")) as servers:

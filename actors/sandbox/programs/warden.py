@@ -164,6 +164,8 @@ def _become(begin: Callable[[], None], output: int, folder: str) -> None:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")  # as Python does
     except BaseException:  # noqa: BLE001 - whatever a program ends with
         traceback.print_exc()
     finally:
