@@ -9,6 +9,7 @@ SERVERS := .venv-servers
 VERIFIERS := .venv-verifiers
 OPENENV := .venv-openenv
 INSPECT := .venv-inspect
+TRACKERS := .venv-trackers
 # Which PyTorch is installed; docs/install.md has a table. Plain "torch" brings gigabytes of CUDA packages to a machine without a GPU.
 # TORCH= (empty) takes the PyTorch of $(PYTHON), as in AMD's and NVIDIA's containers. TORCH_INDEX names another package index.
 on_path = $(shell command -v $(1) 2>/dev/null)
@@ -60,7 +61,7 @@ train: install
 test: install $(CLIENTS)/installed $(SERVERS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -97,6 +98,13 @@ $(CLIENTS)/installed $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/inst
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) -r $<
 	$(call compile,$(@D))
+	touch $@
+
+# MLflow, trackio, pandas and polars, beside the packages of $(VENV), for the slow tests of trackers and tables.
+$(TRACKERS)/installed: $(VENV)/installed
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" >$$(echo $(TRACKERS)/lib/python*/site-packages)/main.pth
+	$(TRACKERS)/bin/python $(PIP) -e ".[mlflow,tables,trackio]"
 	touch $@
 
 # A coding agent of npm, for one slow test, which is skipped where there is no npm.
@@ -146,4 +154,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(SERVERS) $(VERIFIERS) $(OPENENV) $(INSPECT) $(TRL) build *.egg-info runs
+	rm -rf $(VENV) $(LOCK) $(OLDEST) $(VLLM) $(CLIENTS) $(SERVERS) $(VERIFIERS) $(OPENENV) $(INSPECT) $(TRACKERS) $(TRL) build *.egg-info runs

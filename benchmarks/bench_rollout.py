@@ -6,7 +6,7 @@
 First, tokens a second of the engine and of `model.generate`, on the same prompts with the same numbers of response
 tokens, sampling and threads. `generate` runs in batches of each of BATCHES prompts, and its best batch size counts.
 Then the production generator runs episodes of one turn, and episodes that call tools which answer at once, beside its
-engine alone on the same token sequences.
+engine alone on the same token sequences. Last, the cost of sending each rollout to an OpenTelemetry collector.
 
 Rounds alternate between the sides, ratios are taken within a round, and figures are medians over rounds. Each round
 draws new prompts and lengths.
@@ -16,8 +16,14 @@ from __future__ import annotations
 
 import logging
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
+import urllib.request
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +112,7 @@ async def compare_loops(kind: str, folder: Path, options: Options, figures: Figu
     save_writer(model, quickstart_model(), thinking=thinking, calling=calling)
     engine = torch_engine(model, AT_ONCE, options.threads)
     counts, loops, alones = [], [], []
-    async with generator(model, folder, options.threads) as stage, trio.open_nursery() as nursery:
+    async with generator(model, folder, options.threads) as (stage, _), trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         for number in range(options.rounds + 1):
             sampled = await sample(stage, requests(options.rollouts, number))
@@ -124,6 +130,43 @@ async def compare_loops(kind: str, folder: Path, options: Options, figures: Figu
     return [kind, statistics.fmean(counts), *map(statistics.median, (loops, alones, shares))]
 
 
+async def cost_of_traces(folder: Path, options: Options, figures: Figures) -> None:
+    """Adds ``otel_cost``: the share of the generator's processor time that traces take, with a collector that answers.
+
+    Episodes with tools of the loops above.
+    """
+    with collecting() as (url, collected):
+        async with generator(folder / "writer-agent_loop", folder, options.threads, url) as (stage, actor):
+            tracing = actor.tracing
+            assert tracing is not None
+            for number in range(options.rounds + 1):
+                began, before = time.process_time(), tracing.cpu_seconds
+                await sample(stage, requests(options.rollouts, number))
+                if number:  # the first round imports and connects
+                    figures["otel_cost"].append((tracing.cpu_seconds - before) / (time.process_time() - began))
+        rollouts = (options.rounds + 1) * options.rollouts
+        if tracing.dropped or collected() < rollouts:
+            raise AssertionError(f"{collected():,} of {rollouts:,} traces arrived, {tracing.dropped:,} were dropped")
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, Callable[[], int]]]:
+    """A collector in a process of its own: its address, and the number of root spans that it got."""
+    command = [sys.executable, "-m", "benchmarks.collector"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+
+        def collected() -> int:
+            with urllib.request.urlopen(url) as answer:  # noqa: S310 - its own address
+                return int(answer.read())
+
+        try:
+            yield url, collected
+        finally:
+            process.kill()
+
+
 async def measure(folder: Path, options: Options) -> Figures:
     """All comparisons."""
     figures: Figures = defaultdict(list)
@@ -133,6 +176,7 @@ async def measure(folder: Path, options: Options) -> Figures:
     header = ["response lengths", "engine", *(f"generate, batch {batch}" for batch in BATCHES), "engine / best"]
     print_table(f"tokens a second, {PROMPTS} prompts", header, rows)
     rows = [await compare_loops(kind, folder, options, figures) for kind in EPISODES]
+    await cost_of_traces(folder, options, figures)
     header = ["episodes", "turns", "generator", "engine alone", "generator / engine"]
     print_table(f"tokens a second, {AT_ONCE} rollouts at once", header, rows)
     return figures

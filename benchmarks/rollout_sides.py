@@ -171,12 +171,17 @@ def requests(count: int, round_number: int) -> list[RolloutRequest]:
 
 
 @asynccontextmanager
-async def generator(model: Path, folder: Path, threads: int) -> AsyncIterator[Stage]:
-    """The production generator with the quickstart's settings, serving ``model``, among stand-ins."""
+async def generator(
+    model: Path, folder: Path, threads: int, otel: str | None = None
+) -> AsyncIterator[tuple[Stage, RolloutGenerator]]:
+    """The production generator with the quickstart's settings, serving ``model``, among stand-ins.
+
+    ``otel``: the collector that gets its rollouts.
+    """
     settings = [f"run.directory={folder / 'run'}", f'model={{path="{model}"}}']
     settings += [f"actors.rollout_generator.settings.max_rollouts={AT_ONCE}"]
     settings += [f"actors.rollout_generator.settings.threads={threads}"]
-    topology = load_topology(EXAMPLE, settings)
+    topology = load_topology(EXAMPLE, settings + ([] if otel is None else [f'run.otel="{otel}"']))
 
     def answer(message: Any) -> ToolResult | None:
         return ToolResult(message.call, "success", "3\n", "", "", 0.0, 0.0) if isinstance(message, ToolCall) else None
@@ -185,9 +190,10 @@ async def generator(model: Path, folder: Path, threads: int) -> AsyncIterator[St
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 4096}) as stage:
         stage["tool_executor"].reply = answer
         stage["learner"].announce("policy", GENERATOR).set(published)
-        async with running(RolloutGenerator, topology, "rollout_generator", folder, stage):
+        async with running(RolloutGenerator, topology, "rollout_generator", folder, stage) as actor:
             await stage.started(GENERATOR)
-            yield stage
+            assert isinstance(actor, RolloutGenerator)
+            yield stage, actor
 
 
 async def sample(stage: Stage, wanted: Sequence[RolloutRequest]) -> Sampled:

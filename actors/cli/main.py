@@ -57,6 +57,7 @@ COMMANDS = {
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
+        Command("compare", "compare:compare", "Compare runs: settings, success with intervals, whether they differ."),
         Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
         Command("analyze", "analysis:analyze", "Study the entropy of tokens in rollouts of a run."),
     ),

@@ -65,6 +65,7 @@ from agent_rl.messages import (
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.health import Health, too_low
 from agent_rl.records.history import Mark
+from agent_rl.records.model_card import Measured
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
 
 
@@ -226,6 +227,8 @@ class Learner(Actor):
         self._watched = kept.get("watch")
         self._watch = CollapseWatch(Collapse(), self._watched)
         self._mark = Mark.of(kept)
+        self._measured = [Measured(**each) for each in kept.get("measured", [])]
+        """The figures of the evaluations so far, for the cards of checkpoints."""
         self._supervised: dict[str, Any] = kept.get("supervised", {})
         """The rest of the position within a supervised stage."""
         self._epoch = self._publish_from = 0
@@ -380,11 +383,23 @@ class Learner(Actor):
         if not await self._evaluated({Evaluation(index)}, limited=limited):
             return False
         ready = self._arrivals.evaluations.get(Evaluation(index))  # None: the time is up
+        self._measure()
         if ready is not None and (figures := ready.figures or ready.selection):
             self.log.info("selection" if ready.selection else "evaluation", **figures.row())
             if ready.figures is not None:
                 self._alarm(dict(too_low(ready.figures.sampled.success)))
         return True
+
+    def _measure(self) -> None:
+        """Keep what the cards of checkpoints say of this stage's evaluations, as far as they are complete."""
+        known = {(each.name, each.version) for each in self._measured}
+        arrived = self._arrivals.evaluations.items()
+        for at, ready in sorted(arrived, key=lambda each: each[0].at_step or 0):
+            version = self._position.stage_version + (at.at_step or 0)
+            figures = ready.figures if at.stage == self._position.stage else None
+            if figures is not None and (figures.name, version) not in known:
+                ways = figures.ways().items()
+                self._measured += [Measured.of(figures.name, version, way, answers) for way, answers in ways]
 
     async def _evaluated(self, expected: set[Evaluation], *, limited: bool) -> bool:
         """Wait for these results; ``limited`` by the run's time limit. False when the run stops meanwhile."""
@@ -414,7 +429,9 @@ class Learner(Actor):
                 return not self._stopping
             await self._step(stage, ready)
         within = {Evaluation(self._position.stage, step) for step in stage.evaluation_steps}
-        return await self._evaluated(within, limited=True)
+        done = await self._evaluated(within, limited=True)
+        self._measure()
+        return done
 
     async def _next_step(self) -> StepReady | None:
         """The next step with all its groups; None when the run must stop or its time limit is reached."""
@@ -521,12 +538,15 @@ class Learner(Actor):
             return
         self._watch.saved(position.version)
         extra = {"watch": self._watch.state(), **self._mark.kept()}
+        self._measure()
+        extra["measured"] = [asdict(each) for each in self._measured]
         extra |= {"supervised": self._supervised} if position.step else {}
         after = partial(self._saved, position, keep_all=keep_all)
         await model.save(position, extra, after, beside=beside)
 
     async def _saved(self, position: Position, *, keep_all: bool) -> None:
         checkpoints = self._model.checkpoints
+        await self._model.describe(position, tuple(self._measured))
         if not keep_all:
             checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
         oldest = min(saved.version for saved in checkpoints.positions())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,7 @@ from actors.learner.follower import Beginning, build, device_of
 from actors.learner.followers import OTHER_SECONDS, Followers, RankLostError
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
-from actors.weights.files import Checkpoints, PublishedWeights
+from actors.weights.files import Checkpoints, PublishedWeights, model_directory
 from actors.weights.kept import KeptWeights
 from actors.weights.publish import Publisher
 from agent_rl.config.addresses import run_digest
@@ -34,6 +34,7 @@ from agent_rl.learning.batching import SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
+from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -254,6 +255,8 @@ class TrainedModel:
         boxes = self._environments.toolboxes.items()
         self.tools = any(box for name, box in boxes if self._environments[name].harness is None)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
+        self._base = read_base(topology, model_directory(topology, directory))
+        self._data = data_files(topology, base)
         restored = self.checkpoints.restore(
             self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)
         )
@@ -409,6 +412,11 @@ class TrainedModel:
             after,
             beside=beside,
         )
+
+    async def describe(self, position: Position, measured: Sequence[Measured]) -> None:
+        """Write the card of the checkpoint of a position."""
+        text = card(self._context.topology, position, self._base, self._data, measured)
+        await self._context.in_thread(write_card, self.checkpoints.path(position), text)
 
 
 def refuse_unavailable(context: ActorContext) -> None:

@@ -24,6 +24,7 @@ from agent_rl.scheduling.ids import strand_seed
 if TYPE_CHECKING:
     from actors.base import ActorContext
     from actors.engines.base import Engine
+    from actors.rollout_generator.tracing import Tracing
     from agent_rl.messages import PolicyVersion
     from agent_rl.rollout.episode import Episode, Strand
     from agent_rl.rollout.prompts import ChatFormat
@@ -65,8 +66,16 @@ class Watch(Protocol):
 class AgentLoop:
     """Runs any number of episodes at once."""
 
-    def __init__(self, context: ActorContext, chat: ChatFormat, engine: Engine, tools: ToolCaller) -> None:
+    def __init__(
+        self,
+        context: ActorContext,
+        chat: ChatFormat,
+        engine: Engine,
+        tools: ToolCaller,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._context = context
+        self._tracing = tracing
         self.chat = chat
         self._engine = engine
         self._tools = tools
@@ -127,7 +136,10 @@ class AgentLoop:
             top_k=request.sampling.top_k,
             wrote=watch.wrote if watch is not None and watch.listens else None,
         )
+        began = self._context.now()
         turn, stopped = await self._generated(asked, strand, watch)
+        if self._tracing is not None:
+            self._tracing.turn(episode, began, len(asked.tokens), len(turn[0]), stopped=stopped)
         if fault := episode.turn_fault(*turn, stopped=stopped, stop=self.chat.stop_tokens, strand=strand):
             raise EngineError(f"the engine returned {fault}")
         return turn, stopped
@@ -193,6 +205,7 @@ class AgentLoop:
         result = await self._tools.call(episode.request, f"{turn}.{index}", call, episode.tool_states)
         seconds = self._context.now() - started
         times = (result.run_seconds, seconds)
-        return result.text, ToolCallRecord(
-            turn, call.name, result.outcome, *times, result.cut, call.arguments, result.text
-        )
+        record = ToolCallRecord(turn, call.name, result.outcome, *times, result.cut, call.arguments, result.text)
+        if self._tracing is not None:
+            self._tracing.call(episode, started, record)
+        return result.text, record

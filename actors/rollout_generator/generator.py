@@ -33,6 +33,7 @@ from actors.rollout_generator.serving import EngineTurns, ServedPolicy, shares_d
 from actors.rollout_generator.sessions import Sessions
 from actors.rollout_generator.starting import RolloutGeneratorSettings, long_prompts, make_engine, require_append_only
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
+from actors.rollout_generator.tracing import Tracing
 from actors.rollout_generator.turns import Written
 from actors.rollout_generator.user_loop import UserLoop
 from actors.user_threads import Pause, interruptible
@@ -159,6 +160,8 @@ class RolloutGenerator(Actor):
         Call(TurnAsked, TurnGiven, required=False),
         Call(SessionAsked, SessionGiven, required=False),
     )
+    tracing: Tracing | None = None
+    """Sends rollouts to a collector, where ``run.otel`` names one."""
     links: ClassVar = {
         "trajectories": Push(Trajectory),
         "tools": Call(ToolCall, ToolResult),
@@ -241,7 +244,9 @@ class RolloutGenerator(Actor):
         self._tools = ToolCaller(self.context, self._tally, self._environments.toolboxes)
         self._kept = KeptTurns(self.context)
         self._served_rollouts = ServedRollouts(self.context.replica)
-        self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools)
+        if self.context.topology.run.otel is not None:
+            self.tracing = Tracing(self.context)
+        self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools, self.tracing)
         url, nursery = gateway_url(self.context.topology, self.context.name), self.context.nursery
         self._harnesses = Harnesses(
             self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log
@@ -252,6 +257,8 @@ class RolloutGenerator(Actor):
         self.context.nursery.start_soon(self._report_load)
         self.context.nursery.start_soon(self._served.run, self._announce_load)
         self.context.nursery.start_soon(self._kept.run)
+        if self.tracing is not None:
+            self.context.nursery.start_soon(self.tracing.run)
 
     def _make_format(self, directory: Path) -> ChatFormat:
         topology = self.context.topology
@@ -361,6 +368,8 @@ class RolloutGenerator(Actor):
         if self.context.now() - judging > LONG_SECONDS:
             self._pause.begin()
         self._tally.add(trajectory)
+        if self.tracing is not None:
+            self.tracing.ended(episode, trajectory, started)
         await self.context.link("trajectories").send(trajectory, on_ack=partial(self._running.end, running))
 
     def peer_changed(self, event: LinkEvent) -> None:
@@ -394,6 +403,8 @@ class RolloutGenerator(Actor):
         if self._asking:
             with trio.move_on_after(TURNS_SECONDS):
                 await self._kept.kept()
+        if self.tracing is not None:
+            await self.tracing.finish()
 
     @staticmethod
     async def _cancel_after(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

@@ -88,7 +88,9 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "notebook": "agent_rl.environments.python_tools:notebook",
     },
     "tracker": {
+        "mlflow": "agent_rl.observe.trackers.mlflow:MlflowTracker",
         "tensorboard": "agent_rl.observe.trackers.tensorboard:TensorBoardTracker",
+        "trackio": "agent_rl.observe.trackers.trackio:TrackioTracker",
         "wandb": "agent_rl.observe.trackers.wandb:WandbTracker",
     },
 }

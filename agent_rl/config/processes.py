@@ -120,7 +120,10 @@ class Run(Part):
     report_standstill_seconds: PositiveFloat = 180.0
     """After so long without progress, the run prints which actor waits for what."""
     trackers: tuple[str, ...] = ()
-    """Where rows of ``metrics.jsonl`` also go: ``tensorboard``, ``wandb``, or ``module:Name``."""
+    """Where rows of ``metrics.jsonl`` also go: ``mlflow``, ``tensorboard``, ``trackio``, ``wandb``, ``module:Name``."""
+    otel: str | None = Field(default=None, pattern=r"^https?://[^\s/]+(/\S*)?$")
+    """An OpenTelemetry collector (OTLP over HTTP), as ``http://127.0.0.1:4318``: each rollout is sent as a trace. None:
+    nothing is sent."""
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     """The port at which the learner's host answers ``GET /metrics`` for Prometheus."""
     metrics_address: str = "127.0.0.1"

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 8.0
 """How long the hub may take to answer, including the time to connect."""
-SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-"""Configuration, tokenizer and chat template."""
+SMALL = ("*.json", "*.jinja", "*.txt", "*.model", "README.md", "LICENSE*")
+"""Configuration, tokenizer, chat template, and what says the licence."""
 WEIGHTS = ("*.safetensors",)
 NOT_OURS = ("*/*", "consolidated*.safetensors")
 """Left out: copies of the weights in other formats."""

@@ -152,11 +152,24 @@ class Health:
         return fsum(found) / len(found) if 2 * len(found) >= WINDOW else None
 
 
-def remarks_of(steps: Iterable[tuple[int, Sequence[Alarm]]], stage: int) -> Iterator[str]:
-    """A sentence for each alarm there was in a stage: when it held, and what it said last. ``steps`` count from 1."""
-    held: dict[str, tuple[int, int, str]] = {}
+class Held(NamedTuple):
+    """An alarm from step ``first`` to step ``last`` of a stage, and what it said last."""
+
+    name: str
+    first: int
+    last: int
+    text: str
+
+
+def held(steps: Iterable[tuple[int, Sequence[Alarm]]]) -> Iterable[Held]:
+    """Each alarm there was in a stage. ``steps`` count from 1."""
+    found: dict[str, Held] = {}
     for number, alarms in steps:
         for name, text in alarms:
-            held[name] = (held.get(name, (number, 0, ""))[0], number, text)
-    for first, last, text in held.values():
-        yield f"stages.{stage}, steps {first:,} to {last:,}: {text}"
+            found[name] = Held(name, found[name].first if name in found else number, number, text)
+    return found.values()
+
+
+def remark(stage: int, alarm: Held) -> str:
+    """A sentence about an alarm of a stage."""
+    return f"stages.{stage}, steps {alarm.first:,} to {alarm.last:,}: {alarm.text}"

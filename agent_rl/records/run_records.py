@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_rl.config.topology import Topology
-from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFigures, row
+from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFigures, StepFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.continuing import made_with
 from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY
-from agent_rl.records.journal import Journal, JournalError, read_journal
+from agent_rl.records.journal import Journal, JournalError, StepRow, read_journal
 from agent_rl.records.run_directory import add_end, read_end, read_memory_kills
 from agent_rl.records.summary import summarise
 
@@ -82,9 +82,7 @@ class RunRecords:
         self.spent(wall)
         step = self._journal.step(version)
         assert step is not None
-        figures, learner = step.figures, step.learner_figures
-        if step.skipped:  # nothing was trained that could be stale
-            figures = replace(figures, groups_trained=0, staleness_mean=None, staleness_max=None)
+        figures, learner = shown_figures(step), step.learner_figures
         self.fates = count_fates(self._journal)
         began = int(self._journal.fact("stage_version") or 0)
         self._append(
@@ -221,6 +219,19 @@ def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str
     )
 
 
+def shown_figures(step: StepRow) -> StepFigures:
+    """The filter's figures of a step as metrics.jsonl has them: a skipped step trained nothing that could be stale."""
+    if not step.skipped:
+        return step.figures
+    return replace(step.figures, groups_trained=0, staleness_mean=None, staleness_max=None)
+
+
+def kinds_of(journal: Journal) -> list[str]:
+    """The kinds of the recipe's stages."""
+    settings = json.loads(journal.fact(MADE_WITH) or "{}")
+    return [text.split()[0] for key, text in settings.items() if re.fullmatch(r"stages\.\d+", key)]
+
+
 def _newest_checkpoint(directory: Path, journal: Journal) -> str | None:
     """The newest checkpoint: in this run directory, which may have been moved, or where the learner saved it."""
     saved = journal.fact(CHECKPOINT)
@@ -234,12 +245,10 @@ def rebuild(directory: Path) -> None:
     """Write ``metrics.jsonl`` and ``summary.json`` again from the journal. Raises JournalError and DiskError."""
     journal = read_journal(directory)
     try:
-        settings = journal.fact(MADE_WITH)
-        if settings is None:
+        if journal.fact(MADE_WITH) is None:
             raise JournalError(f"{journal.path} holds no run: put the run's journal back")
-        stages = (text for key, text in json.loads(settings).items() if re.fullmatch(r"stages\.\d+", key))
         rows = journal.records()
-        _write_summary(directory, journal, [text.split()[0] for text in stages])
+        _write_summary(directory, journal, kinds_of(journal))
     finally:
         journal.close()
     _write_rows(directory, rows)

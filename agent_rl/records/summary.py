@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
-from agent_rl.records.health import Health, remarks_of
+from agent_rl.records.health import Health, Held, held, remark
 from agent_rl.records.journal import StepRow
 from agent_rl.records.run_directory import memory_kills_in_words
 
@@ -106,17 +106,18 @@ def summarise(
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
     killed = [memory_kills_in_words(memory_kills)] if memory_kills else []
-    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *health(steps, tools=tools)]
+    held_alarms = (remark(*each) for each in alarms(steps, tools=tools))
+    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *held_alarms]
     return summary
 
 
-def health(steps: Sequence[StepRow], *, tools: bool) -> Iterator[str]:
-    """The alarms that there were in each rl stage."""
+def alarms(steps: Sequence[StepRow], *, tools: bool) -> Iterator[tuple[int, Held]]:
+    """The alarms that there were, each with the number of its rl stage."""
     for stage in sorted({step.stage for step in steps}):
         watch = Health(tools=tools)
         of_stage = (step for step in steps if step.stage == stage)
-        alarms = [(number, watch.step(step.figures, step.learner_figures)) for number, step in enumerate(of_stage, 1)]
-        yield from remarks_of(alarms, stage)
+        seen = ((number, watch.step(step.figures, step.learner_figures)) for number, step in enumerate(of_stage, 1))
+        yield from ((stage, alarm) for alarm in held(seen))
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:

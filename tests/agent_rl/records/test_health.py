@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.figures import MismatchFigures, RolloutMeans, StepFigures, TrainingFigures
-from agent_rl.records.health import WINDOW, Alarm, Health, remarks_of, too_low
+from agent_rl.records.health import WINDOW, Alarm, Health, held, remark, too_low
 
 MEANS = RolloutMeans(rollouts=32, success=0.5, response_tokens=90.0, tool_calls=1.2, truncated_share=0.1)
 STEP = StepFigures(sampled=MEANS, groups_decided=4, groups_trained=3)
@@ -105,4 +105,7 @@ def test_a_noisy_but_healthy_stage_raises_nothing(drawn: list[tuple[float, float
 
 def test_a_remark_says_when_an_alarm_held_and_what_it_said_last() -> None:
     steps = [(11, (Alarm("fall", "to 30%"),)), (12, (Alarm("fall", "to 20%"), Alarm("length", "grew"))), (13, ())]
-    assert list(remarks_of(steps, 2)) == ["stages.2, steps 11 to 12: to 20%", "stages.2, steps 12 to 12: grew"]
+    assert [remark(2, each) for each in held(steps)] == [
+        "stages.2, steps 11 to 12: to 20%",
+        "stages.2, steps 12 to 12: grew",
+    ]

@@ -1,0 +1,451 @@
+"""A run directory as data: `agent_rl.load_run(path)`. The run may be under way, ended or crashed; nothing is changed.
+
+Steps, evaluations, groups and trajectories come from the journal, which is consistent at every moment; the timeline
+comes from its file, without a half-written last row. Trajectories are read one group at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agent_rl.config.hidden import redacted
+from agent_rl.figures import AnswerFigures, EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.messages import GroupOpened, Judgement, Problem, Tokens, Transcript
+from agent_rl.messages import Trajectory as Sampled
+from agent_rl.records.history import MADE_WITH
+from agent_rl.records.journal import GroupRow, Journal, read_journal
+from agent_rl.records.run_directory import in_use, read_end
+from agent_rl.records.run_records import kinds_of, shown_figures, summary
+from agent_rl.records.summary import alarms
+from agent_rl.records.tables import Rows
+from agent_rl.records.timeline import read_timeline
+
+Decode = Callable[[bytes], Any]
+DECODER = "actors.roc_filter.replay"
+"""The module that reads a message of the journal. It is named and not imported: only the transport knows the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A trained step: the filter's figures of the rollouts, and the learner's. ``version`` is the one it made."""
+
+    stage: str
+    step: int
+    version: int
+    figures: StepFigures
+    training: TrainingFigures
+    seconds: float
+    """Seconds of running since the run began."""
+    wall: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Answers of one way in an evaluation: ``sampled``, ``greedy``, or ``sampled_NAME`` of an environment.
+
+    ``at_step`` is None for an evaluate stage, else the steps of the rl stage before the evaluation.
+    """
+
+    name: str
+    way: str
+    stage: int
+    at_step: int | None
+    version: int | None
+    """None in a run that has lost the row of metrics.jsonl; so are ``seconds`` and ``wall``."""
+    answers: AnswerFigures
+    seconds: float | None
+    wall: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A group of rollouts. ``step`` is the version of the step that decided the group."""
+
+    DERIVED: ClassVar = {"problem": "string", "environment": "string", "samples": "int64"}
+    id: str
+    stage: int
+    at_step: int | None
+    number: int
+    purpose: str
+    fate: str
+    """``open``, ``ready``, ``trained``, ``dropped`` or ``evaluated``."""
+    reason: str
+    """Why the group was dropped."""
+    step: int | None
+    kept: tuple[tuple[int, int], ...]
+    """Sample and attempt of each rollout that is trained."""
+    rewards: tuple[float, ...]
+    """Rewards of those rollouts."""
+    oldest: int
+    """The oldest policy version of a token."""
+    opened: GroupOpened = field(repr=False)
+
+    @property
+    def problem(self) -> str:
+        """The problem's id; ``opened.problem`` is the problem."""
+        return self.opened.problem.id
+
+    @property
+    def environment(self) -> str:
+        """The environment's name."""
+        return self.opened.problem.environment
+
+    @property
+    def samples(self) -> int:
+        """How many rollouts were asked for."""
+        return self.opened.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A rollout, with its group's fate. Columns of tables leave out texts, calls and tokens."""
+
+    DERIVED: ClassVar = {
+        "problem": "string",
+        "environment": "string",
+        **dict.fromkeys(("prompt_tokens", "response_tokens", "turns", "tool_calls", "tool_errors"), "int64"),
+        "oldest": "int64",
+        "newest": "int64",
+        "rollout_seconds": "float64",
+        "generator": "string",
+        "reward": "float64",
+        "success": "bool",
+        "note": "string",
+    }
+    group: str
+    stage: int
+    at_step: int | None
+    number: int
+    purpose: str
+    sample: int
+    attempt: int
+    status: str
+    fate: str
+    reason: str
+    step: int | None
+    kept: bool
+    asked: Problem = field(repr=False)
+    judgement: Judgement | None = field(repr=False)
+    """None while the rollout is not judged; some never are."""
+    stored: Sampled = field(repr=False)
+    """The message of the generator, with its packed tokens."""
+
+    @property
+    def transcript(self) -> Transcript:
+        """Texts, calls and replies."""
+        return self.stored.transcript
+
+    def tokens(self) -> Tokens:
+        """The arrays of tokens, masks, log-probabilities and policies."""
+        return self.stored.unpack()
+
+    @property
+    def problem(self) -> str:
+        """The problem's id; ``asked`` is the problem."""
+        return self.asked.id
+
+    @property
+    def environment(self) -> str:
+        """The environment's name."""
+        return self.asked.environment
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.stored.prompt_length
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens after the prompt, tool responses included."""
+        return self.stored.response_length
+
+    @property
+    def turns(self) -> int:
+        """Turns of the model."""
+        return self.stored.turns
+
+    @property
+    def tool_calls(self) -> int:
+        """Calls of tools."""
+        return len(self.transcript.calls)
+
+    @property
+    def tool_errors(self) -> int:
+        """Calls that did not end in success."""
+        return sum(call.outcome != "success" for call in self.transcript.calls)
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest policy version of a token that the model wrote."""
+        return self.stored.oldest
+
+    @property
+    def newest(self) -> int | None:
+        """The newest one."""
+        return self.stored.newest
+
+    @property
+    def rollout_seconds(self) -> float:
+        """How long the rollout took."""
+        return self.stored.seconds
+
+    @property
+    def generator(self) -> str:
+        """Who sampled it."""
+        return self.stored.generator
+
+    @property
+    def reward(self) -> float | None:
+        """None without a judgement."""
+        return None if self.judgement is None else self.judgement.reward
+
+    @property
+    def success(self) -> bool | None:
+        """None without a judgement."""
+        return None if self.judgement is None else self.judgement.success
+
+    @property
+    def note(self) -> str | None:
+        """What the environment noted."""
+        return None if self.judgement is None else self.judgement.note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a tool: ``run_seconds`` are those of the tool's process, ``total_seconds`` those of the wait."""
+
+    group: str
+    sample: int
+    attempt: int
+    turn: int
+    """Of the model, from 1."""
+    tool: str
+    outcome: str
+    run_seconds: float
+    total_seconds: float
+    cut: bool
+    success: bool | None
+    """Of the rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What an actor did in the ``seconds`` before ``wall``. ``busy``, ``cpu`` and ``waited`` are shares of them."""
+
+    wall: float
+    seconds: float
+    actor: str
+    state: str
+    busy: float
+    cpu: float
+    waiting_for: str
+    waited: float
+    figures: dict[str, Any]
+    """The actor's newest figures by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An alarm of an rl stage, from step ``first`` to step ``last`` of the stage; ``text`` is what it said last."""
+
+    stage: int
+    name: str
+    first: int
+    last: int
+    text: str
+
+
+class Run:
+    """The data of one run directory. Nothing is kept in memory: every use reads the directory again."""
+
+    def __init__(self, directory: Path, decode: Decode) -> None:
+        """Raises JournalError when this is no run directory, or one of another release."""
+        self.directory = directory
+        self._decode = decode
+        with self._journal() as journal:
+            self.id = journal.fact("run") or ""
+        self.steps = Rows(Step, self._steps)
+        self.evaluations = Rows(Evaluation, self._evaluations)
+        self.groups = Rows(Group, self._groups)
+        self.trajectories = Rows(Trajectory, self._trajectories)
+        self.calls = Rows(Call, self._calls)
+        self.timeline = Rows(Moment, partial(_moments, directory))
+        self.alarms = Rows(Held, self._alarms)
+
+    @contextmanager
+    def _journal(self) -> Iterator[Journal]:
+        journal = read_journal(self.directory)
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+    @property
+    def state(self) -> str:
+        """``running``, ``ended`` after the last stage, or ``stopped`` before it."""
+        if in_use(self.directory):
+            return "running"
+        with self._journal() as journal:
+            return "ended" if int(journal.fact("stage") or 0) >= len(kinds_of(journal)) else "stopped"
+
+    @property
+    def stopped_because(self) -> str:
+        """Why the newest start stopped early; empty when that is not known or nothing was wrong."""
+        return read_end(self.directory)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings by dotted key, without secrets.
+
+        Those that must not change, where the directory was copied without its topology files.
+        """
+        files = sorted(self.directory.glob("topology.*.toml"))
+        if files:
+            return dict(_flat(redacted(tomllib.loads(files[0].read_text(encoding="utf-8")))))
+        with self._journal() as journal:
+            return dict(_flat(redacted(json.loads(journal.fact(MADE_WITH) or "{}"))))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run so far, as ``summary.json`` has them at its end."""
+        with self._journal() as journal:
+            return summary(self.directory, journal, kinds_of(journal))
+
+    def _steps(self) -> Iterator[Step]:
+        with self._journal() as journal:
+            # The last row of a version counts, in case a crash has repeated one.
+            records = {row["version"]: row for row in map(json.loads, journal.records()) if row["kind"] == "step"}
+            rows = journal.steps()
+        for row in rows:
+            record = records.get(row.version + 1)
+            if row.learner_figures is None or record is None:
+                continue
+            yield Step(
+                figures=shown_figures(row),
+                training=row.learner_figures,
+                **{name: record[name] for name in ("stage", "step", "version", "seconds", "wall")},
+            )
+
+    def _evaluations(self) -> Iterator[Evaluation]:
+        with self._journal() as journal:
+            rows = [row for row in map(json.loads, journal.records()) if row["kind"] == "evaluation"]
+            found: list[tuple[int, int | None, EvaluationFigures]]
+            found = [(stage, None, figures) for stage, figures in journal.evaluations().items()]
+            interim = ((stage, journal.interim_evaluations(stage)) for stage in range(len(kinds_of(journal))))
+            found += [(stage, at, figures) for stage, results in interim for at, figures in results.items()]
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for row in sorted(rows, key=lambda row: row["version"], reverse=True):
+            by_name.setdefault(row["stage"], []).append(row)
+        for stage, at_step, figures in found:
+            record = by_name[figures.name].pop() if by_name.get(figures.name) else {}
+            about = {name: record.get(name) for name in ("version", "seconds", "wall")}
+            for way, answers in figures.ways().items():
+                yield Evaluation(name=figures.name, way=way, stage=stage, at_step=at_step, answers=answers, **about)
+
+    def _groups(self) -> Iterator[Group]:
+        with self._journal() as journal:
+            for row in filter(None, map(journal.group, journal.group_ids())):
+                yield Group(
+                    fate=row.state,
+                    opened=self._decode(row.opened),
+                    **{name: getattr(row, name) for name in _SHARED},
+                    **{name: getattr(row, name) for name in ("id", "kept", "rewards", "oldest")},
+                )
+
+    def _trajectories(self) -> Iterator[Trajectory]:
+        with self._journal() as journal:
+            for row in filter(None, map(journal.group, journal.group_ids())):
+                yield from self._of_group(journal, row)
+
+    def _of_group(self, journal: Journal, row: GroupRow) -> Iterator[Trajectory]:
+        problem = self._decode(row.opened).problem
+        about = {"group": row.id, "fate": row.state, "asked": problem, **{name: getattr(row, name) for name in _SHARED}}
+        for each in journal.trajectories(row.id):
+            yield Trajectory(
+                **about,
+                sample=each.sample,
+                attempt=each.attempt,
+                status=each.status,
+                kept=(each.sample, each.attempt) in row.kept,
+                judgement=each.judgement,
+                stored=self._decode(each.payload),
+            )
+
+    def trajectories_of(self, group: str) -> list[Trajectory]:
+        """The rollouts of one group; empty when there are none, or when they have left the journal."""
+        with self._journal() as journal:
+            row = journal.group(group)
+            return [] if row is None else list(self._of_group(journal, row))
+
+    def solved(self, evaluation: Evaluation) -> dict[tuple[str, str], Fraction]:
+        """The share of right answers to each problem (its text and answer) of an evaluation.
+
+        Empty where the journal no longer holds the rollouts.
+        """
+        purpose, _, environment = evaluation.way.partition("_")
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        with self._journal() as journal:
+            right, there = journal.judged(evaluation.stage), journal.stored_groups()
+            for row in journal.groups(stage=evaluation.stage, states=("evaluated",)):
+                if (row.purpose, row.at_step) != (f"evaluate_{purpose}", evaluation.at_step) or row.id not in there:
+                    continue
+                opened = self._decode(row.opened)
+                if environment in {"", opened.problem.environment}:
+                    key = opened.problem.text, opened.problem.answer
+                    before = found.get(key, (0, 0))
+                    found[key] = before[0] + int(right[row.id]), before[1] + opened.samples
+        return {key: Fraction(*counts) for key, counts in found.items()}
+
+    def _calls(self) -> Iterator[Call]:
+        names = ("turn", "tool", "outcome", "run_seconds", "total_seconds", "cut")
+        for each in self._trajectories():
+            place = {name: getattr(each, name) for name in ("group", "sample", "attempt", "success")}
+            for call in each.transcript.calls:
+                yield Call(**place, **{name: getattr(call, name) for name in names})
+
+    def _alarms(self) -> Iterator[Held]:
+        with self._journal() as journal:
+            steps, tools = [step for step in journal.steps() if step.trained], journal.fact("tools") != "0"
+        for stage, held in alarms(steps, tools=tools):
+            yield Held(stage=stage, **held._asdict())
+
+
+_SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
+
+
+def load_run(path: str | Path) -> Run:
+    """The data of a run directory. Raises JournalError when there is no run, or one of another release."""
+    decode: Decode = import_module(DECODER).decode_stored
+    return Run(Path(path), decode)
+
+
+def _moments(directory: Path) -> Iterator[Moment]:
+    shown = ("state", "busy", "cpu", "waiting_for", "waited", "figures")
+    for row in read_timeline(directory):
+        for actor, of in row["actors"].items():
+            figures = {name: of.get(name) for name in shown}
+            yield Moment(wall=row["wall"], seconds=row["seconds"], actor=actor, **figures)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted key. Tables of an array have their number in the key; lists of values stay whole."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if _tables(value) else None
+    if inner is None or not value:
+        yield key, value
+        return
+    for name, each in inner:
+        yield from _flat(each, f"{key}.{name}" if key else str(name))
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
