@@ -4,6 +4,7 @@
     agent-rl bench chaos --faults 10 --short          # one run of a tiny model, without a twin
     agent-rl bench chaos --faults 10 --scripted       # one run without a model, with scripted turns
     agent-rl bench chaos --faults 200 --hosts         # over three hosts, whose links fail too
+    agent-rl bench chaos --agent --faults 20 --kinds kill double_kill   # rollouts by programs of others in jails
     agent-rl bench chaos --each-once                  # SIGKILL to each process once, in turn, and the twin
 
 A seed decides the plan: which fault (SIGKILL, SIGSTOP, double kills, the supervisor, the whole host, a full disk, a
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +32,7 @@ from actors.runtime.reports import STATUSES_PASSED_ON
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
+from agent_rl.config.user_modules import look_beside
 from benchmarks.chaos.accounting import (
     Finished,
     Verdict,
@@ -50,7 +53,7 @@ from benchmarks.machines import unavailable
 from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
-EXAMPLE = EXAMPLES / "quickstart.toml"
+EXAMPLE, AGENT_EXAMPLE = EXAMPLES / "quickstart.toml", EXAMPLES / "coding_agent.toml"
 SHORTENED = (
     "stages.0.steps=600",
     "stages.1.problems=300",
@@ -82,6 +85,14 @@ SCRIPTED = (
     "actors.learner.class=benchmarks.chaos.actors:ScriptedLearner",
     "actors.rollout_generator.settings.max_rollouts=8",
 )
+CLIENTS = EXAMPLES.parent / ".venv-clients" / "installed"
+WITH_AGENT = (
+    "run.keep_trajectories=all",
+    "stages.2.max_response_tokens=160",
+    "environments.0.harness.isolation=strong",
+    "actors.rollout_generator.replicas=2",
+    "actors.gateway.replicas=2",
+)
 STEPS_PER_FAULT = 12
 """Steps of reinforcement learning that a tiny run has for each fault. Another run takes the faults that are left."""
 SCRIPTED_STEPS_PER_FAULT = 5
@@ -109,6 +120,9 @@ class Options:
     """A tiny model, and no twin."""
     scripted: bool = False
     """No model: scripted turns, a learner that notes down what it is trained on, shorter faults, and no twin."""
+    agent: bool = False
+    """As ``scripted``, but an agent of others in jails writes the rollouts (`examples/coding_agent.toml`), by two
+    generators and two gateways."""
     hosts: bool = False
     """Three hosts with networks and disks of their own, in namespaces. Needs root, ``ip``, ``tc`` and ``nsenter``."""
     twins: int | None = None
@@ -117,6 +131,14 @@ class Options:
     """Print the plan alone."""
     overrides: Overrides = ()
     """As for agent-rl run."""
+
+    def __post_init__(self) -> None:
+        self.scripted = self.scripted or self.agent
+
+    @property
+    def example(self) -> Path:
+        """The topology."""
+        return AGENT_EXAMPLE if self.agent else EXAMPLE
 
     @property
     def per_run(self) -> int:
@@ -127,7 +149,7 @@ class Options:
     def command(self) -> str:
         """The command that repeats the plan."""
         words = ["agent-rl", "bench", "chaos", "--faults", str(self.faults), "--seed", str(self.seed)]
-        flags = ("short", "scripted", "hosts", "full", "each_once")
+        flags = ("short", "scripted", "agent", "hosts", "full", "each_once")
         words += [f"--{name.replace('_', '-')}" for name in flags if getattr(self, name)]
         return shlex.join([*words, *(["--kinds", *self.kinds] if self.kinds else [])])
 
@@ -147,7 +169,10 @@ def topology_overrides(options: Options) -> list[str]:
         size = [*SCRIPTED, f"stages.2.steps={SCRIPTED_STEPS_PER_FAULT * options.per_run}"]
     elif options.short:
         size = [*TINY, f"stages.2.steps={STEPS_PER_FAULT * options.per_run}"]
-    restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(EXAMPLE).actors]
+    if options.agent:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            size = [*size, *WITH_AGENT, f"actors.gateway.settings.port={free.getsockname()[1]}"]
+    restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(options.example).actors]
     return [*size, *restarts, *options.overrides]
 
 
@@ -177,14 +202,15 @@ async def run_once(
 ) -> tuple[Ended, Sequence[Fault]]:
     """One run with as many of the faults as fit into it; what is known of it, and the faults that are left."""
     began, record = time.monotonic(), folder / "record"
-    generator = "ScriptedGenerator" if options.scripted else "RecordingGenerator"
+    scripted = "ScriptedAgentGenerator" if options.agent else "ScriptedGenerator"
+    generator = scripted if options.scripted else "RecordingGenerator"
     settings = [*overrides, f"actors.rollout_generator.class=benchmarks.chaos.actors:{generator}"]
     settings += settings_in(folder, scripted=options.scripted)
-    topology = load_topology(EXAMPLE, settings)
+    topology = load_topology(options.example, settings)
     small = any(fault.kind == "full_disk" for fault in faults)
     with ExitStack() as stack:
         made = three_hosts if options.hosts else one_host
-        cluster = stack.enter_context(made(EXAMPLE, folder, settings, small=small))
+        cluster = stack.enter_context(made(options.example, folder, settings, small=small))
         kinds = [stage.kind for stage in topology.stages]
         reports = REPORTS_OF_BLUR + (STATUSES_PASSED_ON if options.hosts else 0)  # those of other hosts come later
         sight = Sight(cluster.directory, kinds, cluster.logs, blur=reports * topology.run.status_seconds)
@@ -205,7 +231,9 @@ async def run_once(
                 host.end()
         run = Ended(
             done=chaos.done,
-            accounts=accounts_of(cluster.directory, topology, EXAMPLE.parent, scripted=options.scripted),
+            accounts=accounts_of(
+                cluster.directory, topology, EXAMPLES, scripted=options.scripted, programs=options.agent
+            ),
             turns=read_turns(record.read_text().splitlines() if record.exists() else ()),
             left=[line for host in cluster.hosts.values() for line in host.left_behind()],
             summary=summary_in(cluster.directory),
@@ -272,9 +300,12 @@ def _ratio(again: int, in_flight: int) -> float:
 def main(options: Options) -> int:
     """Measure, and print what was measured."""
     overrides = topology_overrides(options)
+    if options.agent and not CLIENTS.is_file():
+        raise WrongOptions(f"--agent: there is no {CLIENTS}; make .venv-clients/installed")
+    look_beside(options.example)
     if options.hosts and (why := unavailable("tc")):
         raise WrongOptions(f"--hosts: {why}")
-    topology = load_topology(EXAMPLE, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
+    topology = load_topology(options.example, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
     homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
     if options.each_once:
         plan = each_once(homes)
@@ -295,5 +326,10 @@ def main(options: Options) -> int:
     print_table("turns", ("after", "generated again", "under way where a process ended"), turns_of(runs))
     verdict = Verdict(runs)
     verdict.print_faults()
-    print_figures({f"chaos.{name}": value for name, value in {**figures_of(runs), **verdict.figures}.items()})
+    figures = {f"chaos.{name}": value for name, value in {**figures_of(runs), **verdict.figures}.items()}
+    if options.agent:
+        figures["harness.rollouts"] = sum(run.accounts.programs for run in runs)
+        figures["harness.kills"] = sum(len(each.fault.victims) for each in done if "kill" in each.fault.kind)
+        figures |= {f"harness.{name}": verdict.figures[name] for name in ("lost", "left_behind")}
+    print_figures(figures)
     return verdict.exit_code

@@ -31,7 +31,8 @@ import trio
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
-from actors.sandbox.owner.programs import Zygote, installation, relay
+from actors.sandbox.owner.programs import Zygote, installation
+from actors.sandbox.owner.relay import relay
 from benchmarks.command import Failure
 from benchmarks.reporting import percentile, print_figures, print_table
 

@@ -5,7 +5,7 @@
     generator --> zygote (one for each environment) --fork--> warden, process 1 of a jail --fork--> the program
         ^                                                        | how it ended, files, check
         `------------------------- control ----------------------'
-    program --127.0.0.1:port of the jail--> relay (here) --> gateway
+    program --127.0.0.1:port of the jail--> relay (here) --> gateway, and addresses that `network` names
 
 Where there are no jails the program is a plain process of the generator's user, in a folder of its own. It sees no
 variable of the generator's environment but ``PATH`` and what the topology gives it. When the rollout or the generator
@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
-from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation, relay
+from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation
+from actors.sandbox.owner.relay import relay
 from agent_rl import adapters
 from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
 from agent_rl.environments.harness import HarnessOutcome, told_of
@@ -45,9 +47,13 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 5.0
 """How long a program may go on once it was told that its rollout has ended."""
+STARTS = 4
+"""Of the program of a rollout, as gateways are lost while they answer it."""
 MIB = 1024 * 1024
 MOST_TASKS = 32768
 """Processes and threads of all programs of a generator."""
+MOST_REFUSED, ADDRESS_CHARS = 32, 256
+"""Of addresses that a program did not get: how many are told, and how much of each."""
 _JAILED = (WORK, "/tests", "/logs")
 _PLAIN = ("{folder}/app", "{folder}/tests", "{folder}/logs")
 """The folders of a program, of its check and of what that writes."""
@@ -73,6 +79,7 @@ class Harnesses:
         self._zygotes: dict[str, Zygote] = {}
         self._groups: ControlGroups | None = None
         self._starting = trio.Lock()
+        self._refused: set[tuple[str, str]] = set()
 
     async def run(
         self, environment: Environment, episode: Episode, written: Callable[[Written], None] | None = None
@@ -84,11 +91,18 @@ class Harnesses:
         name = episode.request.problem.environment
         outcome = HarnessOutcome("")
         async with self._served.serving(self._agent, episode, written) as (key, rollout):
-            with temporary_directory("harness") as folder:
-                try:
-                    outcome = await self._run(environment, episode, key, folder, rollout.over)
-                except* (StartError, OSError) as errors:
-                    outcome = HarnessOutcome(str(_first(errors)))
+            for _ in range(STARTS):
+                with temporary_directory("harness") as folder:
+                    try:
+                        outcome = await self._run(environment, episode, key, folder, rollout.over)
+                    except* (StartError, OSError) as errors:
+                        outcome = HarnessOutcome(str(_first(errors)))
+                if not (outcome.failed and rollout.begin_again()):
+                    break
+                why = "a reply to it was cut, and it ended with " + outcome.status
+                self._log.warning("a program is started again", rollout=episode.request.rollout, why=why)
+        for address in outcome.refused:
+            self._told_refused(name, address)
         if rollout.failure is not None:
             raise rollout.failure
         if not episode.turns and rollout.overflowed:
@@ -100,6 +114,13 @@ class Harnesses:
             raise EnvironmentFaultError(f"environment {name!r}: {why}")
         episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
+
+    def _told_refused(self, name: str, address: str) -> None:
+        """Say once for each environment and address that programs cannot reach it."""
+        if (name, address) not in self._refused and len(self._refused) < MOST_REFUSED:
+            self._refused.add((name, address))
+            remedy = "name it in `network` of `environments.harness` if they should"
+            self._log.warning("programs ask for an address", environment=name, address=address, remedy=remedy)
 
     async def _run(
         self, environment: Environment, episode: Episode, key: str, folder: Path, over: trio.Event
@@ -120,8 +141,9 @@ class Harnesses:
             "{logs}": logs,
         }
         command, check = ([_filled(part, values) for part in parts] for parts in (harness.command, harness.check))
-        url = f"http://127.0.0.1:{self._port}" if zygote.jailed and harness.network == "gateway" else self._url
-        variables = self._variables(harness, key, work, url)
+        relayed = zygote.jailed and harness.network != "host"
+        url = f"http://127.0.0.1:{self._port}" if relayed else self._url
+        variables = self._variables(harness, key, work, url) | (_by_proxy(url) if relayed and harness.named else {})
         asked = {
             "argv": command[2:] if harness.fork else command,
             "env": variables,
@@ -137,10 +159,11 @@ class Harnesses:
             "seconds": harness.seconds,
         }
         secrets = [key, *(value for name, value in variables.items() if is_secret(name))]
+        refused = _Refused()
         wanted = harness.seconds + (harness.check_seconds if check else 0.0) + START_SECONDS
         async with zygote.program(asked) as program, trio.open_nursery() as nursery:
             if program.listener is not None:
-                nursery.start_soon(relay, self._url, program.listener)
+                nursery.start_soon(relay, self._url, program.listener, harness.named, refused.add)
             nursery.start_soon(_stops, program, over)
             nursery.start_soon(program.read, harness.output_mib * MIB)
             with trio.move_on_after(wanted):
@@ -148,9 +171,10 @@ class Harnesses:
                 with trio.move_on_after(0.1):  # what it wrote last; what it has started may hold the pipe
                     await program.written_all.wait()
                 nursery.cancel_scope.cancel()
-                return _outcome(told, program, secrets)
+                return replace(_outcome(told, program, secrets), refused=tuple(refused))
             nursery.cancel_scope.cancel()
-        return HarnessOutcome(f"no word of it within {wanted:g} s", _without(secrets, program.text))
+        text = _without(secrets, program.text)
+        return HarnessOutcome(f"no word of it within {wanted:g} s", text, refused=tuple(refused))
 
     async def _zygote(self, name: str, harness: Harness) -> Zygote:
         """The process that starts this environment's programs. Raises StartError."""
@@ -182,12 +206,14 @@ class Harnesses:
         shown = [str(Path(part)) for part in command if Path(part).is_absolute() and Path(part).exists()]
         shown += [str((self._base / each).absolute()) for each in harness.shows]
         shown += installation(command[0])
+        if harness.network != "gateway":
+            shown += ["/etc/ssl", "/etc/ca-certificates"]
         if harness.network == "host":
-            shown += ["/etc/resolv.conf", "/etc/ssl", "/etc/ca-certificates"]
+            shown += ["/etc/resolv.conf"]
         first, users, blocks = outer_users() if os.geteuid() == 0 else (0, 1, 1)
         return Jail(
             plan=[list(step) for step in visible(shown, ()).plan],
-            port=self._port if harness.network == "gateway" else 0,
+            port=0 if harness.network == "host" else self._port,
             memory=harness.memory_mib * MIB,
             disk=harness.disk_mib * MIB,
             processes=harness.processes,
@@ -224,6 +250,21 @@ async def _held_groups(*, task_status: trio.TaskStatus[ControlGroups] = trio.TAS
     async with control_groups("host", None, MOST_TASKS) as groups:
         task_status.started(groups)
         await trio.sleep_forever()
+
+
+class _Refused(set[str]):
+    """Addresses that a program asked for and did not get; a number of them at most."""
+
+    def add(self, address: str) -> None:
+        """Note one."""
+        if len(self) < MOST_REFUSED:
+            super().add(address[:ADDRESS_CHARS])
+
+
+def _by_proxy(url: str) -> dict[str, str]:
+    """Variables by which clients of HTTP ask the relay, but for the gateway itself."""
+    found = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": "127.0.0.1,localhost"}
+    return found | {name.lower(): value for name, value in found.items()}
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:

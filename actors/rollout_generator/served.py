@@ -52,8 +52,9 @@ KNOWN_ENDS = 10_000
 
 @dataclass(eq=False)
 class _Ask:
-    """A request: its parts, and its answer once it is there."""
+    """A request: its parts, and its answer once it is there. ``digest``: of its messages."""
 
+    digest: bytes = b""
     count: int = 1
     parts: list[TurnPart] = field(default_factory=list)
     prompt: Sequence[int] = ()
@@ -61,6 +62,8 @@ class _Ask:
     told_at: float = -inf
     """When parts were told last."""
     given: TurnGiven | None = None
+    cut: bool = False
+    """A stream of it was begun, and its end is not told."""
     done: trio.Event = field(default_factory=trio.Event)
     _news: trio.Event = field(default_factory=trio.Event)
 
@@ -87,6 +90,7 @@ class _Ask:
                 await self._news.wait()
         parts = tuple(self.read()[count:]) if streams else ()
         self.told_at = trio.current_time() if parts else self.told_at
+        self.cut = streams and self.given is None
         if self.given is None:
             return TurnGiven(done=False, parts=parts, prompt=np.array(self.prompt, dtype=np.int32))
         given = self.given
@@ -223,6 +227,8 @@ class ServedRollout:
         self._told = told
         self._resumed: dict[bytes, deque[tuple[CompletedTurn, Sequence[int]]]] = {}
         """Turns of an earlier process by what asked for them, each with its prompt."""
+        self._earlier: dict[bytes, deque[_Ask]] = {}
+        """Requests of an agent that was started again, by the digests of their messages."""
         for turn, strand, length in episode.resumed:
             assert turn.place is not None
             said = spoken(agent.chat, self._text_of(turn))
@@ -237,17 +243,31 @@ class ServedRollout:
 
     def _again(self, asked: TurnAsked, turn: CompletedTurn, prompt: Sequence[int]) -> _Ask:
         """A request whose turn an earlier process has written."""
-        ask = _Ask()
+        assert turn.place is not None
+        ask = _Ask(turn.place.digest)
         watch = _Watch(self._chat, ask, 0, asked.stop)
         watch.began(prompt)
         watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
         said = spoken(self._chat, watch.before_stop(self._text_of(turn)))
         watch.finished(said)
-        assert turn.place is not None
         choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped or watch.cut)
         version = int(turn.policies[-1, 1])
         ask.end(TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version))
         return ask
+
+    def begin_again(self) -> bool:
+        """Whether a reply to the agent was cut, as when a gateway is killed. Then the agent, started again, is given
+        the turns that it was given, in the same order.
+        """
+        asks = list(dict.fromkeys(self._asks.values()))
+        if not any(ask.cut for ask in asks):
+            return False
+        self._asks.clear()
+        self._earlier.clear()
+        for ask in asks:
+            ask.cut = False
+            self._earlier.setdefault(ask.digest, deque()).append(ask)
+        return True
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:
         """Turns, or parts of them."""
@@ -283,16 +303,19 @@ class ServedRollout:
         prompt = [*(() if plan.strand is None else plan.strand.whole[: plan.shared]), *plan.tokens]
         if asked.counts:
             return TurnGiven(prompt=np.array(prompt, dtype=np.int32))
+        digest = plan.digests[-1]
+        if (earlier := self._earlier.get(digest)) and earlier[0].count == asked.count:
+            ask = self._asks[asked.ask] = self._same[digest] = earlier.popleft()
+            return ask
         if self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
             return TurnGiven(refusal="overflow", why=self._overflow())
-        digest = plan.digests[-1]
         if asked.again and (known := self._same.get(digest)) is not None and known.count == asked.count:
             self._asks[asked.ask] = known
             return known
         if asked.count == 1 and (left := self._resumed.get(digest)):
             ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
             return ask
-        ask = self._asks[asked.ask] = self._same[digest] = _Ask(asked.count, prompt=prompt)
+        ask = self._asks[asked.ask] = self._same[digest] = _Ask(digest, asked.count, prompt=prompt)
         self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
         self._taken_up(given)
         self._nursery.start_soon(partial(self._write, ask, asked, planned, given if runs else (), side=side))

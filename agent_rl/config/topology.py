@@ -5,6 +5,7 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -86,6 +87,9 @@ class Model(Part):
     """``chatml``, or a Jinja file relative to the topology file; None: the tokenizer's."""
 
 
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+
+
 class Harness(Part):
     """A program that writes the rollouts of an environment: it asks the gateway for turns (docs/gateway.md)."""
 
@@ -107,8 +111,9 @@ class Harness(Part):
     isolation: Literal["host", "strong", "off"] = "host"
     """``strong``: a jail for each program, or refuse to run. ``off``: a plain process, which you trust. ``host``: a
     jail if the host permits one, else a plain process, and the log says why."""
-    network: Literal["gateway", "host"] = "gateway"
-    """What a program in a jail reaches: the gateway alone, or all that its host does."""
+    network: Literal["gateway", "host"] | tuple[str, ...] = "gateway"
+    """What a program in a jail reaches: the gateway alone, or all that its host does. Or a list of addresses, each
+    ``"host:port"``, which it reaches besides the gateway by the HTTP proxy that ``HTTPS_PROXY`` names."""
     shows: tuple[str, ...] = ()
     """Folders and files that a jail shows, read-only, besides the system's, the program's own installation and what the
     command names; relative to the topology file."""
@@ -138,6 +143,21 @@ class Harness(Part):
             remedy = 'name the program in command, or write source = "live" for sessions from outside'
             raise ValueError(f'{"both" if self.command else "neither"} of command and source = "live" given; {remedy}')
         return self
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The addresses that ``network`` names."""
+        return () if isinstance(self.network, str) else self.network
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _addresses(cls, network: Any) -> Any:
+        if network in ("gateway", "host"):
+            return network
+        listed = network if isinstance(network, list | tuple) else [network]
+        if wrong := [each for each in listed if listed[0] is network or not _ADDRESS.fullmatch(str(each))]:
+            raise ValueError(f'{wrong[0]!r} is no address; write "gateway", "host", or a list such as ["pypi.org:443"]')
+        return network
 
 
 class McpServer(Part):

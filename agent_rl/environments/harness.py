@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ class HarnessOutcome:
 
     Of the check: its ``check_status`` and ``check_output``, and ``check_reward``, the text of the reward's file.
     ``reward``: of a session of live traffic.
+    ``refused``: addresses that the program asked for, and that ``network`` does not name.
     """
 
     status: str
@@ -29,6 +30,12 @@ class HarnessOutcome:
     check_output: str = ""
     check_reward: str = ""
     reward: float | None = None
+    refused: Sequence[str] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program itself ended with an error."""
+        return self.status.startswith("status ") and self.status != "status 0"
 
 
 def told_of(outcome: HarnessOutcome) -> list[tuple[str, str]]:

@@ -9,17 +9,18 @@ import statistics
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from actors.cli.records import decode_stored
 from agent_rl.config.topology import Topology
+from agent_rl.environments.harness import outcome_of
 from agent_rl.environments.load import Environments
 from agent_rl.groups.instructions import TOO_FEW_ROLLOUTS
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal, read_journal
-from benchmarks.chaos.actors import read_trained
+from benchmarks.chaos.actors import is_right, read_trained
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.plan import ENDS_RUN
 from benchmarks.reporting import percentile
@@ -43,6 +44,10 @@ class Accounts:
     balanced: bool
     stale: tuple[str, ...] = ()
     """Groups that were trained with more staleness than the topology permits, in words."""
+    programs: int = 0
+    """Rollouts that programs have written."""
+    unbalanced: tuple[str, ...] = ()
+    """What the audit says where it does not balance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +63,28 @@ class Finished:
     """The summary of the same run left alone."""
 
 
-def accounts_of(directory: Path, topology: Topology, base: Path, *, scripted: bool) -> Accounts:
-    """The accounts of the finished run in ``directory``. ``base``: the directory of the topology file."""
+def accounts_of(directory: Path, topology: Topology, base: Path, *, scripted: bool, programs: bool = False) -> Accounts:
+    """The accounts of the finished run in ``directory``. ``base``: the directory of the topology file.
+
+    ``programs``: scripted programs write the rollouts.
+    """
     journal = read_journal(directory)
     try:
         accounts = read_accounts(journal, len(topology.stages))
         wrong = wrong_prompts(journal, topology, base, decode_stored)
         stale = trained_too_late(journal, topology, decode_stored)
         lost, again = wrongly_trained(journal, read_trained(directory)) if scripted else ([], [])
+        ended = ends_of_programs(journal, len(topology.stages), decode_stored) if programs else []
     finally:
         journal.close()
-    return Accounts((*accounts.lost, *wrong, *lost), (*accounts.repeated, *again), accounts.balanced, tuple(stale))
+    lost += filter(None, ended)
+    return replace(
+        accounts,
+        lost=(*accounts.lost, *wrong, *lost),
+        repeated=(*accounts.repeated, *again),
+        stale=tuple(stale),
+        programs=len(ended),
+    )
 
 
 def summary_in(directory: Path) -> dict[str, Any]:
@@ -111,7 +127,9 @@ def read_accounts(journal: Journal, stages: int) -> Accounts:
         for way, answers in figures.ways().items():
             lost += [f"stage {stage}: {answers.lost} answers, {way}"] if answers.lost else []
     repeated += [f"{group} was trained twice" for group in _twice(g for step in journal.steps() for g in step.groups)]
-    return Accounts(tuple(lost), tuple(repeated), audit_journal(journal).balanced)
+    audit = audit_journal(journal)
+    unbalanced = () if audit.balanced else tuple(audit.lines())
+    return Accounts(tuple(lost), tuple(repeated), audit.balanced, unbalanced=unbalanced)
 
 
 def wrong_prompts(journal: Journal, topology: Topology, base: Path, decode: Callable[[bytes], Any]) -> list[str]:
@@ -159,6 +177,23 @@ def wrongly_trained(journal: Journal, trained: Sequence[str]) -> tuple[list[str]
     lost = [f"the model was not trained on {group}" for group in sorted(recorded - times.keys())]
     again = [f"the model was trained {count} times on {group}" for group, count in times.items() if count > 1]
     return lost, again + [f"the model was trained on {group} of no step" for group in sorted(times.keys() - recorded)]
+
+
+def ends_of_programs(journal: Journal, stages: int, decode: Callable[[bytes], Any]) -> list[str]:
+    """For each rollout in the journal "", or what is wrong: its program did not end well, or its result is not the one
+    that its scripted turns lead to.
+    """
+    found = []
+    for stage in range(stages):
+        for group in journal.groups(stage=stage, states=STATES):
+            for stored in journal.trajectories(group.id):
+                rollout = decode(stored.payload)
+                outcome = outcome_of(rollout.transcript)
+                ended = outcome is not None and outcome.status == "status 0"
+                right = stored.status == "cancelled" or (ended and stored.reward == is_right(rollout.rollout))
+                told = f"{stored.status} with the reward {stored.reward}: {outcome}"
+                found.append("" if right else f"{rollout.rollout} ended as {told}")
+    return found
 
 
 def _twice(found: Iterable[Any]) -> list[Any]:
@@ -233,7 +268,8 @@ class Verdict:
     def print_faults(self) -> None:
         """A line for everything that is lost, repeated, stale or left."""
         for run in self.runs:
-            for line in (*run.accounts.lost, *run.accounts.repeated, *run.accounts.stale, *run.left):
+            accounts = run.accounts
+            for line in (*accounts.lost, *accounts.repeated, *accounts.stale, *accounts.unbalanced, *run.left):
                 print(f"FAULT {line}")
 
 

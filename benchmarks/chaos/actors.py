@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -203,18 +204,45 @@ def share(*words: object) -> float:
     return int.from_bytes(blake2b(" ".join(map(str, words)).encode(), digest_size=7).digest(), "big") / 2**56
 
 
-class ScriptedTurns(ScriptedEngine):
-    """Calls the tool in the first turn, and answers in the second. Half of the rollouts, by their names, are right."""
+def is_right(rollout: str) -> bool:
+    """Whether a scripted rollout is: half of them are, by their names."""
+    return share(rollout) < 0.5
 
-    def __init__(self, directory: Path, answers: Mapping[str, str], rows: int) -> None:
-        """``answers``: the right answer of each rollout."""
+
+def call_and_answer(text: str, answer: str) -> str:
+    """The next turn after ``text``: a call of the tool, then the answer."""
+    if "<tool_response>" in text:
+        return f"<answer>\\boxed{{{answer}}}</answer>"
+    return f"<tool_call>{CALL_HEAD}print({answer}){CALL_TAIL}</tool_call>"
+
+
+def read_two_files(text: str, answer: str) -> str:
+    """The next turn of `examples/coding_agent.py`: files are read, and a summary has the number."""
+    if text.rpartition("<|user|>")[2].startswith("Please summarize"):
+        return f"Got {answer}."
+    second = re.search(r"\d{3} ([a-h])\b", text)
+    if second and f"$ cat {second[1]}" not in text:
+        return f"$ cat {second[1]}"
+    first = re.search(r"Read ([a-h])\.", text)
+    return f"$ cat {first[1]}" if first and "$ cat" not in text else f"It is {answer}."
+
+
+class ScriptedTurns(ScriptedEngine):
+    """Turns that are written without a model; those that `is_right` names lead to the right answer."""
+
+    def __init__(
+        self,
+        directory: Path,
+        answers: Mapping[str, str],
+        rows: int,
+        written: Callable[[str, str], str] = call_and_answer,
+    ) -> None:
+        """``answers``: the right answer of each rollout. ``written``: the turn after a text, with an answer."""
 
         def script(_: int, request: TurnRequest) -> str:
-            right = answers[request.rollout]
-            answer = right if share(request.rollout) < 0.5 else f"{right}0"
-            if "<tool_response>" in self.decode(list(request.tokens)):
-                return f"<answer>\\boxed{{{answer}}}</answer>"
-            return f"<tool_call>{CALL_HEAD}print({answer}){CALL_TAIL}</tool_call>"
+            rollout = request.rollout.partition("+")[0]  # which a branch has after its number
+            answer = answers[rollout] + "0" * (not is_right(rollout))
+            return written(self.decode(list(request.tokens)), answer)
 
         def pace(request: TurnRequest) -> float:
             shortest, longest = TURN_SECONDS
@@ -255,12 +283,20 @@ class _Scripted(RolloutGenerator):
         self._answers[request.rollout] = request.problem.answer
         return super().make_episode(request)
 
+    written = staticmethod(call_and_answer)
+
     def _make_engine(self, directory: Path, settings: Any) -> Any:
-        return ScriptedTurns(directory, self._answers, settings.max_rollouts)
+        return ScriptedTurns(directory, self._answers, settings.max_rollouts, self.written)
 
 
 class ScriptedGenerator(RecordingGenerator, _Scripted):
     """Records the turns of its engine, which are scripted."""
+
+
+class ScriptedAgentGenerator(ScriptedGenerator):
+    """Turns for the agent of `examples/coding_agent.toml`."""
+
+    written = staticmethod(read_two_files)
 
 
 # A learner without a model -------------------------------------------------------------------------------------------
@@ -299,7 +335,7 @@ class Trained:
             time.sleep(self._seconds)
         self.groups += [group.group for group in groups]
         rollouts = [rollout for group in groups for rollout in group.trajectories]
-        tokens = sum(rollout.written for rollout in rollouts)
+        tokens = sum(rollout.written - sum(rollout.excluded.values()) for rollout in rollouts)
         return TrainingFigures(trained_tokens=tokens, trained_rollouts=len(rollouts), loss=0.0, entropy=1.0)
 
     def copy_weights(self, version: int) -> Mapping[str, Any]:

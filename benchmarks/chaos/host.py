@@ -148,6 +148,8 @@ class Host:
         left = [f"process {pid}: {_command_line(pid)}" for pid in self._alive()]
         left += [str(path) for path in self._temporary.rglob("*")]
         left += [str(path) for path in self._groups if path.exists()]
+        mounts = Path("/proc/mounts").read_text().splitlines()
+        left += [f"mount {line}" for line in mounts if str(self._temporary) in line]
         new = set(SHARED_MEMORY.glob("*")) - self._shared
         return left + [str(path) for path in new if self._own(path.name)]
 
@@ -158,9 +160,12 @@ class Host:
         return any(pid in self._everyone for pid in map(int, re.findall(r"\d+", shared)))
 
     def _alive(self) -> set[int]:
-        """Processes of the run that live: those that were seen, and those that were started with its environment."""
-        mark = f"CHAOS_CLOCK={self._clock}\0".encode()
-        started = {pid for pid, _ in _parents() if _began(pid) and mark in _environment(pid)}
+        """Processes of the run that live: those that were seen, those that were started with its environment, and forks
+        of those that start the programs of rollouts, in whatever namespaces.
+        """
+        mark, folder = f"CHAOS_CLOCK={self._clock}\0".encode(), f"{self._temporary}/"
+        known = [pid for pid, _ in _parents() if mark in _environment(pid) or folder in _command_line(pid)]
+        started = {pid for pid in known if _began(pid)}
         return started | {pid for pid, began in self._everyone.items() if _began(pid) == began}
 
 

@@ -15,6 +15,7 @@ from actors.cli.main import main
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from benchmarks import tool_loads
+from benchmarks.bench_chaos import CLIENTS
 from benchmarks.chaos.accounting import SHARES
 from benchmarks.command import call
 from benchmarks.peer_trl import CANDIDATES
@@ -180,6 +181,14 @@ SMALLEST = {
         CHAOS,
         nothing_lost("chaos"),
         lambda: skip_without("tc"),
+    ),
+    "chaos: programs of others": Smallest(
+        ("--agent", "--faults", "6", "--seed", "3", "--kinds", "kill", "double_kill"),
+        (*CHAOS, "harness.kills", "harness.left_behind"),
+        lambda figures: (
+            nothing_lost("chaos")(figures) and figures["harness.lost"] == 0 and figures["harness.rollouts"] >= 240
+        ),
+        lambda: (require("strong"), None if CLIENTS.is_file() else pytest.skip("make .venv-clients/installed")),
     ),
     "chaos: each process once": Smallest(
         ("--each-once",),

@@ -32,8 +32,6 @@ LOAD_SECONDS = 120.0
 """How long a program that is forked may take to load."""
 START_SECONDS = 30.0
 """How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
-CONNECTIONS, CONNECTION_SECONDS = 64, 1.0
-"""Of a program to its gateway at once, and the least that each counts: else a program could keep its owner busy."""
 RESULT_BYTES = 16 * 1024 * 1024
 """Of what a warden tells: files as JSON."""
 ZYGOTE = Path(__file__).parents[1] / "programs" / "zygote.py"
@@ -244,48 +242,6 @@ class Zygote:
             with trio.fail_after(START_SECONDS):
                 await stream.send_all(asked[sent:])
                 int(await stream.receive_some(64))
-
-
-async def relay(url: str, listener: trio.SocketListener) -> None:
-    """Pass connections of a program in a jail on to the gateway, a limited number at once and in a second."""
-    places = trio.Semaphore(CONNECTIONS)
-
-    async def one(stream: trio.SocketStream) -> None:
-        until = trio.current_time() + CONNECTION_SECONDS
-        await _passed_on(url, stream)
-        await trio.sleep_until(until)
-        places.release()
-
-    async with trio.open_nursery() as nursery:
-        while True:
-            await places.acquire()
-            try:
-                nursery.start_soon(one, await listener.accept())
-            except OSError:  # no descriptor is left: others will end
-                await trio.sleep(CONNECTION_SECONDS)
-                places.release()
-
-
-async def _passed_on(url: str, stream: trio.SocketStream) -> None:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-
-    async def pump(source: trio.SocketStream, target: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError):
-            async for data in source:
-                await target.send_all(data)
-            if source is stream:
-                await target.send_eof()  # the answer may still come
-                return
-        nursery.cancel_scope.cancel()
-
-    async with stream:
-        try:
-            gateway = await trio.open_tcp_stream(host.strip("[]"), int(port))
-        except OSError:
-            return  # the program sees a connection that was closed, and asks again
-        async with gateway, trio.open_nursery() as nursery:
-            nursery.start_soon(pump, stream, gateway)
-            nursery.start_soon(pump, gateway, stream)
 
 
 def installation(program: str) -> list[str]:

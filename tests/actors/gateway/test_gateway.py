@@ -19,10 +19,12 @@ import trio.testing
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
 from agent_rl.config.topology import Harness
+from agent_rl.environments.harness import outcome_of
 from agent_rl.messages import CompletedTurn, Sampling, ToolCall, ToolResult
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import Stand, stand
+from tests.actors.sandbox.running import require
 
 pytestmark = pytest.mark.real_time
 
@@ -288,6 +290,62 @@ async def test_a_harness_runs_alone_and_its_output_is_kept(tmp_path: Path, monke
         await run()
         assert (episode.ended, episode.turns) == ("finished", 1)
         assert episode.transcript.replies[-1].content == "a turn with agent-rl\n"
+
+
+CUT = """
+import json, os, pathlib, sys, urllib.request
+body = {"stream": True, "messages": [{"role": "user", "content": "Go."}]}
+def ask(**more):
+    data = json.dumps({**body, **more}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    return urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", data, headers))
+said = json.load(ask(stream=False))["choices"][0]["message"]
+body["messages"] += [said, {"role": "user", "content": "And?"}]
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x")
+reply = ask()
+if starts.read_text() == "x":
+    reply.fp.read1(10)
+    sys.exit("the reply was cut")
+print(said["content"].strip(), "[DONE]" in reply.read().decode())
+"""
+
+
+async def test_a_program_whose_reply_was_cut_is_started_again_and_goes_on_with_its_turns(tmp_path: Path) -> None:
+    (tmp_path / "starts").write_text("")
+    async with stand(tmp_path, lambda number, _: f"turn {number} " * 40) as at:
+        run, episode = harnessed(
+            at, isolation="off", command=(sys.executable, "-c", CUT, str(tmp_path / "starts")), seconds=60
+        )
+        await run()
+        assert (tmp_path / "starts").read_text() == "xx"
+        assert (episode.ended, episode.turns, [len(each) for each in at.engine.written.values()]) == (
+            "finished",
+            2,
+            [2],
+        )
+        outcome = outcome_of(episode.transcript)
+        assert outcome is not None
+        assert (outcome.status, outcome.output) == ("status 0", "turn 1 " * 40 + "True\n")
+        assert trained(episode) == written(at)
+
+
+@pytest.fixture
+def jails() -> None:
+    require("strong")
+
+
+@pytest.mark.usefixtures("jails")
+async def test_addresses_that_a_program_asks_for_in_vain_are_in_its_outcome(tmp_path: Path) -> None:
+    asks = "import urllib.request as r\ntry: r.urlopen('https://pypi.org')\nexcept OSError as e: print(e)\n"
+    command = (sys.executable, "-c", asks + HARNESS, "{prompt}", "done")
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        run, episode = harnessed(at, command=command, isolation="strong", network=("localhost:1",))
+        await run()
+        outcome = outcome_of(episode.transcript)
+        assert outcome is not None
+        assert (list(outcome.refused), outcome.status) == (["pypi.org:443"], "status 0")
+        assert outcome.output == "<urlopen error Tunnel connection failed: 403 Forbidden>\na turn done\n"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import trio
 
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
-from actors.sandbox.owner.programs import Program, StartError, Zygote, installation, relay
+from actors.sandbox.owner.programs import Program, StartError, Zygote, installation
+from actors.sandbox.owner.relay import is_proxied, relay
 from tests.actors.gateway.stand import free_port
 from tests.end_to_end.processes import wait_for
 
@@ -283,6 +284,67 @@ async def test_the_gateway_is_reached_through_the_relay(tmp_path: Path) -> None:
             await program.written_all.wait()
             nursery.cancel_scope.cancel()
     assert program.text == "b'HELLO'\n"
+
+
+PROXIED = """
+import socket, urllib.request, urllib.error, sys
+def tunnel(address):
+    with socket.create_connection(("127.0.0.1", %d)) as s:
+        for part in (b"CONN", f"ECT {address} HTTP/1.1\\r\\n\\r\\n".encode()):
+            s.sendall(part)
+        head = s.makefile("rb").readline().split()[1].decode()
+        if head == "200":
+            s.sendall(b"GET /tunnel HTTP/1.0\\r\\n\\r\\n")
+            head += " " + s.makefile("rb").read().decode().split()[-1]
+        return head
+def get(url):
+    try: return urllib.request.urlopen(url).read().decode()
+    except urllib.error.HTTPError as error: return error.read().decode()
+print(*(tunnel(each) for each in sys.argv[1:]), sep="\\n")
+print(get(f"http://{sys.argv[1]}/path?x"), get("http://other.invalid/"), get(f"http://u:p@{sys.argv[2]}/"))
+"""
+
+
+async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path: Path) -> None:
+    port, refused = free_port(), set[str]()
+    asked_for: list[bytes] = []
+
+    async def site(stream: trio.SocketStream) -> None:
+        async with stream:
+            request = await stream.receive_some(65536)
+            asked_for.append(request)
+            await stream.send_all(b"HTTP/1.0 200 OK\r\n\r\n" + request.split()[1])
+
+    named, gone = f"localhost:{port}", f"127.0.0.1:{free_port()}"
+    wanted = [named.upper(), f"127.0.0.1:{port}", gone, "nonsense"]
+    more = {"argv": ["python3", "-c", PROXIED % PORT, *wanted]}
+    variables = {"PATH": f"{Path(sys.executable).parent}", "HOME": WORK, "http_proxy": f"http://127.0.0.1:{PORT}"}
+    async with zygote(jail()) as at, trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_tcp, site, port)
+        async with at.program(asked(at, tmp_path, "", env=variables, **more)) as program:
+            nursery.start_soon(program.read, MIB)
+            assert program.listener is not None
+            nursery.start_soon(relay, "http://127.0.0.1:1", program.listener, [named, gone], refused.add)
+            await program.result()
+            await program.written_all.wait()
+            nursery.cancel_scope.cancel()
+    other = "is none of the addresses in `harness.network`\n"
+    lines = ["200 /tunnel", "403", "502", "403", f"/path?x other.invalid:80 {other} 127.0.0.1:{port} {other}", ""]
+    assert program.text == "\n".join(lines)
+    assert refused == {f"127.0.0.1:{port}", "other.invalid:80", "nonsense"}
+    assert b"proxy" not in asked_for[1].lower()
+
+
+@pytest.mark.parametrize(
+    ("data", "proxied"),
+    [
+        *((data, None) for data in (b"", b"CONN", b"GET h")),
+        *((data, True) for data in (b"CONNECT ", b"GET http://")),
+        *((data, False) for data in (b"GET /", b"next", b"POST http:/x", b"\x00")),
+    ],
+)
+def test_what_asks_for_other_addresses_is_told_from_what_asks_the_gateway(data: bytes, proxied: bool | None) -> None:
+    assert is_proxied(data) is proxied
 
 
 async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:

@@ -102,6 +102,14 @@ def test_a_harness_brings_a_gateway(first) -> None:
     assert gateway_url(topology, "rollout_generator.0") == "http://127.0.0.1:8642"
 
 
+@pytest.mark.parametrize("network", ["'pypi.org'", "['pypi.org']", "['pypi.org:443', 'x:y']", "3", "['http://a.b:80']"])
+def test_a_network_is_a_word_or_a_list_of_addresses(first, network: str) -> None:
+    with pytest.raises(TopologyError, match="is no address; write"):
+        first(overrides=[f"environments.0.harness={{command=['agent'], network={network}}}"])
+    topology = first(overrides=["environments.0.harness={command=['agent'], network=['pypi.org:443', '[::1]:80']}"])
+    assert topology.environments[0].harness.named == ("pypi.org:443", "[::1]:80")
+
+
 def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "standard_filter.py").write_text(
         "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter): pass\n"
