@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from agent_rl.messages import ToolCallRecord, Trajectory
     from agent_rl.rollout.episode import Episode
 
-WAITING, BATCH = 512, 64
+WAITING, BATCH = 1024, 256
 """Rollouts that wait at most, and that are sent at once."""
-GATHER_SECONDS = 1.0
+GATHER_SECONDS = 2.0
 """How long rollouts are gathered, so that a request carries several."""
 SEND_SECONDS = 5.0
 """The most that the collector may take for each part of an answer."""

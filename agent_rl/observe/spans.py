@@ -115,12 +115,12 @@ _DOUBLE = struct.Struct("<Bd")
 
 
 def _attributes(number: int, attributes: Mapping[str, Any]) -> bytes:
-    return b"".join([_attribute(number, name, value, type(value)) for name, value in attributes.items()])
+    return b"".join([_attribute(number, name, value, type(value).__name__) for name, value in attributes.items()])
 
 
 @lru_cache(8192)  # names and most values come again and again
-def _attribute(number: int, name: str, value: Any, kind: type) -> bytes:
-    """A field with an attribute. ``kind`` is the value's, since 1, 1.0 and True are equal."""
+def _attribute(number: int, name: str, value: Any, kind: str) -> bytes:
+    """A field with an attribute. ``kind`` is the value's type: 1, 1.0 and True are equal."""
     del kind
     return _field(number, _text(1, name) + _field(2, _value(value)))
 

@@ -24,11 +24,13 @@ from actors.learner import Learner
 from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import SftStage, Topology
-from agent_rl.figures import StepFigures, SupervisedFigures
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures, SupervisedFigures
 from agent_rl.files.disk import disk_error
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.messages import (
     CheckpointSaved,
+    Evaluation,
+    EvaluationReady,
     Recorded,
     StageEntered,
     StageRecorded,
@@ -39,6 +41,7 @@ from agent_rl.messages import (
 from agent_rl.records.checkpoint_files import Position, read_position
 from tests import builders
 from tests.actors.topologies import micro
+from tests.builders import evaluate_stage
 from tests.full_disk import fill, small_disk
 
 pytestmark = pytest.mark.real_time
@@ -239,6 +242,28 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) ->
 async def one_checkpoint(folder: Path) -> None:
     async with learning(at_versions(), rl_alone(folder), folder, range(2)) as stage:
         assert (await stage["roc_filter"].receive(CheckpointSaved)).version == 2
+
+
+async def test_the_card_of_a_checkpoint_has_the_evaluations_so_far_also_after_a_restart(tmp_path: Path) -> None:
+    topology = rl_alone(tmp_path)
+    stages = (builders.rl_stage(steps=2), *(evaluate_stage(name=name, problems=4) for name in ("after", "again")))
+    topology = topology.model_copy(update={"stages": stages})
+    answers = AnswerFigures(problems=4, success=0.75, low=0.301, high=0.954, lost=0, answered=RolloutMeans())
+
+    async def evaluated(stage: Stage, index: int, name: str) -> str:
+        figures = EvaluationFigures(name=name, sampled=answers)
+        await stage["roc_filter"].push("training", LEARNER).send(EvaluationReady(Evaluation(index), figures))
+        while not (saved := await stage["roc_filter"].receive(CheckpointSaved)).path.endswith(f"stage-0{index + 1}"):
+            pass
+        return (Path(saved.path) / "README.md").read_text()
+
+    async with learning(Learner, topology, tmp_path, range(2)) as stage:
+        card = await evaluated(stage, 1, "after")
+        row = "| after | 2 | sampled | 75.0% | 30.1% to 95.4% | 4 |"
+        assert row in card.splitlines()
+    async with learning(Learner, topology, tmp_path, (), incarnation=2) as stage:
+        card = await evaluated(stage, 2, "again")
+        assert [line for line in card.splitlines() if "| 2 | sampled |" in line] == [row, row.replace("after", "again")]
 
 
 @pytest.mark.parametrize(("block", "said"), [(1, 0), (0, 1)])
