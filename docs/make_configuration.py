@@ -49,6 +49,7 @@ TABLES: dict[str, str] = {
     "Parallel": "[model.parallel]",
     "EnvironmentEntry": "[[environments]]",
     "Harness": "harness = { ... } of [[environments]]",
+    "Container": "container = { ... } of a harness",
     "McpServer": "[environments.mcp.NAME]",
     "Algorithm": "[algorithm]",
     "KlPenalty": "kl = { ... } of [algorithm]",

@@ -38,6 +38,7 @@ from actors.rollout_generator.turns import Written
 from actors.rollout_generator.user_loop import UserLoop
 from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
+from agent_rl.config.addresses import run_digest
 from agent_rl.config.gateway import gateway_url
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
@@ -248,8 +249,9 @@ class RolloutGenerator(Actor):
             self.tracing = Tracing(self.context)
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools, self.tracing)
         url, nursery = gateway_url(self.context.topology, self.context.name), self.context.nursery
+        owner = f"{run_digest(self.context.topology)}.{self.context.name}"
         self._harnesses = Harnesses(
-            self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log
+            self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log, owner=owner
         )
         self._sessions = Sessions(self._loop, self._served_rollouts, self.log)
         self._rate = Rate(self.context.now)

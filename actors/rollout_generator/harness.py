@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,11 @@ from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
+from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Kubernetes, Limits, Runner
 from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
 from agent_rl import adapters
+from agent_rl.config.addresses import is_loopback
 from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
 from agent_rl.environments.harness import HarnessOutcome, told_of
 from agent_rl.environments.load import sound_files, sound_prompt
@@ -41,7 +44,7 @@ from agent_rl.rollout.keys import MODEL
 if TYPE_CHECKING:
     from actors.rollout_generator.served import ServedRollouts
     from actors.rollout_generator.turns import Written
-    from agent_rl.config.topology import Harness
+    from agent_rl.config.topology import Container, Harness
     from agent_rl.environments.base import Environment
     from agent_rl.rollout.episode import Episode
 
@@ -72,11 +75,15 @@ class Harnesses:
         url: str,
         base: Path,
         log: structlog.typing.FilteringBoundLogger,
+        owner: str = "",
     ) -> None:
-        """``url``: the gateway's; ``base``: the topology file's folder; ``nursery``: for programs that are forked."""
+        """``url``: the gateway's; ``base``: the topology file's folder; ``nursery``: for programs that are forked.
+        ``owner``: a name for containers, the same in the next process of this generator.
+        """
+        self._owner = owner
         self._agent, self._served, self._nursery = agent, served, nursery
         self._url, self._base, self._log = url, base, log
-        self._zygotes: dict[str, Zygote] = {}
+        self._zygotes: dict[str, Zygote | Containers] = {}
         self._groups: ControlGroups | None = None
         self._starting = trio.Lock()
         self._refused: set[tuple[str, str]] = set()
@@ -144,7 +151,12 @@ class Harnesses:
         relayed = zygote.jailed and harness.network != "host"
         url = f"http://127.0.0.1:{self._port}" if relayed else self._url
         variables = self._variables(harness, key, work, url) | (_by_proxy(url) if relayed and harness.named else {})
+        if harness.container is not None and "PATH" not in harness.environment:
+            del variables["PATH"]  # the image has its own
         asked = {
+            "url": url,
+            "image": harness.container.image if harness.container else "",
+            "build": environment.image_folder(problem) if harness.container else "",
             "argv": command[2:] if harness.fork else command,
             "env": variables,
             "jailed": zygote.jailed,
@@ -176,8 +188,8 @@ class Harnesses:
         text = _without(secrets, program.text)
         return HarnessOutcome(f"no word of it within {wanted:g} s", text, refused=tuple(refused))
 
-    async def _zygote(self, name: str, harness: Harness) -> Zygote:
-        """The process that starts this environment's programs. Raises StartError."""
+    async def _zygote(self, name: str, harness: Harness) -> Zygote | Containers:
+        """What starts this environment's programs. Raises StartError."""
         if harness.fork and len(harness.command) < 2:
             raise StartError("fork = true needs a command of an interpreter, a Python script and its arguments")
         async with self._starting:
@@ -187,7 +199,21 @@ class Harnesses:
             await zygote.loaded()
         return zygote
 
-    async def _new_zygote(self, name: str, harness: Harness) -> Zygote:
+    def _containers(self, name: str, harness: Harness, container: Container) -> Containers:
+        """Raises StartError."""
+        runner: Runner = Docker(own_network=harness.network != "host")
+        if container.by == "kubernetes":
+            if is_loopback(self._url.removeprefix("http://").rpartition(":")[0]):
+                remedy = "write this host's address as actors.gateway.settings.address"
+                raise StartError(f"a job of a cluster does not reach the gateway at {self._url}; {remedy}")
+            runner = Kubernetes(container.namespace)
+        seconds = MAKE_SECONDS + STARTS * (harness.seconds + harness.check_seconds + START_SECONDS)
+        limits = Limits(harness.memory_mib, harness.disk_mib, harness.processes, container.cpus, seconds)
+        return Containers(runner, f"{self._owner}.{blake2b(name.encode(), digest_size=4).hexdigest()}", limits)
+
+    async def _new_zygote(self, name: str, harness: Harness) -> Zygote | Containers:
+        if harness.container is not None:
+            return self._containers(name, harness, harness.container)
         command = [_filled(part, self._folders) for part in harness.command]
         interpreter, script = command[:2] if harness.fork else (sys.executable, "")
         jail = None if harness.isolation == "off" else self._jail(harness, command)

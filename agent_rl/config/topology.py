@@ -90,6 +90,19 @@ class Model(Part):
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
+class Container(Part):
+    """A container for each program of a harness."""
+
+    image: str = ""
+    """The image. An environment that builds images, such as `harbor`, needs none here."""
+    by: Literal["docker", "kubernetes"] = "docker"
+    """``docker``: on the generator's host. ``kubernetes``: a job of the cluster that ``kubectl`` reaches there."""
+    namespace: str = ""
+    """Of the cluster; else that of the present context."""
+    cpus: float = Field(default=0.0, ge=0)
+    """Processors of a container; 0 is without a limit."""
+
+
 class Harness(Part):
     """A program that writes the rollouts of an environment: it asks the gateway for turns (docs/gateway.md)."""
 
@@ -117,8 +130,10 @@ class Harness(Part):
     shows: tuple[str, ...] = ()
     """Folders and files that a jail shows, read-only, besides the system's, the program's own installation and what the
     command names; relative to the topology file."""
+    container: Container | None = None
+    """A container in place of a jail; ``isolation`` does not count. The image has ``sh`` and ``tar``."""
     memory_mib: PositiveInt = 4096
-    """Private memory of each process in a jail."""
+    """Private memory of each process in a jail; all memory of a container."""
     disk_mib: PositiveInt = 512
     """All files that a program in a jail writes; they are in memory."""
     processes: PositiveInt = 256
@@ -142,6 +157,15 @@ class Harness(Part):
         if bool(self.command) == (self.source == "live"):
             remedy = 'name the program in command, or write source = "live" for sessions from outside'
             raise ValueError(f'{"both" if self.command else "neither"} of command and source = "live" given; {remedy}')
+        return self
+
+    @model_validator(mode="after")
+    def _contained(self) -> Self:
+        if self.container is not None:
+            if found := [name for name in ("fork", "shows") if getattr(self, name)]:
+                raise ValueError(f"{' and '.join(found)} is for jails, and this harness has a container; leave it out")
+            if self.container.by == "kubernetes" and self.network != "host":
+                raise ValueError('network policies of the cluster rule what a job reaches; write network = "host"')
         return self
 
     @property

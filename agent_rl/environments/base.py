@@ -283,6 +283,11 @@ class Environment(Protocol):
         del problem
         return {}
 
+    def image_folder(self, problem: Problem) -> str:
+        """The folder of a Dockerfile that makes the image of a harness's container; "": the topology names one."""
+        del problem
+        return ""
+
     def prompt(self, problem: Problem) -> ChatMessages:
         """The conversation that the model's first turn continues; the chat format adds the tools."""
 

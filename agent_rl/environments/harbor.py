@@ -4,9 +4,9 @@
 
     FOLDER/NAME/task.toml, instruction.md, environment/Dockerfile and files, tests/test.sh
 
-Jails run no Dockerfile. Of ``environment/Dockerfile``, COPY and ADD of files below /app are done, and what changes
-nothing here is passed over. Any other instruction is an error, unless ``dockerfile = "ignore"``. Then the host must
-have what the tasks need.
+With ``dockerfile = "build"`` and a container by docker, each Dockerfile is built. Jails run no Dockerfile. Of
+``environment/Dockerfile``, COPY and ADD of files below /app are done, and what changes nothing here is passed over. Any
+other instruction is an error, unless ``dockerfile = "ignore"``. Then the host must have what the tasks need.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Harbor(Environment):
         base: Path,
         folder: str,
         held_out: str = "",
-        dockerfile: Literal["copy", "ignore"] = "copy",
+        dockerfile: Literal["copy", "ignore", "build"] = "copy",
     ) -> None:
-        """``folder``, ``held_out``: relative to ``base``. Raises TaskError for folders that cannot be used."""
+        """``folder``, ``held_out``: relative to ``base``. ``dockerfile``: what becomes of each task's Dockerfile.
+
+        Raises TaskError for folders that cannot be used.
+        """
         self._seed = seed
-        self._copies = dockerfile == "copy"
+        self._dockerfile = dockerfile
         self._training = self._tasks(base / folder, "folder")
         self._held_out = self._tasks(base / held_out, "held_out") if held_out else []
 
@@ -67,13 +70,21 @@ class Harbor(Environment):
             tomllib.loads(_text(folder / "task.toml"))
         except tomllib.TOMLDecodeError as error:
             raise TaskError(f"{folder / 'task.toml'}: {error}") from error
-        payload = {"files": self._files(folder / "environment"), "tests": dict(_texts(folder / "tests"))}
+        environment = folder / "environment"
+        built = self._dockerfile == "build"
+        if built and not (environment / "Dockerfile").is_file():
+            raise TaskError(f'the task {folder} has no environment/Dockerfile, and dockerfile = "build" needs one')
+        payload: dict[str, object] = {
+            "files": {} if built else self._files(environment),
+            "tests": dict(_texts(folder / "tests")),
+        }
+        payload |= {"image_folder": str(environment.absolute())} if built else {}
         return Problem(folder.name, _text(folder / "instruction.md"), payload=payload)
 
     def _files(self, folder: Path) -> dict[str, str]:
         """The files with which the task begins, by path below /app."""
         dockerfile = folder / "Dockerfile"
-        if not dockerfile.is_file() or not self._copies:
+        if not dockerfile.is_file() or self._dockerfile == "ignore":
             return {name: text for name, text in _texts(folder) if name != "Dockerfile"}
         found: dict[str, str] = {}
         at = WORK
@@ -87,7 +98,7 @@ class Harbor(Environment):
                     for source in sources:
                         found |= _copied(folder, source, at / target, whole=target.endswith("/"), where=where)
                 case name, _ if name not in PASSED_OVER:
-                    remedy = 'needs a container; write dockerfile = "ignore" if the host has what the task needs'
+                    remedy = 'needs a container; write dockerfile = "build" and a `container`, or "ignore"'
                     raise TaskError(f"{where}: {name} {remedy}")
         return found
 
@@ -103,6 +114,10 @@ class Harbor(Environment):
         """What the Dockerfile copies."""
         files: Mapping[str, str] = problem.payload["files"]
         return files
+
+    def image_folder(self, problem: Problem) -> str:
+        """The folder ``environment``, if its image is built."""
+        return str(problem.payload.get("image_folder", ""))
 
     def check_files(self, problem: Problem) -> Mapping[str, str]:
         """The folder ``tests``."""

@@ -214,7 +214,7 @@ def collected(folder: str, patterns: Sequence[str]) -> dict[str, str]:
     for name in _names(folder):
         if left <= 0 or len(found) == MOST_FILES:
             break
-        if any(_matches(name.split("/"), each) for each in wanted):
+        if any(matches(name.split("/"), each) for each in wanted):
             with contextlib.suppress(OSError):
                 fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with open(fd, "rb") as file:
@@ -241,12 +241,13 @@ def _names(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path are as those of a pattern, in which ``**`` is any number of them."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_matches(parts[count:], pattern[1:]) for count in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+        return any(matches(parts[count:], pattern[1:]) for count in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and matches(parts[1:], pattern[1:])
 
 
 def guard(output: int, warden: Warden, script: str | None) -> None:

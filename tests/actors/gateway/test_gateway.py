@@ -18,13 +18,16 @@ import trio.testing
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
-from agent_rl.config.topology import Harness
+from agent_rl.config.topology import Container, Harness
 from agent_rl.environments.harness import outcome_of
 from agent_rl.messages import CompletedTurn, Sampling, ToolCall, ToolResult
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import Stand, stand
+from tests.actors.sandbox.container_stand import state
 from tests.actors.sandbox.running import require
+
+__all__ = ["state"]
 
 pytestmark = pytest.mark.real_time
 
@@ -346,6 +349,42 @@ async def test_addresses_that_a_program_asks_for_in_vain_are_in_its_outcome(tmp_
         assert outcome is not None
         assert (list(outcome.refused), outcome.status) == (["pypi.org:443"], "status 0")
         assert outcome.output == "<urlopen error Tunnel connection failed: 403 Forbidden>\na turn done\n"
+
+
+IN_CONTAINER = f"""
+import os
+print(os.environ["PATH"], os.environ["HOME"], open("/etc/hostname").name)
+{HARNESS.replace('and not os.listdir(".")', "")}
+os.mkdir("deep"); open("deep/answer", "w").write(os.environ["OPENAI_API_KEY"])
+"""
+
+
+@pytest.mark.usefixtures("state")
+async def test_a_harness_runs_in_a_container_as_in_a_jail(tmp_path: Path) -> None:
+    command = ("/usr/bin/python3", "-c", IN_CONTAINER, "{prompt}", "with {model}")
+    check = ("sh", "-c", "cat deep/answer; mkdir {logs}/verifier; echo 1 >{logs}/verifier/reward.txt")
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        given = {"command": command, "check": check, "collect": ("**/answer",), "network": ("localhost:1",)}
+        run, episode = harnessed(at, container=Container(image="agent:1"), **given)
+        await run()
+        outcome = outcome_of(episode.transcript)
+        assert outcome is not None
+        assert outcome.status == "status 0", outcome.output
+        assert outcome.output.splitlines()[1:] == ["a turn with agent-rl"]
+        assert (dict(outcome.files), outcome.check_output, outcome.check_reward) == (
+            {"deep/answer": "(a secret)"},
+            "(a secret)",
+            "1\n",
+        )
+    assert not list((tmp_path / "state").glob("*.json"))
+
+
+@pytest.mark.usefixtures("state")
+async def test_a_job_of_a_cluster_needs_a_gateway_that_it_reaches(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "a turn") as at:
+        run, _ = harnessed(at, container=Container(image="x", by="kubernetes"), network="host", command=("agent",))
+        with pytest.raises(EnvironmentFaultError, match=r"write this host's address as actors\.gateway"):
+            await run()
 
 
 @pytest.mark.parametrize(

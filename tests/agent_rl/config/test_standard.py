@@ -110,6 +110,19 @@ def test_a_network_is_a_word_or_a_list_of_addresses(first, network: str) -> None
     assert topology.environments[0].harness.named == ("pypi.org:443", "[::1]:80")
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("fork=true, container={image='a'}", "fork is for jails"),
+        ("shows=['x'], container={image='a'}", "shows is for jails"),
+        ("container={image='a', by='kubernetes'}", "network policies of the cluster rule what a job reaches"),
+    ],
+)
+def test_what_containers_cannot_do_is_said(first, more: str, said: str) -> None:
+    with pytest.raises(TopologyError, match=said):
+        first(overrides=[f"environments.0.harness={{command=['agent'], {more}}}"])
+
+
 def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "standard_filter.py").write_text(
         "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter): pass\n"

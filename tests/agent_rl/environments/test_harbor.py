@@ -122,3 +122,13 @@ def test_the_check_decides(tmp_path: Path) -> None:
 def test_an_outcome_goes_through_the_transcript(tmp_path: Path) -> None:
     (role, text), (last, output) = told_of(HarnessOutcome("status 0", "said", {"a": "b"}))
     assert (role, last, output, json.loads(text)["files"]) == ("harness_outcome", "harness", "said", {"a": "b"})
+
+
+def test_a_dockerfile_is_left_to_docker_where_images_are_built(tmp_path: Path) -> None:
+    task(tmp_path, environment__Dockerfile="FROM x\nRUN make\n", environment__data="d")
+    made = Harbor(seed=0, base=tmp_path, folder="tasks", dockerfile="build")
+    (problem,) = made.problems().trained
+    assert (made.files(problem), made.image_folder(problem)) == ({}, str(tmp_path / "tasks" / "one" / "environment"))
+    (tmp_path / "tasks" / "one" / "environment" / "Dockerfile").unlink()
+    with pytest.raises(TaskError, match="has no environment/Dockerfile"):
+        Harbor(seed=0, base=tmp_path, folder="tasks", dockerfile="build")

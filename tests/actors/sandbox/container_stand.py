@@ -1,0 +1,26 @@
+"""A fixture that puts `container_cli.py` in the place of docker and kubectl."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+CLI = Path(__file__).with_name("container_cli.py")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of its state."""
+    if os.geteuid() != 0:
+        pytest.skip("the stand-in for docker needs root")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "state").mkdir()
+    for name in ("docker", "kubectl"):
+        file = tmp_path / "bin" / name
+        file.write_text(f'#!/bin/sh\nexec {sys.executable} {CLI} {tmp_path / "state"} {name} "$@"\n')
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return tmp_path / "state"
