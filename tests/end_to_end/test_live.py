@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -13,6 +16,9 @@ from typing import Any, Self
 import pytest
 
 from actors.cli.main import main
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.records.journal import read_journal
 from tests.actors.gateway.stand import free_port
 from tests.end_to_end.processes import (
     balanced,
@@ -143,3 +149,32 @@ def test_what_a_session_may_not_do_is_said(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_model_is_served_to_any_client_and_what_was_said_is_kept(tmp_path: Path) -> None:
+    port = free_port()
+    spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32)
+    initialise_model(spec, tmp_path / "model", 0)
+    options = ["--port", str(port), "--key", KEY, "--max-tokens", "40", "--tools", "none", "--out", "out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "actors.cli", "serve", "model", *options],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    body = {"model": "agent-rl", "messages": [{"role": "user", "content": "Hello?"}]}
+    try:
+        wait_for(lambda: post(port, "/v1/chat/completions", KEY, **body)[0] == 200, "a turn")
+        assert post(port, "/v1/chat/completions", "wrong", **body)[0] == 401
+        status, said = post(port, "/v1/messages", KEY, max_tokens=9, **body)
+        assert (status, said["role"]) == (200, "assistant")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    journal = read_journal(tmp_path / "out")
+    try:
+        kept = [each for group in journal.group_ids() for each in journal.trajectories(group)]
+    finally:
+        journal.close()
+    assert len([each for each in kept if each.reward == 0.0]) >= 2
