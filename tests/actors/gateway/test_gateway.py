@@ -359,6 +359,7 @@ os.mkdir("deep"); open("deep/answer", "w").write(os.environ["OPENAI_API_KEY"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("state")
 async def test_a_harness_runs_in_a_container_as_in_a_jail(tmp_path: Path) -> None:
     command = ("/usr/bin/python3", "-c", IN_CONTAINER, "{prompt}", "with {model}")

@@ -18,7 +18,7 @@ from tests.actors.sandbox.container_stand import state
 
 __all__ = ["state"]
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 LIMITS = Limits(memory_mib=512, disk_mib=64, processes=32, cpus=1.5, seconds=100)
 RUNNERS: Sequence[Runner] = (Docker(own_network=True), Kubernetes(""))
 KEY = "sk-of-the-rollout"
