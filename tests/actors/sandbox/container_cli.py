@@ -18,6 +18,7 @@ from pathlib import Path
 STATE, NAME, *WORDS = sys.argv[1:]
 FOLDER = Path(STATE)
 SETUP = """
+PATH=$PATH:/usr/sbin:/sbin
 mount --make-rprivate / && cd "$0" && mkdir -p usr etc proc dev tmp root
 for each in usr etc; do mount --bind /$each $each && mount -o remount,bind,ro $each || exit 1; done
 for each in bin sbin lib lib64; do ln -s usr/$each $each; done
