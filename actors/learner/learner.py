@@ -546,9 +546,9 @@ class Learner(Actor):
 
     async def _saved(self, position: Position, *, keep_all: bool) -> None:
         checkpoints = self._model.checkpoints
-        await self._model.describe(position, tuple(self._measured))
         if not keep_all:
             checkpoints.remove_all_but(self.context.topology.run.keep_checkpoints, self._watch.best_version)
+        await self._model.describe(position, tuple(self._measured))
         oldest = min(saved.version for saved in checkpoints.positions())
         await self._ask("checkpoints", CheckpointSaved(str(checkpoints.path(position)), position.version, oldest))
 
