@@ -15,11 +15,12 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import trio
 
@@ -36,7 +37,8 @@ KEEPALIVE_SECONDS = 15.0
 MOST_CONNECTIONS = 64
 MOST_CHUNKS = 200
 """Messages with rows that are kept for viewers that fall behind; later ones get all rows again."""
-HOSTS = {"localhost", "127.0.0.1", "::1"}
+_PORT = re.compile(r":\d*\Z")
+HOSTS = {"localhost", "127.0.0.1", "[::1]"}
 """Names by which a viewer without a token reaches the page, so that no other site can read it by a name of its own."""
 
 
@@ -53,6 +55,8 @@ class _Run:
         self._more = True
         self._stale = True
         self._next_page = -math.inf
+        self._order: list[str] = []
+        """The sections of the page."""
 
     def look(self, number: int) -> bool:
         """Read what has changed, and make the parts that differ under this number. Called in a thread."""
@@ -89,10 +93,9 @@ class _Run:
         return changed
 
     def _section(self, name: str, title: str, graph: dict[str, Any]) -> dict[str, Any] | None:
-        order = getattr(self, "_order", None)
-        if order is None or name not in order:
+        if name not in self._order:
             return None
-        return {"sections": [{"id": name, "title": title, "blocks": [{"graph": graph}]}], "order": order}
+        return {"sections": [{"id": name, "title": title, "blocks": [{"graph": graph}]}], "order": self._order}
 
     def _put(self, number: int, name: str, content: dict[str, Any] | None) -> bool:
         if content is None:
@@ -148,14 +151,14 @@ class Viewer:
             await trio.sleep(LOOK_SECONDS if not any(each._more for each in self._runs) else 0)  # noqa: SLF001
 
     async def _respond(self, request: Request, reply: Reply) -> None:
-        url = urlsplit(request.path)
-        asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        path, _, query = request.path.partition("?")
+        asked = {name: values[-1] for name, values in parse_qs(query).items()}
         if refusal := self._refusal(request, asked):
             return await reply.send(403, refusal.encode(), "text/plain; charset=utf-8")
         if request.method not in {"GET", "HEAD"}:
             return await reply.send(405, b"this page is read-only\n", "text/plain")
         reply.headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-        match url.path:
+        match path:
             case "/":
                 await reply.send(200, self._page, "text/html; charset=utf-8")
             case "/events":
@@ -171,7 +174,7 @@ class Viewer:
             given = asked.get("token", "")
             right = hmac.compare_digest(given.encode(), self._token.encode())
             return "" if right else "add ?token=TOKEN to the address, as agent-rl view printed it\n"
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        host = _PORT.sub("", request.headers.get("host", "")).lower()
         return (
             "" if host in HOSTS else "open the page at 127.0.0.1 or localhost, or start agent-rl view with --address\n"
         )

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.cli.output import Mistake, showing, table_console
-from actors.cli.parameters import Overrides, Positive, PositiveNumber, several
+from actors.cli.parameters import ActorsOf, ModelNamed, Overrides, Positive, PositiveNumber, TopP, several
 from actors.cli.records import decode_stored
 from actors.cli.topologies import sound_topology, supervise
 from actors.runtime.interrupts import INTERRUPTED
@@ -64,19 +64,14 @@ BAR_WIDTH = 40
 
 
 def evaluate(
-    model: Annotated[
-        str | None,
-        Parameter(
-            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub (organisation/name)"
-        ),
-    ] = None,
+    model: ModelNamed | None = None,
     /,
     *,
     data: Annotated[tuple[str, ...], several("FILE", "problems: JSONL (also .gz) or parquet, or globs")] = (),
     n: Annotated[Positive, Parameter(help="answers sampled of each problem")] = 16,
     problems: Annotated[Positive | None, Parameter(metavar="N", help="ask the first N problems alone")] = None,
     temperature: PositiveNumber = 0.6,
-    top_p: Annotated[float, Parameter(help="share of probability that is sampled from")] = 1.0,
+    top_p: TopP = 1.0,
     top_k: Annotated[Positive | None, Parameter(help="likeliest tokens that are sampled from; left out: all")] = None,
     max_tokens: Annotated[Positive, Parameter(help="of a response, tools included")] = 30720,
     max_turns: Positive = 30,
@@ -88,10 +83,7 @@ def evaluate(
         Path | None,
         Parameter(metavar="DIR", help=f"where journal and results go; left out: {DIRECTORY}/ and the model's name"),
     ] = None,
-    topology: Annotated[
-        tuple[Path, ...],
-        several("FILE", "take actors, hosts and model settings from this file, or files as of agent-rl run"),
-    ] = (),
+    topology: ActorsOf = (),
     overrides: Overrides = (),
     show_problems: Annotated[bool, Parameter(help="print a line a problem, too")] = False,
     compare: Annotated[

@@ -30,3 +30,16 @@ Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1))]
 def several(metavar: str, text: str) -> Parameter:
     """An option that takes all values up to the next option, at least one."""
     return Parameter(consume_multiple=1, metavar=metavar, help=text)
+
+
+ModelNamed = Annotated[
+    str,
+    Parameter(
+        help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub (organisation/name)"
+    ),
+]
+ActorsOf = Annotated[
+    tuple[Path, ...],
+    several("FILE", "take actors, hosts and model settings from this file, or files as of agent-rl run"),
+]
+TopP = Annotated[float, Parameter(help="share of probability that is sampled from")]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from actors.cli.evaluation import prepare
 from actors.cli.output import Mistake
-from actors.cli.parameters import Overrides, Positive, PositiveNumber, several
+from actors.cli.parameters import ActorsOf, ModelNamed, Overrides, Positive, PositiveNumber, TopP
 from actors.cli.topologies import sound_topology, supervise
 from agent_rl.config.examples import topology_file
 from agent_rl.config.gateway import ADDRESS, PORT, listens_beyond
@@ -53,22 +53,22 @@ class ServingView(LiveView):
 
 
 def serve(
-    model: Annotated[
-        str,
-        Parameter(
-            help="a Hugging Face directory, a checkpoint, a run (its newest), or a name on the hub (organisation/name)"
-        ),
-    ],
+    model: ModelNamed,
     /,
     *,
     tools: Annotated[
-        tuple[str, ...], Parameter(help="tools that the model may call, each module:name or a short name, or none")
+        tuple[str, ...],
+        Parameter(
+            show_default=False,
+            consume_multiple=1,
+            help="tools that the model may call, each module:name or a short name, or none; left out: python",
+        ),
     ] = ("python",),
     address: Annotated[str, Parameter(help="where to listen; beyond this host it needs --key")] = ADDRESS,
     port: Annotated[Positive, Parameter(help="where to listen")] = PORT,
     key: Annotated[str, Parameter(help="the API key that clients must send, or env:NAME; empty: any")] = "",
     temperature: PositiveNumber = 0.6,
-    top_p: Annotated[float, Parameter(help="share of probability that is sampled from")] = 1.0,
+    top_p: TopP = 1.0,
     max_tokens: Annotated[Positive, Parameter(help="of all turns of a request, tool results included")] = 30720,
     max_turns: Positive = 30,
     seed: int = 0,
@@ -76,10 +76,7 @@ def serve(
         Path | None,
         Parameter(metavar="DIR", help=f"where the journal goes; left out: {DIRECTORY}/ and the model's name"),
     ] = None,
-    topology: Annotated[
-        tuple[Path, ...],
-        several("FILE", "take actors, hosts and model settings from this file, or files as of agent-rl run"),
-    ] = (),
+    topology: ActorsOf = (),
     overrides: Overrides = (),
 ) -> int:
     """Serve a model until interrupted; returns the exit code."""

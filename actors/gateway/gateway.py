@@ -198,11 +198,14 @@ class Gateway(Actor):
 
     async def _tell(self, asked: SessionAsked) -> SessionGiven:
         """Tell the generator of a session something about it."""
-        number = generator_of(asked.key)
-        generator = None if number is None else self._generators.get(number)
+        generator = self._generator_of(asked.key)
         if generator is None:
             return SessionGiven("key", "no session has this key")
         return await self._told_by(generator, asked)
+
+    def _generator_of(self, key: str) -> str | None:
+        number = generator_of(key)
+        return None if number is None else self._generators.get(number)
 
     async def _told_by(self, generator: str, asked: SessionAsked) -> SessionGiven:
         try:
@@ -213,20 +216,8 @@ class Gateway(Actor):
 
     async def _turn(self, dialect: Dialect, key: str, request: Request, reply: Reply) -> None:
         began = time.perf_counter()
-        generator = self._generators.get(number) if (number := generator_of(key)) is not None else None
-        if generator is None and self.context.settings.opens:
-            session = await self._start(key, SessionAsked("start"))
-            if session.refusal:
-                await self._refuse(dialect, reply, session.refusal, session.why)
-                return
-            try:
-                await self._turn(dialect, session.key, request, reply)
-            finally:
-                with trio.move_on_after(SESSION_SECONDS, shield=True):
-                    await self._tell(SessionAsked("reward", session.key))
-                    await self._tell(SessionAsked("end", session.key))
-            return
-        if generator is None:
+        generator = self._generator_of(key)
+        if generator is None and not self.context.settings.opens:
             await self._refuse(dialect, reply, "key", "no rollout has this key")
             return
         try:
@@ -243,6 +234,28 @@ class Gateway(Actor):
         again = request.headers.get("x-stainless-retry-count", "0").strip() not in {"", "0"}
         asked = replace(wanted.asked, key=key, ask=uuid4().hex, again=again, evidence=evidence)
         self._own_seconds += time.perf_counter() - began
+        if generator is None:
+            await self._turn_of_its_own(dialect, wanted, asked, reply)
+        else:
+            await self._answer(dialect, wanted, asked, generator, reply)
+
+    async def _turn_of_its_own(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, reply: Reply) -> None:
+        """A request that is a session. While none can begin it waits, as at any server that is busy."""
+        session = await self._start(asked.key, SessionAsked("start"))
+        if session.refusal == "busy":
+            session = await self._start(asked.key, SessionAsked("start", seconds=SESSION_SECONDS / 2))
+        generator = self._generator_of(session.key)
+        if session.refusal or generator is None:
+            await self._refuse(dialect, reply, session.refusal or "failed", session.why)
+            return
+        try:
+            await self._answer(dialect, wanted, replace(asked, key=session.key, again=False), generator, reply)
+        finally:
+            with trio.move_on_after(SESSION_SECONDS, shield=True):
+                await self._tell(SessionAsked("reward", session.key))
+                await self._tell(SessionAsked("end", session.key))
+
+    async def _answer(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, generator: str, reply: Reply) -> None:
         if asked.streams:
             await self._stream(dialect, wanted, asked, generator, reply)
             return

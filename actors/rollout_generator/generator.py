@@ -307,7 +307,7 @@ class RolloutGenerator(Actor):
             case TurnAsked():
                 return await self._served_rollouts.answer(message)
             case SessionAsked():
-                return self._sessions.answer(message)
+                return await self._sessions.answer(message)
             case WeightsWanted():
                 return await self._served.part(message)
             case PolicyPublished():
@@ -340,6 +340,7 @@ class RolloutGenerator(Actor):
             try:
                 while not await self._run(running, episode, started):  # a session that was dropped
                     self._loop.release(episode)
+                    self._tools.end(request, episode.tool_states)
                     episode = self.make_episode(request)
             except EnvironmentFaultError as error:
                 failure = ("environment_failed", str(error))

@@ -43,6 +43,8 @@ class Sessions:
     def __init__(self, agent: AgentLoop, served: ServedRollouts, log: structlog.typing.FilteringBoundLogger) -> None:
         self._agent, self._served, self._log = agent, served, log
         self._waiting: list[_Session] = []
+        self._more = trio.Event()
+        """Set when another rollout waits for a session."""
         self._open: dict[str, _Session] = {}
 
     async def run(self, episode: Episode, prompt: str, seconds: float, tools: str) -> bool:
@@ -55,6 +57,8 @@ class Sessions:
         async with served as (key, rollout), trio.open_nursery() as nursery:
             session = _Session(key, request.rollout, request.problem, prompt)
             self._waiting.append(session)
+            self._more.set()
+            self._more = trio.Event()
             try:
                 await session.taken.wait()
                 self._open[key] = session
@@ -69,8 +73,11 @@ class Sessions:
         if rollout.failure is not None:
             raise rollout.failure
         if session.reward is None or not session.ended or not episode.turns:
-            lacks = "no turn" if not episode.turns else "no reward" if session.reward is None else "no end"
-            self._log.warning("a session is dropped", rollout=request.rollout, why=f"{lacks} within {seconds:g} s")
+            if not episode.turns:
+                why = "it ended without a turn"
+            else:
+                why = f"it had no {'reward' if session.reward is None else 'end'} within {seconds:g} s"
+            self._log.warning("a session is dropped", rollout=request.rollout, why=why)
             return False
         outcome = HarnessOutcome("session ended", reward=session.reward)
         episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
@@ -84,9 +91,12 @@ class Sessions:
         if rollout.failure is not None:
             session.settled.set()
 
-    def answer(self, asked: SessionAsked) -> SessionGiven:
+    async def answer(self, asked: SessionAsked) -> SessionGiven:
         """Begin a session, take its reward, or end it."""
         if asked.what == "start":
+            with trio.move_on_after(asked.seconds):
+                while not any(asked.task in {"", each.problem.id} for each in self._waiting):
+                    await self._more.wait()
             return self._start(asked.task)
         session = self._open.get(asked.key)
         if session is None or session.settled.is_set():

@@ -121,14 +121,16 @@ class TurnGiven:
 class SessionAsked:
     """Something about a session of live traffic, which is a rollout whose agent comes from outside.
 
-    ``start``: take a rollout that waits for a session, of the problem ``task`` where that is not empty. ``reward``: the
-    session with this ``key`` has this ``reward``. ``end``: it asks for no more turns.
+    ``start``: take a rollout that waits for a session, of the problem ``task`` where that is not empty; wait up to
+    ``seconds`` for one. ``reward``: the session with this ``key`` has this ``reward``. ``end``: it asks for no more
+    turns.
     """
 
     what: Literal["start", "reward", "end"]
     key: str = ""
     task: str = ""
     reward: float = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,9 @@ async def test_beyond_this_host_a_viewer_names_the_token(tmp_path: Path) -> None
 async def test_garbage_is_answered_and_the_next_viewer_served(tmp_path: Path) -> None:
     run = under_way(tmp_path)
     async with served(run.directory) as port:
-        for garbage in (b"\x00\xff\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"A" * 70_000):
+        host = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        wrong = b"\x00\xff\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"A" * 70_000, b"GET / HTTP/1.1\r\nHost: [\r\n\r\n"
+        for garbage in (*wrong, b"GET //[x" + host, b"GET /trajectory?run=0&key=a.%C2%B2.1" + host):
             stream = await trio.open_tcp_stream("127.0.0.1", port)
             async with stream:
                 await stream.send_all(garbage)

@@ -33,6 +33,8 @@ from actors.sandbox.programs.warden import FILE_BYTES, FILES_BYTES, MOST_ENTRIES
 LABEL, NETWORK = "agent-rl", "agent-rl"
 MAKE_SECONDS = 600.0
 """How long making a container may take, its image being fetched or built."""
+REMOVE_SECONDS = 30.0
+"""How long removing one may take: nothing may cancel it. What is left then is removed at the owner's next start."""
 ARCHIVE_BYTES = 64 * 1024 * 1024
 """Of a program's folder, in which collected files are looked for."""
 REWARD_BYTES = 64 * 1024
@@ -312,7 +314,7 @@ class Containers:
                     await program.close()
                 elif listener is not None:
                     await listener.aclose()
-                await said(self._runner.remove(name), codes=None)
+                await said(self._runner.remove(name), codes=None, seconds=REMOVE_SECONDS)
 
     async def _image(self, image: str, folder: str) -> str:
         """The image of a program: that of the topology, or one that is built from a folder with a Dockerfile."""
@@ -368,16 +370,24 @@ async def unpacked(inside: Sequence[str], folder: str, files: Mapping[str, str],
 
 
 async def said(
-    words: Sequence[str], given: bytes = b"", *, most: int = 1 << 20, codes: Sequence[int] | None = (0,)
+    words: Sequence[str],
+    given: bytes = b"",
+    *,
+    most: int = 1 << 20,
+    codes: Sequence[int] | None = (0,),
+    seconds: float = MAKE_SECONDS,
 ) -> bytes:
-    """What a command writes, ``most`` of it. Raises StartError if it cannot run, or ends with none of ``codes``."""
+    """What a command writes, ``most`` of it.
+
+    Raises StartError if it cannot run, takes more than ``seconds``, or ends with none of ``codes``.
+    """
     kept, errors = bytearray(), bytearray()
 
     async def read(stream: trio.abc.ReceiveStream, into: bytearray, most: int) -> None:
         async for data in stream:
             into.extend(data[: max(0, most - len(into))])
 
-    with trio.move_on_after(MAKE_SECONDS) as waited:
+    with trio.move_on_after(seconds) as waited:
         try:
             process = await trio.lowlevel.open_process(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -400,7 +410,7 @@ async def said(
                 process.kill()
     text = errors.decode(errors="replace").strip()
     if waited.cancelled_caught:
-        raise StartError(f"{shlex.join(words):.200} took more than {MAKE_SECONDS:g} s; {text}")
+        raise StartError(f"{shlex.join(words):.200} took more than {seconds:g} s; {text}")
     if codes is not None and code not in codes:
         raise StartError(f"{shlex.join(words):.200} ended with status {code}: {text or 'nothing'}{remedy(text)}")
     return bytes(kept)

@@ -10,9 +10,9 @@ Names are resolved here, since a jail has no other network. A request for anothe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import trio
 
@@ -23,6 +23,8 @@ GATEWAY_SECONDS, GATEWAY_PAUSE = 30.0, 0.5
 HEAD_BYTES = 64 * 1024
 """The most of a proxied request's head."""
 END = b"\r\n\r\n"
+_AUTHORITY = re.compile(r"(?:http://)?([^/?]*)(.*)", re.DOTALL)
+"""Of any text, also one that `urllib` refuses: a program may write what it likes."""
 OF_PROXIES = (b"connection:", b"proxy-", b"keep-alive:")
 """Headers that are not passed on."""
 
@@ -117,10 +119,10 @@ def wanted(request: bytes) -> tuple[str, bytes]:
     text = target.decode(errors="replace")
     if method == b"CONNECT":
         return text, b""
-    at = text.removeprefix("http://").partition("/")[0].partition("?")[0].rpartition("@")[2]
+    at, rest = _AUTHORITY.fullmatch(text.partition("#")[0]).groups()  # type: ignore[union-attr]  # it matches any text
+    at = at.rpartition("@")[2]
     whole = at if at.rpartition(":")[2].isdigit() else f"{at}:80"
-    parts = urlsplit(text) if "[" not in text or "]" in text else urlsplit("http://x/")
-    path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}".encode()
+    path = (rest if rest.startswith("/") else f"/{rest}").encode()
     kept = [each for each in headers if not each.lower().startswith(OF_PROXIES)]
     return whole, b"\r\n".join([b" ".join([method, path, *version]), *kept, b"Connection: close"]) + END
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-import trio.testing
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
@@ -451,23 +450,22 @@ async def test_where_a_request_lists_no_tools_the_models_calls_are_run_here(tmp_
         assert [record.response for record in records] == ["saw here"]
 
 
-async def test_with_opens_any_request_is_a_session_of_its_own(tmp_path: Path) -> None:
+async def test_with_opens_any_request_is_a_session_of_its_own_and_waits_for_a_rollout(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda *_: "Hello.", opens="true", session_key='"secret"') as at:
-        sessions = at.generator._sessions
-        body = {"model": "agent-rl", "messages": [user("Hi.")]}
+        sessions, body = at.generator._sessions, {"model": "agent-rl", "messages": [user("Hi.")]}
         assert (await at.post("wrong", body))[0] == 401
-        assert (await at.post("secret", body))[0] == 429
-
+        assert (await at.post("secret", {"messages": 1}))[0] == 400
+        async with at.rollout() as (_, episode):
+            pass
+        got: list[tuple[int, Any]] = []
         async with trio.open_nursery() as nursery:
-            done: list[bool] = []
 
-            async def wait_for_a_session() -> None:
-                async with at.rollout() as (_, episode):
-                    pass
-                done.append(await sessions.run(episode, "", 60.0, "[]"))
+            async def ask() -> None:
+                got.append(await at.post("secret", body))
 
-            nursery.start_soon(wait_for_a_session)
-            await trio.testing.wait_all_tasks_blocked(0.1)
-            status, said = await at.post("secret", body)
-            assert (status, said["choices"][0]["message"]["content"]) == (200, "Hello.")
-        assert done == [True]
+            nursery.start_soon(ask)
+            await trio.sleep(0.3)
+            assert not got
+            assert await sessions.run(episode, "", 60.0, "[]")
+        status, said = got[0]
+        assert (status, said["choices"][0]["message"]["content"]) == (200, "Hello.")

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import Program, StartError, Zygote, installation
-from actors.sandbox.owner.relay import is_proxied, relay
+from actors.sandbox.owner.relay import is_proxied, relay, wanted
 from tests.actors.gateway.stand import free_port
 from tests.end_to_end.processes import wait_for
 
@@ -345,6 +347,14 @@ async def test_a_program_reaches_named_addresses_by_proxy_and_no_others(tmp_path
 )
 def test_what_asks_for_other_addresses_is_told_from_what_asks_the_gateway(data: bytes, proxied: bool | None) -> None:
     assert is_proxied(data) is proxied
+
+
+@given(st.sampled_from([b"CONNECT ", b"GET http://"]), st.binary() | st.text("[]@:/?#ab\u2100").map(str.encode))
+def test_the_owner_reads_whatever_a_program_asks_a_proxy_for(begins: bytes, rest: bytes) -> None:
+    assert is_proxied(begins + rest)
+    address, head = wanted(begins + rest + b"\r\n\r\n")
+    assert b"\r\n" not in address.encode()
+    assert head == b"" or head.endswith(b"Connection: close\r\n\r\n")
 
 
 async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:
