@@ -168,7 +168,9 @@ def _state_of(directory: Path, *names: str) -> object:
 def _audit(journal: Journal, records: Records) -> None:
     records.audit = audit_journal(journal)
     if left := records.audit.left:
-        records.notes.append(f"The trajectories of {left:,} groups have left the journal, as run.keep_trajectories says.")
+        records.notes.append(
+            f"The trajectories of {left:,} groups have left the journal, as run.keep_trajectories says."
+        )
     written = len(records.steps)
     if records.audit.steps != written:
         records.notes.append(
