@@ -7,7 +7,8 @@
 Each run is `agent-rl run FILE` with its own seed, in a directory of its own, one run after the other. The success of
 each evaluation of the topology is a figure, sampled and greedy, with Wilson's 95 % interval in the table. `overlap`
 counts the problems that a run both trained and evaluated on, read from its journal. Arithmetic problems with the same
-operands count as the same problem. It must be 0, or held-out success says less than it seems to.
+operands count as the same problem. It must be 0, or held-out success says less than it seems to. `guard.false_alarms`
+counts the updates, of `guard.updates`, after which the numerics guard found a fault in these sound runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from agent_rl.environments.arithmetic import overlap
 from agent_rl.records.journal import read_journal
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import finished
+from benchmarks.runs import finished, guarded
 
 MEDIANS = ("minutes", "minutes_rl", "mean_staleness")
 
@@ -84,7 +85,7 @@ def run(file: Path, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The summary of one run, with its overlap. Raises Failure when the run fails."""
     folder.mkdir()
     done = trio.run(finished, file, folder, overrides)
-    return {**done.summary(), "overlap": overlap_of(done.directory)}
+    return {**done.summary(), "overlap": overlap_of(done.directory), **guarded(done.directory)}
 
 
 def main(options: Options) -> int:
@@ -107,7 +108,8 @@ def main(options: Options) -> int:
     ]
     header = ("seed", *(f"{name.removeprefix('success_')} %" for name in names), "minutes (RL)", "mean staleness")
     print_table(f"{file.name}, {options.mode}: success with 95 % intervals", header, rows)
-    figures: dict[str, Any] = {"seeds": len(summaries), "overlap": sum(each["overlap"] for each in summaries)}
+    sums = ("overlap", "guard.updates", "guard.false_alarms")
+    figures: dict[str, Any] = {"seeds": len(summaries)} | {name: sum(each[name] for each in summaries) for name in sums}
     for name in (*names, *MEDIANS):
         values = [summary[name] for summary in summaries]
         figures[f"{name}_median"] = None if None in values else round(statistics.median(values), 4)

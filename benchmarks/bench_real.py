@@ -33,7 +33,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import RlStage, SftStage, Topology
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
-from benchmarks.runs import RunFailed, running
+from benchmarks.runs import RunFailed, guarded, running
 
 Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned"]
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -120,7 +120,7 @@ def make(recipe: Recipe, folder: Path, settings: Sequence[str]) -> dict[str, Any
         trio.run(_run, recipe.file, folder, settings)
         done.write_text(json.dumps(list(settings)))
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
-    return summary
+    return summary | guarded(folder / "run")
 
 
 async def _run(file: Path, folder: Path, settings: Sequence[str]) -> None:
@@ -221,5 +221,7 @@ def main(options: Options) -> int:
         figures[f"real.{name}_greedy"] = statistics.fmean(each[f"success_{when}_greedy"] for each in found)
         if variant == "rl":
             figures["real.minutes"] = statistics.fmean(each["minutes_rl"] for each in found)
+    for name in ("guard.updates", "guard.false_alarms"):
+        figures[name] = sum(summary[name] for found in runs.values() for summary in found.values())
     print_figures(figures)
     return 0

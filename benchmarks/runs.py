@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -150,6 +151,15 @@ class Run:
         """Rows of metrics.jsonl of one kind."""
         rows = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
         return [row for row in rows if row["kind"] == kind]
+
+
+def guarded(directory: Path) -> Counter[str]:
+    """Updates of a run (``guard.updates``), and those after which the numerics guard found a fault."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if "mismatch_tokens" in row]
+    return Counter(
+        {"guard.updates": len(steps), "guard.false_alarms": sum(bool(row.get("mismatch_cause")) for row in steps)}
+    )
 
 
 @asynccontextmanager
