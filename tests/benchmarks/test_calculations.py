@@ -86,8 +86,9 @@ def test_learning_tells_medians_over_the_seeds(
 
     def run(file: Path, _directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
         asked.append((file.name, overrides))
+        guard = {"guard.updates": 110, "guard.false_alarms": 0}
         success = {"success_x_greedy": len(asked) / 10, "success_x_greedy_low": 0.0, "success_x_greedy_high": 1.0}
-        return {**success, "minutes": 3.0, "minutes_rl": 2.0, "mean_staleness": None, "overlap": 1}
+        return {**success, **guard, "minutes": 3.0, "minutes_rl": 2.0, "mean_staleness": None, "overlap": 1}
 
     monkeypatch.setattr(bench_learning, "run", run)
     assert (
@@ -97,6 +98,8 @@ def test_learning_tells_medians_over_the_seeds(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
         "seeds": 3,
         "overlap": 3,
+        "guard.updates": 330,
+        "guard.false_alarms": 0,
         "success_x_greedy_median": 0.2,
         "minutes_median": 3.0,
         "minutes_rl_median": 2.0,
