@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ MOST_REFUSED, ADDRESS_CHARS = 32, 256
 _JAILED = (WORK, "/tests", "/logs")
 _PLAIN = ("{folder}/app", "{folder}/tests", "{folder}/logs")
 """The folders of a program, of its check and of what that writes."""
+_MEND = "mend the program, or correct `environments.harness`"
 _LESS = 'isolation = "host" or "off" in `environments.harness`'
 
 
@@ -117,7 +119,7 @@ class Harnesses:
             return
         if not episode.turns:
             said = outcome.output.strip()[-2000:] or "nothing"
-            why = f"its harness asked for no turn; it ended with {outcome.status}, and wrote: {said}"
+            why = f"its harness asked for no turn; it ended with {outcome.status}, and wrote: {said}; {_MEND}"
             raise EnvironmentFaultError(f"environment {name!r}: {why}")
         episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
@@ -302,9 +304,11 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     """A part of a command with the values of its names; a value is not searched for names again."""
     if part in values:
         return values[part]
+    below = part.startswith("{base}/")
     for name, value in values.items():
         if name != "{prompt}":
             part = part.replace(name, value)
+    part = normpath(part) if below else part  # a jail has no folders that lie between
     return part.replace("{prompt}", values.get("{prompt}", "{prompt}"))
 
 

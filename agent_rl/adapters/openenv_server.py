@@ -123,7 +123,7 @@ class Sessions:
 
     def __init__(self, address: str, reset: dict[str, Any], *, own: bool) -> None:
         self.address, self.reset, self.own = address, reset, own
-        self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
+        self._client = stdio_server.required("openenv.core.generic_client", "openenv").GenericEnvClient
         self._open: dict[str, Session] = {}
 
     async def begun(self, seed: int, rollout: str) -> Session:

@@ -6,6 +6,7 @@ The environment makes the calls, not the model: no tool is listed. Standard libr
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -25,6 +26,14 @@ def prepared() -> Any:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out
+
+
+def required(module: str, package: str) -> Any:
+    """A module of another project. Ends this process with the remedy where its package is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        sys.exit(f"{error}; install {package} for {sys.executable}")
 
 
 def written(rows: list[dict[str, Any]], file: Path) -> None:

@@ -97,7 +97,7 @@ async def answered(tasks: list[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     out = stdio_server.prepared()
-    vf = importlib.import_module("verifiers.v1")
+    vf = stdio_server.required("verifiers.v1", "verifiers 0.4 and the taskset")
     named, path, *more = sys.argv[1:]
     found = loaded(named, int(more[0]) if more else MOST, json.loads(more[1]) if more[1:] else {})
     if not Path(path).exists():

@@ -24,7 +24,7 @@ from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.models.devices import Machine
-from agent_rl.topology_checks import contracts, environments, files, hosts, model, placement
+from agent_rl.topology_checks import contracts, environments, files, hosts, model, placement, programs
 from agent_rl.topology_checks.facts import Facts
 
 HIGH_RATE = 1e-4
@@ -165,6 +165,7 @@ CHECKS = (
     model.device_findings,
     placement.rank_findings,
     placement.placement_findings,
+    programs.program_findings,
 )
 """The checks of a whole topology that need no sound actors."""
 

@@ -43,6 +43,7 @@ from agent_rl.records.checkpoint_files import (
     position_of,
     verify,
 )
+from agent_rl.records.model_card import Measured
 from agent_rl.rollout.episode import Episode
 
 if TYPE_CHECKING:
@@ -416,6 +417,9 @@ class ScriptedModel(TrainedModel):
         """A supervised stage as it is, and its batches."""
         del position, drawn
         return stage, _Batches()
+
+    async def describe(self, position: Position, measured: Sequence[Measured]) -> None:
+        """A list of groups has no card."""
 
     async def begin_rl(self, position: Position) -> bool:
         """Whether no step was trained yet."""

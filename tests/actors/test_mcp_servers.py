@@ -195,6 +195,24 @@ async def test_a_server_that_cannot_serve_is_named_with_its_fault(tmp_path, monk
 
 
 @pytest.mark.parametrize(
+    ("script", "given", "said"),
+    [
+        ("verifiers_server.py", ("a-taskset", "t.jsonl"), "'verifiers'; install verifiers 0.4 and the taskset for "),
+        ("openenv_server.py", ("json:app", "t.jsonl"), "'uvicorn'; install the environment of json:app for "),
+        ("inspect_server.py", ("list", "a/task", "t.jsonl"), "'inspect_ai'; install inspect-ai for "),
+    ],
+)
+async def test_the_package_of_an_adapter_that_is_missing_is_named(tmp_path, script, given, said):
+    command = (sys.executable, "-S", f"{{adapters}}/{script}", *given)
+    async with serving(tmp_path, s=McpServer(command=command)) as servers:
+        with pytest.raises(TaskError) as caught:
+            await servers.listings()
+    assert str(caught.value).startswith("environment 'arithmetic': the MCP server 's' (")
+    assert f"wrote: No module named {said}{sys.executable}" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("fault", "outcome", "said"),
     [
         ("list", "error", "The server of this tool ended during the call. It is started again."),

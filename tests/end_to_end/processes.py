@@ -106,14 +106,14 @@ class Traces:
         return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def finish(process: subprocess.Popen[str], code: int = 0) -> Said:
+def finish(process: subprocess.Popen[str], code: int = 0, seconds: float = SECONDS) -> Said:
     """Wait for the end of a run, which must have this exit code."""
     try:
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        pytest.fail(f"the run did not end in {SECONDS} s\n{out[-3000:]}\n{err[-3000:]}")
+        pytest.fail(f"the run did not end in {seconds:g} s\n{out[-3000:]}\n{err[-3000:]}")
     assert process.returncode == code, out + err
     return Said(out, err)
 

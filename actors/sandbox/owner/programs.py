@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +34,8 @@ START_SECONDS = 30.0
 """How long starting a program may take once it is loaded, and hearing of its end once it was stopped."""
 RESULT_BYTES = 16 * 1024 * 1024
 """Of what a warden tells: files as JSON."""
+FIRST_LINE_BYTES = 256
+"""Of a script, which names its interpreter; the kernel reads no more."""
 ZYGOTE = Path(__file__).parents[1] / "programs" / "zygote.py"
 _READY = re.compile(rb"(?:^|\n)ready (.*)\n")
 
@@ -245,14 +247,24 @@ class Zygote:
 
 
 def installation(program: str) -> list[str]:
-    """What a program is installed in, beyond the system's folders: a virtual environment, a prefix with bin and lib, or
-    the file alone.
-    """
+    """What a program is installed in, beyond the system's folders, and what the interpreter of a script is."""
     path = Path(shutil.which(program) or program)
-    found = [path.parent.parent] if (path.parent.parent / "pyvenv.cfg").is_file() else []
+    begin = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            begin = file.readline(FIRST_LINE_BYTES)
+    words = begin[2:].decode(errors="replace").split() if begin.startswith(b"#!") else []
+    interpreter = [word for word in words if not word.startswith("-") and word != "/usr/bin/env"][:1]
+    return [found for each in (program, *interpreter) for found in _installed(each)]
+
+
+def _installed(program: str) -> Iterator[str]:
+    """A virtual environment, a prefix with bin and lib, or the file alone."""
+    path = Path(shutil.which(program) or program)
+    if (path.parent.parent / "pyvenv.cfg").is_file():
+        yield str(path.parent.parent)
     real = path.resolve()
     prefix = real.parent.parent
     if not str(real).startswith(("/usr/", "/bin/")):
         whole = real.parent.name == "bin" and (prefix / "lib").is_dir() and prefix not in (Path("/"), Path.home())
-        found.append(prefix if whole else real)
-    return [str(each) for each in found]
+        yield str(prefix if whole else real)

@@ -396,14 +396,25 @@ async def test_a_job_of_a_cluster_needs_a_gateway_that_it_reaches(tmp_path: Path
             "asked for no turn; it ended with status 3, and wrote: hello",
         ),
         ((sys.executable, "-c", "import time; time.sleep(60)"), "no end within 1 s"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), "ended with SIGKILL, and wrote: nothing"),
+        ((sys.executable, "-c", "while True: print('x' * 9999)"), "ended with more output than `output_mib` allows"),
+        (
+            (sys.executable, "-c", "[open(str(n), 'wb').write(bytes(1 << 20)) for n in range(9)]"),
+            "OSError: [Errno 28] No space left on device",
+        ),
+        ((sys.executable, "-c", "import os\nwhile True: os.fork()"), "BlockingIOError"),
     ],
 )
 async def test_a_harness_at_fault_loses_its_rollout(tmp_path: Path, command: Any, message: str) -> None:
     async with stand(tmp_path, lambda *_: "a turn") as at:
-        run, _ = harnessed(at, command=command, seconds=1.0 if "sleep" in command[-1] else 60.0)
+        least = {"output_mib": 1, "disk_mib": 2, "processes": 8}
+        run, _ = harnessed(at, command=command, seconds=1.0 if "sleep" in command[-1] else 60.0, **least)
         with pytest.raises(EnvironmentFaultError) as raised:
             await run()
-        assert message in str(raised.value)
+        said = str(raised.value)
+        assert said.startswith("environment 'arithmetic': its harness asked for no turn; it ended with ")
+        assert message in said
+        assert said.endswith("; mend the program, or correct `environments.harness`")
 
 
 async def test_a_program_may_be_loaded_once_and_forked(tmp_path: Path) -> None:

@@ -385,6 +385,10 @@ def test_an_installation_is_a_prefix_and_never_the_folder_of_a_topology(tmp_path
     assert found["topology"] == [str(tmp_path / "topology" / "bin" / "agent")]
     assert found["venv"] == [str(tmp_path / "venv"), str(tmp_path / "venv" / "bin" / "agent")]
     assert installation("/usr/bin/env") == []
+    for line in (f"#!{tmp_path}/prefix/bin/agent -u\n", "#!/usr/bin/env -S bash -u\n", "#!\n"):
+        (tmp_path / "venv" / "bin" / "agent").write_text(line)
+        more = found["prefix"] if "prefix" in line else []
+        assert installation(str(tmp_path / "venv" / "bin" / "agent")) == [*found["venv"], *more]
 
 
 async def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_first_topology_is_short_and_has_all_actors_and_links(first) -> None:
 
 
 def test_a_harness_brings_a_gateway(first) -> None:
-    topology = first(overrides=["environments.0.harness={command=['agent']}"])
+    topology = first(overrides=["environments.0.harness={command=['sh']}"])
     assert [*ALWAYS, "gateway"] == list(topology.actors)
     assert links(topology)["gateway"] == {"asked": "rollout_generator", "sessions": "rollout_generator"}
     assert gateway_url(topology, "rollout_generator.0") == "http://127.0.0.1:8642"
@@ -105,8 +105,8 @@ def test_a_harness_brings_a_gateway(first) -> None:
 @pytest.mark.parametrize("network", ["'pypi.org'", "['pypi.org']", "['pypi.org:443', 'x:y']", "3", "['http://a.b:80']"])
 def test_a_network_is_a_word_or_a_list_of_addresses(first, network: str) -> None:
     with pytest.raises(TopologyError, match="is no address; write"):
-        first(overrides=[f"environments.0.harness={{command=['agent'], network={network}}}"])
-    topology = first(overrides=["environments.0.harness={command=['agent'], network=['pypi.org:443', '[::1]:80']}"])
+        first(overrides=[f"environments.0.harness={{command=['sh'], network={network}}}"])
+    topology = first(overrides=["environments.0.harness={command=['sh'], network=['pypi.org:443', '[::1]:80']}"])
     assert topology.environments[0].harness.named == ("pypi.org:443", "[::1]:80")
 
 
@@ -120,7 +120,7 @@ def test_a_network_is_a_word_or_a_list_of_addresses(first, network: str) -> None
 )
 def test_what_containers_cannot_do_is_said(first, more: str, said: str) -> None:
     with pytest.raises(TopologyError, match=said):
-        first(overrides=[f"environments.0.harness={{command=['agent'], {more}}}"])
+        first(overrides=[f"environments.0.harness={{command=['sh'], {more}}}"])
 
 
 def test_a_role_may_change_one_thing_alone(first, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,93 @@
+"""The recipes of examples/agents: agents of others, unmodified, in a real run in which a scripted engine writes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.cli.main import main
+from actors.engines.base import Engine
+from actors.rollout_generator import RolloutGenerator
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from agent_rl.messages import PolicyVersion, RolloutRequest
+from agent_rl.rollout.episode import Episode
+from tests.actors.gateway.stand import free_port
+from tests.clients.test_clients import BASH, ENVIRONMENT, FINAL
+from tests.end_to_end.faulty import AnyWeights
+from tests.end_to_end.processes import finish, rows, start
+
+RECIPE = Path(__file__).parents[2] / "examples" / "agents" / "agents.toml"
+LENGTH = 200_000
+"""Tokens of a sequence. Each letter is one, and a coding agent's prompt has tens of thousands."""
+WRITE = '<tool_call>{"name": "write_file", "arguments": {"%s": "%s", "content": "{answer}\\n"}}</tool_call>'
+TURNS = {
+    "mini-swe-agent": (
+        BASH % "echo {answer} > answer; cat answer",
+        BASH % "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat answer",
+    ),
+    "smolagents": (WRITE % ("name", "answer"), FINAL % "done"),
+    "openai-agents": (WRITE % ("name", "answer"), "It is written."),
+    "qwen-code": (WRITE % ("file_path", "/app/answer"), "It is written."),
+}
+"""What the engine writes for each agent."""
+
+
+class ScriptedAgents(RolloutGenerator):
+    """Turns of no model: every second rollout of an environment gives a wrong answer."""
+
+    def make_episode(self, request: RolloutRequest) -> Episode:
+        name = request.problem.environment
+        answer = request.problem.answer if request.sample % 2 else "0"
+        self._turns[request.rollout] = (turn.replace("{answer}", answer) for turn in TURNS[name])
+        return super().make_episode(request)
+
+    def _make_engine(self, directory: Path, settings: Any) -> Engine:
+        self._turns: dict[str, Any] = {}
+
+        def script(_: int, request: Any) -> str:
+            return next(self._turns[request.rollout.partition("+")[0]], "One turn too many.")
+
+        return AnyWeights(directory, initial_policy=PolicyVersion(0, 0), script=script, longest=LENGTH)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (ENVIRONMENT / "qwen").is_file() or shutil.which("node") is None,
+    reason="not all agents are here: make .venv-clients/qwen",
+)
+def test_agents_of_others_write_the_rollouts_of_a_run_and_are_judged(tmp_path: Path) -> None:
+    spec = InitialiseModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_size=32, max_length=LENGTH)
+    initialise_model(spec, tmp_path / "model", 0)
+    directory = tmp_path / "run"
+    finish(
+        start(
+            RECIPE,
+            f'run.directory="{directory}"',
+            'run.keep_trajectories="all"',
+            "hosts.local.gpus=0",
+            f'model.path="{tmp_path / "model"}"',
+            'model.dtype="float32"',
+            "algorithm.groups_per_step=4",
+            "algorithm.samples=2",
+            "algorithm.keep=2",
+            "stages.0.steps=1",
+            "stages.0.max_response_tokens=100000",
+            'actors.rollout_generator.class="tests.clients.test_recipes:ScriptedAgents"',
+            'actors.rollout_generator.settings={engine="torch", device="cpu", max_rollouts=4}',
+            "actors.learner.class=benchmarks.chaos.actors:ScriptedLearner",
+            'actors.learner.settings={device="cpu"}',
+            f"actors.gateway.settings.port={free_port()}",
+            *(f'environments.{number}.harness.isolation="strong"' for number in range(len(TURNS))),
+        ),
+        seconds=400,  # of which the agents take most to load; they are started one or two at a time
+    )
+    assert main(["audit", str(directory)]) == 0
+    assert main(["export", str(directory)]) == 0
+    found = rows(directory / "trajectories.jsonl")
+    for name in TURNS:
+        rewards = {row["sample"] % 2: row["reward"] for row in found if row["problem"]["environment"] == name}
+        assert rewards == {0: 0.0, 1: 1.0}, name
