@@ -44,6 +44,7 @@ def analyze(
     from agent_rl.models.model_files import Unreadable
     from agent_rl.observe.report.page import html
     from agent_rl.records.checkpoint_files import STATE_FILE, CheckpointError, verify
+    from agent_rl.records.entropies import EntropiesError, add_entropies
     from agent_rl.records.journal import JournalError
 
     if not directory.is_dir():
@@ -70,7 +71,17 @@ def analyze(
         for file, text in (("analysis.json", json.dumps(found, allow_nan=False)), ("analysis.html", page)):
             with whole(folder / file) as partial:
                 partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except (AnalysisError, JournalError, CheckpointError, TrainingStoppedError, Unreadable, DiskError) as error:
+        named = zip(drawn.rollouts, scored, strict=True)
+        add_entropies(folder, {trajectory.rollout: each.entropy for (trajectory, _), each in named})
+    except (
+        AnalysisError,
+        JournalError,
+        CheckpointError,
+        EntropiesError,
+        TrainingStoppedError,
+        Unreadable,
+        DiskError,
+    ) as error:
         raise Mistake(str(error)) from error
     with showing(folder / "analysis.json"):
         _print(name, figures, drawn.notes)

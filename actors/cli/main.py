@@ -63,6 +63,7 @@ COMMANDS = {
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
+        Command("chat", "chat:chat", "Talk to a model with its tools in the terminal."),
         Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
         Command("model", "models:app", "Import a model from a GGUF file."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),

@@ -28,7 +28,7 @@ from actors.engines.base import EngineError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.plugins import ContractError
-from agent_rl.messages import Choice, Finish, Refusal, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
+from agent_rl.messages import Choice, Finish, Refusal, Said, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
 from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent_rl.messages import BranchCause, CompletedTurn, Float32Vector, Int32Matrix, Int32Vector
     from agent_rl.rollout.conversation import Plan
     from agent_rl.rollout.episode import Episode
+    from agent_rl.rollout.parsing import AnyCall
     from agent_rl.rollout.prompts import ChatFormat
 
 PART_SECONDS = 0.02
@@ -66,6 +67,11 @@ class _Ask:
     """A stream of it was begun, and its end is not told."""
     done: trio.Event = field(default_factory=trio.Event)
     _news: trio.Event = field(default_factory=trio.Event)
+
+    def part(self, part: TurnPart) -> None:
+        """Tell a part that no engine has written."""
+        self.parts.append(part)
+        self.tell()
 
     def tell(self) -> None:
         """Something new is there."""
@@ -375,6 +381,9 @@ class ServedRollout:
             messages, trace = given, ""
             said, written, stopped = await write_turn(number, planned)
             while given and written.stopped and (calls := self._chat.sound_calls(written.text)):
+                ask.read()  # what was written before the calls comes first
+                calling, ids = _calling(said, calls, self.episode.turns)
+                ask.part(TurnPart(number, "", "", *_NOTHING, (calling,)))
                 responses, records = await self._agent.answer(self.episode, calls)
                 for record in records:
                     self.episode.called(record)
@@ -382,9 +391,8 @@ class ServedRollout:
                 messages = (*messages, said.message, *answered)
                 shown = "".join(map(_shown, records))
                 trace += f"{said.content}\n{shown}".lstrip()
-                ask.read()  # what was written before the calls comes first
-                ask.parts.append(TurnPart(number, "", shown, *_NOTHING))
-                ask.tell()
+                answers = (Said("tool", text, call_id=call) for call, text in zip(ids, responses, strict=True))
+                ask.part(TurnPart(number, "", shown, *_NOTHING, tuple(answers)))
                 following = partial(self._conversation.plan, messages, "rewrite")
                 said, written, stopped = await write_turn(number, following)
             if trace:
@@ -442,6 +450,14 @@ class ServedRollout:
         if trajectory in {"truncated", "prompt_too_long"}:
             return "overflow", f"the messages leave no room: the rollout stopped ({trajectory})"
         return "ended", f"rollout concluded ({trajectory})"
+
+
+def _calling(said: Spoken, calls: Sequence[AnyCall], turn: int) -> tuple[Said, list[str]]:
+    """A turn with calls that are run here, and the id of each of ``calls``: empty for a malformed one."""
+    read = iter([replace(each, id=each.id or f"call_{turn}_{at}") for at, each in enumerate(said.calls)])
+    paired = [next(read) if isinstance(call, ParsedCall) else None for call in calls]
+    sound = tuple(filter(None, paired))
+    return Said("assistant", said.content, said.reasoning, sound), ["" if each is None else each.id for each in paired]
 
 
 def _shown(record: ToolCallRecord) -> str:

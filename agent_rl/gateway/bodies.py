@@ -269,6 +269,8 @@ class Extras:
     logprobs: bool = False
     top: bool = False
     usage: bool = False
+    messages: bool = False
+    """Of a stream: calls that are run here come as messages, and not as reasoning."""
 
     def of(self, written: TurnPart | Choice) -> dict[str, Any]:
         """The keys of a choice or a chunk."""

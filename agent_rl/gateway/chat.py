@@ -2,6 +2,9 @@
 
 With ``return_token_ids`` a reply has ``prompt_token_ids``, and each choice ``token_ids``. In a stream each chunk has
 ``token_ids``, and one has ``prompt_token_ids``: the first if the prompt is known then, else one with a finish reason.
+
+With ``return_messages`` a stream says calls that are run here as messages of the conversation, in ``messages`` of a
+delta: the turn that makes them before they run, and then their results. Otherwise they are its ``reasoning_content``.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from agent_rl.messages import Choice, Int32Vector, Refusal, Said, SaidCall, Turn
 
 _KEYS = Keys(
     read="model messages tools tool_choice max_tokens max_completion_tokens stop n stream stream_options logprobs "
-    "top_logprobs return_token_ids response_format",
+    "top_logprobs return_token_ids return_messages response_format",
     decided="temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty length_penalty "
     "logit_bias seed min_tokens ignore_eos stop_token_ids bad_words allowed_token_ids include_stop_str_in_output "
     "skip_special_tokens spaces_between_special_tokens reasoning_effort reasoning include_reasoning thinking "
@@ -76,6 +79,7 @@ class Chat(OpenAIErrors):
             logprobs=fields.flag("logprobs"),
             top=bool(fields.whole("top_logprobs", 0, 20)),
             usage=options is not None and options.flag("include_usage"),
+            messages=fields.flag("return_messages"),
         )
         asked = TurnAsked(
             "",
@@ -134,6 +138,14 @@ def _call(call: SaidCall, name: str, choice: int, number: int) -> dict[str, Any]
     return {"id": own, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
+def _message(said: Said) -> dict[str, Any]:
+    if said.role == "tool":
+        return {"role": "tool", "tool_call_id": said.call_id, "content": said.content}
+    calls = {"tool_calls": [_call(each, "", 0, 0) for each in said.calls]} if said.calls else {}
+    reasoning = {"reasoning_content": said.reasoning} if said.reasoning else {}
+    return {"role": said.role, "content": said.content, **reasoning, **calls}
+
+
 def _choice(extras: Extras, name: str, number: int, choice: Choice) -> dict[str, Any]:
     content = None if choice.calls and not choice.content else choice.content
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -161,6 +173,8 @@ class _Stream:
 
     def part(self, part: TurnPart) -> bytes:
         self._progress.take(part)
+        if part.said and self._extras.messages:
+            return self._chunk(part.choice, {"messages": [_message(each) for each in part.said]})
         texts = {"reasoning_content": part.reasoning, "content": part.content}
         delta = {key: text for key, text in texts.items() if text}
         tokens = len(part.tokens) and (self._extras.token_ids or self._extras.logprobs)

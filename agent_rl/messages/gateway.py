@@ -78,7 +78,8 @@ class TurnAsked:
 class TurnPart:
     """What was written of a turn since the part before: ``tokens`` [n], ``logprobs`` [n], and the text in them.
 
-    ``choice`` numbers the turns of a request. Calls are in the `Choice` alone, and their text in no part.
+    ``choice`` numbers the turns of a request. Calls are in the `Choice` alone, and their text in no part. ``said``:
+    where calls are run here, the turn that makes them, and in the next such part what answers them.
     """
 
     choice: int
@@ -86,6 +87,7 @@ class TurnPart:
     reasoning: str
     tokens: Int32Vector
     logprobs: Float32Vector
+    said: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

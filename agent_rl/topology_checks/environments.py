@@ -232,6 +232,11 @@ def _prompts(
         return
     long: dict[str, list[int]] = {}
     for name, problems in tasks.sources.items():
+        if (harness := environments[name].harness) is not None and harness.source == "live" and harness.tools:
+            shortest = partial(chat.asked_tokens, [("user", "")], environments.schemas[name])
+            if (size := len(asked(name, "its tools", shortest))) >= length:
+                long[name] = [size]
+                remedy += "; of agent-rl serve and chat: --tools none"
         if environments[name].own_loop:
             continue  # a loop of the user's own, or a harness, makes its prompts itself
         for tried in _tried(topology, problems):

@@ -7,13 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 from actors.cli.main import main
+from actors.cli.records import decode_stored
+from agent_rl import load_run
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import ToolCallRecord
+from agent_rl.observe.report import Watched
 from agent_rl.records.checkpoint_files import file_checksum
 from tests.agent_rl.observe.test_report import HOSTILE
 from tests.agent_rl.records.report_runs import RL, SyntheticRun, byte_tokenizer
@@ -82,6 +86,11 @@ def test_a_study_of_a_run_under_way(tmp_path: Path, weights: Path, capsys: pytes
     assert found["high_share"] == pytest.approx(-(-tokens // 5) / tokens)
     assert found["gap"] > 1  # the journal's log-probabilities are 0
     assert {word["word"] for word in written["reflection"]}
+    kept = load_run(run.directory).entropies
+    assert found["tokens"] == sum(int((nats >= 0).sum()) for nats in kept.values())
+    assert sum(float(np.nansum(nats)) for nats in kept.values()) == pytest.approx(
+        found["entropy"] * found["tokens"], rel=1e-3
+    )
     page = (run.directory / "analysis.html").read_text()
     shown = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     marked = [block["marked"] for section in shown["sections"] for block in section["blocks"] if "marked" in block]
@@ -136,3 +145,19 @@ def test_a_distant_model_is_noted(tmp_path: Path, weights: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "the rollouts were sampled by versions 7 to 7, and the nearest model is version 40" in " ".join(out.split())
     assert "run.keep_checkpoints" in out
+
+
+def test_entropies_are_added_to_those_of_earlier_studies_and_a_damaged_file_is_told(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = synthetic(tmp_path, weights)
+    analyzed(capsys, run.directory, "--rollouts", 2, "--step", 1)
+    analyzed(capsys, run.directory, "--rollouts", 2, "--step", 3)
+    assert len(load_run(run.directory).entropies) == 4
+    watched = Watched(run.directory, decode_stored)
+    watched.look()
+    notes = len(watched.page()["notes"])
+    (run.directory / "entropies.npz").write_bytes(b"PK")
+    assert "remove it" in refused(capsys, run.directory, "--rollouts", 2)
+    page = watched.page()
+    assert (len(page["notes"]), "remove it" in str(page["notes"])) == (notes + 1, True)

@@ -349,7 +349,7 @@ def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, capsys):
     assert str(script) in capsys.readouterr().out
     complete = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _agent_rl; echo "${COMPREPLY[@]}"'
     for words, completed in (
-        (["ch"], "check"),
+        (["che"], "check"),
         (["data", "decon"], "decontaminate"),
         (["eval", "--show"], "--show-problems"),
     ):

@@ -24,7 +24,7 @@ const COLUMNS = [
   ["tokens", "tokens", "number optional"], ["turns", "turns", "number optional"], ["calls", "calls", "number optional"],
   ["ended", "status", "text optional"], ["fate", "fate", "text optional"],
 ];
-const COLOURINGS = ["nothing", "log-probability", "policy version", "advantage"];
+const COLOURINGS = ["nothing", "log-probability", "entropy", "policy version", "advantage"];
 
 /** `body` fetches a trajectory by key: a promise of its object, or of null where it is gone. */
 export function explorer(body) {
@@ -241,6 +241,7 @@ export function explorer(body) {
     const scale = (kind, words) => el("li", [1, 2, 3, 4, 5].map((heat) => el(`span.${kind}${heat}`, " \u00a0 ")).concat(` ${words}`));
     return el("ul.legend", colouring === "advantage" ? [scale("warm", "below its group"), scale("cool", "above its group")]
       : colouring === "policy version" ? [el("li", "each version has a colour of its own; point at a token for its number")]
+      : colouring === "entropy" ? [scale("warm", "less certain, up to 2 nats and more; agent-rl analyze computes it for some rollouts")]
       : [scale("warm", "less likely, up to 4 nats and more")]);
   }
 
@@ -258,14 +259,15 @@ export function explorer(body) {
     ];
   }
 
-  function tokens([words, logprobs, versions], advantage) {
+  function tokens([words, logprobs, versions, entropies], advantage) {
     return el("pre", words.map((text, index) => {
       const heat = (size) => Math.min(5, Math.ceil(size));
       let kind = "";
       if (colouring === "log-probability") kind = `warm${heat(-logprobs[index] * 1.25)}`;
+      else if (colouring === "entropy") kind = entropies ? `warm${heat(entropies[index] * 2.5)}` : "";
       else if (colouring === "policy version") kind = `c${versions[index] % 7 + 1}.version`;
       else if (advantage !== null) kind = `${advantage < 0 ? "warm" : "cool"}${heat(2 * Math.abs(advantage))}`;
-      const title = `log p ${logprobs[index]}, version ${versions[index]}`;
+      const title = `log p ${logprobs[index]}, version ${versions[index]}${entropies ? `, entropy ${entropies[index]}` : ""}`;
       return el(kind ? `span.${kind}` : "span", text, { title });
     }));
   }

@@ -1,0 +1,127 @@
+"""`agent-rl chat` on a terminal and in a pipe, with a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.cli.main import main
+from agent_rl.config.topology import InitialiseModel
+from agent_rl.learning.tiny import initialise_model
+from tests.end_to_end.processes import SECONDS, alive, family, wait_for
+
+pytestmark = pytest.mark.slow
+CHAT = [sys.executable, "-m", "actors.cli", "chat"]
+
+
+def made(folder: Path, length: int) -> Path:
+    sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 32}
+    initialise_model(InitialiseModel(**sizes, max_length=length), folder / "model", 0)
+    return folder / "model"
+
+
+class Terminal:
+    """A person at a terminal with the command."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.pid, self._file = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execvp(command[0], command)
+        self.said = ""
+
+    def until(self, text: str) -> str:
+        """What is shown up to a text."""
+        end = time.monotonic() + SECONDS
+        while text not in self.said:
+            assert time.monotonic() < end, self.said
+            self.said += os.read(self._file, 65536).decode(errors="replace")
+        found, _, self.said = self.said.partition(text)
+        return found
+
+    def types(self, text: str) -> None:
+        os.write(self._file, text.encode())
+
+    def ends(self) -> int:
+        """The exit code."""
+        try:
+            while os.read(self._file, 65536):
+                pass
+        except OSError:  # the terminal has no other user any more
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_person_talks_ends_an_answer_saves_and_leaves_nothing_running(tmp_path: Path) -> None:
+    made(tmp_path, 8192)
+    person = Terminal([*CHAT, "model", "--max-tokens", "20"], tmp_path)
+    person.until("Ctrl-D ends the chat")
+    person.until("> ")
+    started = family(person.pid)
+    server = started - {person.pid}
+    person.types("Hello?\n")
+    person.until("Hello?\r\n")
+    person.until("\n> ")
+    for each in server:  # so that no answer comes
+        os.kill(each, signal.SIGSTOP)
+    person.types("Are you there?\n")
+    person.until("Are you there?\r\n")
+    time.sleep(0.5)
+    person.types("\x03")
+    person.until("goes on without this question")
+    for each in server:
+        os.kill(each, signal.SIGCONT)
+    person.types("/save\n")
+    person.until("added a row to chat.jsonl: 2 messages")
+    person.until("> ")
+    person.types("half a line\x03")
+    person.until("(Ctrl-D or /quit ends the chat)")
+    person.until("> ")
+    person.types("\x04")
+    assert person.ends() == 0
+    wait_for(lambda: not alive(started), "the server's end")
+
+
+def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path: Path) -> None:
+    made(tmp_path, 8192)
+    lines = "Hello?\n\nAnd then?\n/save rows.jsonl\n/save no/where.jsonl\n"
+    options = ["--max-tokens", "20", "--system", "Be kind.", "--out", "kept"]
+    command = [*CHAT, "model", *options]
+    done = subprocess.run(
+        command, check=False, input=lines, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert "added a row to rows.jsonl: 5 messages\nno/where.jsonl cannot be written" in done.stdout
+    (row,) = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [each["role"] for each in row["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [each["function"]["name"] for each in row["tools"]] == ["python_code_with_standard_io"]
+    assert (tmp_path / "kept" / "journal.sqlite").exists()
+    assert main(["data", "sft", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "sft.jsonl")]) == 0
+    assert "<tools>" in json.loads((tmp_path / "sft.jsonl").read_text())["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("nowhere", "there is no directory nowhere"),
+        ("model", "prompts with the descriptions of their tools need more: .*--tools none"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path, model: str, why: str) -> None:
+    made(tmp_path, 256)
+    done = subprocess.run(
+        [*CHAT, model], check=False, input="Hello?\n", cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (message,) = done.stderr.splitlines()
+    assert re.search(why, message)
