@@ -1,4 +1,4 @@
-"""``agent-rl swap`` and ``drain``: a run under way goes on with another class of an actor, or without a host."""
+"""``agent-rl swap``, ``scale``, ``drain`` and ``stop``: a run under way changes, or ends in order."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ def drain(
     from agent_rl.messages import DrainWanted
 
     _change(directory, DrainWanted(host))
+
+
+def stop(directory: RunDirectory, /) -> None:
+    """Stop a run under way in order, on all hosts, as Ctrl-C in its terminal does."""
+    from agent_rl.messages import StopWanted
+
+    _change(directory, StopWanted())
 
 
 def _change(directory: Path, wanted: object) -> None:

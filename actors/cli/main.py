@@ -53,6 +53,7 @@ COMMANDS = {
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
         Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),
+        Command("stop", "changes:stop", "Stop a run under way in order, with a checkpoint."),
         Command("view", "view:view", "Show runs on a live page in the browser; several beside each other."),
         Command("report", "records:report", "Make report.html from a run directory; every run ends with it."),
         Command("audit", "records:audit", "Prove that no group of a run was lost, trained twice or trained too late."),

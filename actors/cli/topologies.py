@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from agent_rl.observe.live import Display, LiveView, SteadyConsole
     from agent_rl.records.run_directory import SummaryFile
 
+    Page = Callable[[Path, Callable[[str], object]], Awaitable[None]]
     DisplayClass = Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display]
 
 
@@ -64,12 +66,22 @@ def run(
     stopped_exit_code: Annotated[
         int, Parameter(metavar="CODE", help="the exit code where the run is stopped before it is finished")
     ] = 0,
+    view: Annotated[
+        bool | None,
+        Parameter(negative="--no-view", help="print the address of the run's page; left out: on a terminal"),
+    ] = None,
 ) -> int:
     """Run a topology file; the exit code is that of the run."""
+    from actors.cli.view import offer_page
     from agent_rl.observe.live import Display
 
     return run_files(
-        (topology_file(str(file)), *overlays), overrides, host, Display, stopped_exit_code=stopped_exit_code
+        (topology_file(str(file)), *overlays),
+        overrides,
+        host,
+        Display,
+        stopped_exit_code=stopped_exit_code,
+        page=offer_page if (os.isatty(1) if view is None else view) else None,
     )
 
 
@@ -81,6 +93,7 @@ def run_files(
     *,
     again: str = "",
     stopped_exit_code: int = 0,
+    page: Page | None = None,
     begins: Callable[[Topology], bool] = lambda _: True,
 ) -> int:
     """Check a topology, run it to its end, and show the results. Returns the exit code of the run.
@@ -95,6 +108,7 @@ def run_files(
     before = summary_file(topology.run.directory)
     fetch_models(topology)
     options = {"display_class": display_class, "again": again, "stopped_exit_code": stopped_exit_code}
+    options["page"] = page
     exit_code = supervise(topology, files, overrides, host, LiveView, **options)
     if shows:
         _show_results(topology, host, before, 0 if exit_code == stopped_exit_code else exit_code)

@@ -10,9 +10,9 @@ from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted, TakeBackWanted
+from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, StopWanted, SwapWanted, TakeBackWanted
 
-Wanted: TypeAlias = SwapWanted | TakeBackWanted | DrainWanted | ScaleWanted | ReplicasWanted
+Wanted: TypeAlias = SwapWanted | TakeBackWanted | DrainWanted | ScaleWanted | ReplicasWanted | StopWanted
 """What is asked of a supervisor."""
 GIB = 1 << 30
 RESERVE = GIB // 2
@@ -60,6 +60,8 @@ def named(wanted: Wanted) -> str:
             return f"return of {wanted.role} to its former class"
         case DrainWanted():
             return f"drain of {wanted.host}"
+        case StopWanted():
+            return "stop"
         case ScaleWanted() | ReplicasWanted():
             return f"scaling of {wanted.role}"
 
@@ -96,7 +98,7 @@ def _about(wanted: Wanted, topology: Topology, left: Collection[str]) -> str:
             return _about_drain(wanted, topology, left)
         case ScaleWanted():
             return _about_scaling(wanted, topology)
-        case ReplicasWanted() | TakeBackWanted():  # the supervisors have decided
+        case ReplicasWanted() | TakeBackWanted() | StopWanted():  # the supervisors have decided
             return ""
 
 

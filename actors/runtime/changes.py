@@ -19,6 +19,8 @@
     agent-rl drain --DrainWanted--> supervisor of the main host --(refused: nothing stops)---------------> Changed
         the supervisor of the host: its actors stop in order, and it ends if it has no other host
 
+    agent-rl stop --StopWanted--> supervisor of the main host: the run ends in order, also while it starts -> Changed
+
 `actors.runtime.change_rules` decides what is refused. The command that asks is the node `CONTROL`. Over Unix sockets
 only the run's user reaches the supervisor, and over TCP only who has the run's key, as a host has. The main host's
 supervisor alone knows `CONTROL`; the other supervisors obey the main host's alone.
@@ -39,6 +41,7 @@ from pydantic import ValidationError
 
 from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_order
 from actors.runtime.change_rules import (
+    ENDING,
     Wanted,
     changed_keys,
     differences,
@@ -68,6 +71,7 @@ from agent_rl.messages import (
     DrainWanted,
     ReplicasWanted,
     ScaleWanted,
+    StopWanted,
     SwapWanted,
     TakeBackWanted,
 )
@@ -204,11 +208,13 @@ class Changes:
         """Carry out a change. Raises CallRefused for a sender that may not ask."""
         from transport import CallRefused
 
-        not_here = ReplicasWanted if self._is_main else ScaleWanted
+        not_here: tuple[type, ...] = (ReplicasWanted,) if self._is_main else (ScaleWanted, StopWanted)
         back = isinstance(wanted, TakeBackWanted)
         may_ask = [self._main] if not self._is_main else self._remote if back else [CONTROL]
         if sender not in may_ask or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
+        if isinstance(wanted, StopWanted):  # waits for no actor and no other change, as Ctrl-C
+            return self._stop()
         if back:  # its role cannot be waited for
             return await self._in_turn(wanted)
         if not self._why_not(wanted, ()):
@@ -217,6 +223,12 @@ class Changes:
         if reason or self._nursery is None:
             return Changed((reason or "the run is starting; ask again when all actors run",), ())
         return await self._in_turn(wanted)
+
+    def _stop(self) -> Changed:
+        if self._ending.is_set():
+            return Changed((ENDING,), ())
+        self._leave(0, f"stopping, as a command asks; continue with: {self._again}")
+        return Changed((), (f"the run stops in order; continue with: {self._again}",))
 
     def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
         ending, busy = self._ending.is_set(), next(iter(self._under_way), "")
@@ -341,13 +353,13 @@ class Changes:
             self._set_number(role, len(former))
             return Changed((*refused, f"{role} keeps the processes that it had"), ())
         done += [f"{name} runs as soon as its host {host} does" for name, host in starts.items() if host in away]
-        self._record(role)
         return Changed(tuple(refused), (*done, f"{role} has {processes(wanted.number)}"))
 
     def _set_number(self, role: str, number: int) -> None:
         """All hosts start or stop replicas of a role."""
         self._follow({role: number})
         self._tell()
+        self._record(role)
 
     async def _replicas_of_here(self, starts: Iterable[str], stops: Iterable[str]) -> tuple[list[str], list[str]]:
         """Wait for those of these replicas that are of the hosts of this process."""

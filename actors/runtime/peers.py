@@ -3,7 +3,7 @@
 ::
 
     HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
-    SwapWanted, ScaleWanted, DrainWanted, ChangesInForce ---> Changes --> processes of actors
+    SwapWanted, ScaleWanted, DrainWanted, StopWanted, ChangesInForce ---> Changes --> processes of actors
     RunState, status of a supervisor ---> OtherHosts --> Supervision.end
     silence of a supervisor, replicas --> LostHosts --> nodes of the actors of this process (lifelines)
     status of an actor --------------------------------> Supervision.hear_actor
@@ -41,6 +41,7 @@ from agent_rl.messages import (
     ReplicasWanted,
     RunState,
     ScaleWanted,
+    StopWanted,
     SwapWanted,
     TakeBackWanted,
 )
@@ -146,7 +147,7 @@ class Peers:
         match message:
             case HostHello():
                 return self._handshake.heard(sender, message)
-            case SwapWanted() | TakeBackWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted():
+            case SwapWanted() | TakeBackWanted() | DrainWanted() | ScaleWanted() | ReplicasWanted() | StopWanted():
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -63,13 +63,14 @@ async def run_topology(
     display_class: Callable[[LiveView, SteadyConsole, Callable[[Exception], object]], Display] = Display,
     again: str = "",
     stopped_exit_code: int = 0,
+    page: Callable[[Path, Callable[[str], object]], Awaitable[None]] | None = None,
 ) -> int:
     """Run the actors of ``host``, or of all hosts when all are this machine. Returns the exit code.
 
     ``entry_module`` is the module that an actor's process runs (``python -m``). ``view_class`` draws what
     ``display_class`` shows. ``again`` is the command that continues the run, when that is not ``agent-rl run``.
-    ``stopped_exit_code`` is the exit code where the run was stopped in order before it was finished. Raises RunRefused
-    when the run cannot start.
+    ``stopped_exit_code`` is the exit code where the run was stopped in order before it was finished. ``page`` serves
+    the page of the main host's run, and tells its address. Raises RunRefused when the run cannot start.
     """
     hosts = hosts_to_start(topology, host)
     agreed = settings_to_agree(topology, shown_settings)
@@ -114,7 +115,9 @@ async def run_topology(
         display = stack.enter_context(
             display_class(view, SteadyConsole(), lambda error: silenced(reason=f"{type(error).__name__}: {error}"))
         )
-        if topology.main_host in hosts:
+        if topology.main_host not in hosts:
+            page = None
+        elif page is None:
             display.notice(f"look at it in a browser: agent-rl view {shlex.quote(str(directory))}")
         supervisor = Supervisor(
             topology,
@@ -142,7 +145,8 @@ async def run_topology(
                 supervisor.say(line)
         for line in short:
             supervisor.say(line)
-        exit_code = await supervisor.run(network, received)
+        beside = None if page is None else partial(page, directory, display.notice)
+        exit_code = await supervisor.run(network, received, beside)
         if topology.main_host in hosts:
             end_swaps(directory)
         return exit_code

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,13 +140,23 @@ class Supervisor:
                     " file"
                 )
 
-    async def run(self, network: Network, received: AsyncIterator[int]) -> int:
-        """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code."""
+    async def run(
+        self,
+        network: Network,
+        received: AsyncIterator[int],
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> int:
+        """Run until the end, over ``network``, and obey the signals in ``received``. Returns the exit code.
+
+        ``beside`` runs until the end too, and raises nothing.
+        """
         listeners = await listeners_of(self._topology, self._hosts)
         janitor = Janitor()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, received)
+                if beside is not None:
+                    nursery.start_soon(beside)
                 self._peers.changes.begin(nursery, janitor)
                 if listeners:
                     nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))

@@ -33,6 +33,7 @@ The flow, sender to receiver (kind of link in brackets)::
     a command: scale   ScaleWanted / Changed [call] --------------> supervisor of the learner's host
     supervisor         ReplicasWanted / Changed [call] -----------> supervisors of other hosts
     a command: drain   DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
+    a command: stop    StopWanted / Changed [call] ---------------> supervisor of the learner's host
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;

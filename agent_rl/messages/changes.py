@@ -1,4 +1,4 @@
-"""What `agent-rl swap`, `scale` and `drain` ask of a run that is under way, and what the run answers."""
+"""What `agent-rl swap`, `scale`, `drain` and `stop` ask of a run that is under way, and what the run answers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class DrainWanted:
     """Stop all actors of a host in order, and do without them."""
 
     host: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Stop the run in order, as SIGINT does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,9 @@ class LiveView:
     def line(self, now: float) -> str:
         """The whole run in one line."""
         figures = "  ".join(f"{label} {value}" for label, value in self.figures())
-        actors = ", ".join(f"{actor} {state}" for actor, state in self.unusual(now))
-        return f"[{clock(now - self.started)}] {figures}" + (f"  ({actors})" if actors else "")
+        unusual = [f"{actor} {state}" for actor, state in self.unusual(now)]
+        noted = ", ".join([*unusual, *(f"alarm {name.replace('_', ' ')}" for name in self.alarms())])
+        return f"[{clock(now - self.started)}] {figures}" + (f"  ({noted})" if noted else "")
 
     def figures(self) -> list[tuple[str, str]]:
         """The figures of the whole run with labels, the most important first. Figures without a report are a dash."""
@@ -123,7 +124,8 @@ class LiveView:
         step, steps = self.progress()
         bar = ProgressBar(total=steps or 1, completed=step or 0, width=min(width, 60))
         above = Padding(bar, 0, expand=False), Columns(figures, padding=(0, 2)), Text()  # the bar has no end of line
-        return Group(title, *above, _table(rows(self._replicas(now)), width))
+        alarms = [Text(visible(f"alarm: {text}"), style="bold red") for text in self.alarms().values()]
+        return Group(title, *above, *alarms, _table(rows(self._replicas(now)), width))
 
     def _replicas(self, now: float) -> Iterator[Replica]:
         for actor, line in self._actors.items():
@@ -209,14 +211,18 @@ class SteadyConsole(Console):
 
 
 class Display:
-    """Shows the run: on a terminal a table, redrawn in place; elsewhere a line at each new stage and every few seconds.
+    """Shows the run: on a terminal a table, redrawn in place; elsewhere a line at each new stage and now and then.
 
     ``refresh`` draws; there is no thread. When output fails (full disk, closed pipe), the display shows nothing more,
     the run continues, and ``on_failure`` is called once with the error.
     """
 
     INTERVAL = 5.0
-    """Seconds between lines within a stage."""
+    """Seconds between lines within a stage, in the first five minutes; a log of days needs fewer lines."""
+    AGAIN = 1800.0
+    """Seconds after which an alarm that holds, or comes and goes, is shown again."""
+    LONGEST = 60.0
+    """Seconds between lines after an hour; in between, a sixtieth of the time since the start."""
 
     def __init__(
         self, view: LiveView, console: Console, on_failure: Callable[[Exception], object] = lambda _: None
@@ -228,23 +234,24 @@ class Display:
         self._failed = False
         self._due: float | None = None
         self._stage: int | None = None
-        self._alarms: set[str] = set()
-        """By their names, as far as they were shown."""
+        self._alarms: dict[str, float] = {}
+        """When each alarm was shown last, by its name."""
 
     def refresh(self, now: float) -> None:
-        """Redraw the table, or write a line if one is due. An alarm is shown when it begins."""
-        alarms = self._view.alarms()
-        for name in alarms.keys() - self._alarms:
-            self.notice(f"alarm: {alarms[name]}")
-        self._alarms = set(alarms)
+        """Redraw the table, or write a line if one is due. An alarm is shown when it begins, and seldom again."""
+        for name, text in self._view.alarms().items():
+            if now - self._alarms.get(name, -math.inf) >= self.AGAIN:
+                self.notice(f"alarm: {text}")
+                self._alarms[name] = now
         if self._table is not None:
             self._try(lambda table: table.update(self._view.render(now, self._console.width), refresh=True))
             return
         stage = self._view.milestone()
+        interval = max(self.INTERVAL, min(self.LONGEST, (now - self._view.started) / self.LONGEST))
         if self._due is None:
-            self._due = now + self.INTERVAL
+            self._due = now + interval
         if stage != self._stage or now >= self._due:
-            self._stage, self._due = stage, now + self.INTERVAL
+            self._stage, self._due = stage, now + interval
             self.notice(self._view.line(now))
 
     def notice(self, text: str) -> None:

@@ -44,6 +44,11 @@ def swaps_in_force(directory: Path) -> dict[str, list[str]]:
     return {role: each["keys"] for role, each in _read(directory / FILE).items() if each["keys"]}
 
 
+def numbers_in_force(directory: Path) -> dict[str, int]:
+    """How many processes the swapped and scaled roles of a run under way are to have."""
+    return {role: each["replicas"] for role, each in _read(directory / FILE).items()}
+
+
 def with_swaps(topology: Topology, directory: Path) -> Topology:
     """The topology with the swaps and numbers of processes in force. Roles that it has no more are left out."""
     actors = dict(topology.actors)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,22 @@ import trio
 
 from actors.cli.output import Mistake
 from actors.cli.records import decode_stored
-from actors.cli.view import _listen, view
+from actors.cli.view import _listen, offer_page, view
 from actors.http import listen
 from actors.viewer import Viewer
+from actors.viewer_changes import Control, change_asked
+from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted, SwapWanted
 from agent_rl.observe.report import Watched
+from agent_rl.records.run_directory import RunRefused, run_lock
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
 pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager
-async def served(*directories: Path, token: str = "") -> AsyncIterator[int]:
+async def served(*directories: Path, token: str = "", control: Control | None = None) -> AsyncIterator[int]:
     """The port of a viewer of these runs."""
-    viewer = Viewer([Watched(directory, decode_stored) for directory in directories], token)
+    viewer = Viewer([Watched(directory, decode_stored) for directory in directories], token, control)
     (listener,) = await listen("127.0.0.1", 0, shared=False)
     async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(viewer.run, [listener])
@@ -35,12 +40,12 @@ async def served(*directories: Path, token: str = "") -> AsyncIterator[int]:
         nursery.cancel_scope.cancel()
 
 
-async def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+async def ask(port: int, path: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
     """Status and text of an answer."""
 
     def asked() -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         found = answer.status, answer.read().decode()
         connection.close()
@@ -96,6 +101,32 @@ async def test_a_change_of_a_run_under_way_reaches_a_viewer_within_a_second(tmp_
                     break
         assert trio.current_time() - changed < 2.5  # 1 s, and what a loaded machine adds
     run.close()
+
+
+async def test_a_viewer_hears_that_the_run_ended_though_no_file_changes(tmp_path: Path) -> None:
+    run = under_way(tmp_path)
+    states: list[str] = []
+    with ExitStack() as held:
+        held.enter_context(run_lock(run.directory, ["local"]))
+        async with served(run.directory) as port, events(port) as messages:
+            with trio.fail_after(20):
+                async for message in messages:
+                    for section in message.get("sections", ()):
+                        if section["id"] == "topology":
+                            states.append(section["blocks"][0]["graph"]["state"])
+                            held.close()
+                    if states[-1:] == ["ended"]:
+                        break
+    assert states == ["late", "ended"]
+    run.close()
+
+
+async def test_a_run_that_starts_has_a_page_before_its_actors_have_made_a_file(tmp_path: Path) -> None:
+    with run_lock(tmp_path, ["local"]):
+        async with served(tmp_path) as port, events(port) as messages:
+            with trio.fail_after(20):
+                while "headline" not in await anext(messages):
+                    pass
 
 
 async def test_a_trajectory_comes_whole_on_demand(tmp_path: Path) -> None:
@@ -166,3 +197,164 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(Mistake) as refused:
             view(*directories)
         assert said in "\n".join(refused.value.lines)
+
+
+class Asked:
+    """A run that notes what it is asked, and answers when it may."""
+
+    def __init__(self, *answers: Changed | Exception) -> None:
+        self.answers = list(answers)
+        self.wanted: list[object] = []
+        self.answered = 0
+        self.may = trio.Event()
+        self.may.set()
+        self.control = Control("the key", self.change)
+
+    async def change(self, directory: Path, wanted: object) -> Changed:
+        self.wanted.append(wanted)
+        await self.may.wait()
+        self.answered += 1
+        answer = self.answers.pop(0) if self.answers else Changed((), (directory.name,))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+SCALE = '{"run": 0, "change": "scale", "role": "tool_executor", "number": 3}'
+
+
+def from_page(port: int) -> dict[str, str]:
+    """The headers of a request of the page itself."""
+    return {"Origin": f"http://127.0.0.1:{port}", "Authorization": "Bearer the key"}
+
+
+async def test_the_page_changes_a_run_with_the_key_and_nobody_else_does(tmp_path: Path) -> None:
+    run, asked = under_way(tmp_path), Asked()
+    async with served(run.directory, control=asked.control) as port:
+        page = from_page(port)
+        for status, method, headers in (
+            (401, "POST", {"Origin": page["Origin"]}),
+            (401, "POST", page | {"Authorization": "Bearer the ke"}),
+            (401, "POST", page | {"Authorization": "Bearer the key\u00e9"}),
+            (401, "POST", page | {"Authorization": "the key"}),
+            (403, "POST", {"Authorization": page["Authorization"]}),
+            (403, "POST", page | {"Origin": "https://evil.example"}),
+            (403, "POST", page | {"Origin": "null"}),
+            (403, "POST", page | {"Origin": f"http://localhost:{port}"}),
+            (403, "POST", page | {"Origin": "http://evil.example", "Host": "evil.example"}),
+            (405, "GET", page),
+            (405, "OPTIONS", {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}),
+            (405, "PUT", page),
+        ):
+            got, said = await ask(port, "/change", method, SCALE, **headers)
+            assert got == status, (headers, said)
+        assert (await ask(port, "/change?key=the%20key", "POST", SCALE, Origin=page["Origin"]))[0] == 401
+        assert (await ask(port, "/", "POST", SCALE, **page))[0] == 405
+        assert asked.wanted == []
+        status, said = await ask(port, "/change", "POST", SCALE, **page)
+        assert (status, json.loads(said)) == (200, {"done": [run.directory.name], "refused": []})
+        assert asked.wanted == [ScaleWanted("tool_executor", 3)]
+        async with events(port) as messages:
+            assert await anext(messages) == {"control": True}
+    run.close()
+
+
+async def test_without_control_nothing_takes_a_change(tmp_path: Path) -> None:
+    run = under_way(tmp_path)
+    async with served(run.directory) as port:
+        for method, status in (("POST", 405), ("GET", 404)):
+            assert (await ask(port, "/change", method, SCALE, **from_page(port)))[0] == status
+        async with events(port) as messages:
+            assert "control" not in await anext(messages)
+    run.close()
+
+
+async def test_a_refusal_of_the_run_is_told_and_garbage_reaches_no_run(tmp_path: Path) -> None:
+    run = under_way(tmp_path)
+    asked = Asked(Changed(("the run has no role 'x'",), ()), RunRefused("no run is under way"), OSError("it has gone"))
+    async with served(run.directory, control=asked.control) as port:
+        page = from_page(port)
+        for said in ("the run has no role 'x'", "no run is under way", "it has gone"):
+            status, answer = await ask(port, "/change", "POST", SCALE, **page)
+            assert (status, json.loads(answer)) == (200, {"done": [], "refused": [said]})
+        for garbage in (
+            "", "[", "[" * 60_000, "null", "{}", SCALE.replace("3", "-1"), SCALE.replace("3", "1e3"),
+            SCALE.replace("3", "9" * 50_000), SCALE.replace("tool_executor", "\\ud800"), SCALE.replace("scale", "else"),
+            SCALE.replace("0", '"0"'),
+            '{"run": 0, "change": "swap", "role": "a", "class": "", "settings": [1], "fresh": false}',
+        ):  # fmt: skip
+            status, answer = await ask(port, "/change", "POST", garbage, **page)
+            assert (status, json.loads(answer)["done"]) == (400, []), garbage[:80]
+        assert (await ask(port, "/change", "POST", SCALE.replace("0", "1"), **page))[0] == 404
+        assert (await ask(port, "/change", "POST", " " * 70_000, **page))[0] == 413
+        assert len(asked.wanted) == 3
+    run.close()
+
+
+async def test_a_change_goes_on_when_its_page_is_closed(tmp_path: Path) -> None:
+    run, asked = under_way(tmp_path), Asked()
+    asked.may = trio.Event()
+    async with served(run.directory, control=asked.control) as port:
+        head = "".join(f"{name}: {value}\r\n" for name, value in from_page(port).items())
+        head += f"Host: 127.0.0.1:{port}\r\nContent-Length: {len(SCALE)}\r\n\r\n"
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(f"POST /change HTTP/1.1\r\n{head}{SCALE}".encode())
+            assert (await stream.receive_some(100)).startswith(b"HTTP/1.1 200")  # before the run has answered
+        assert (await ask(port, "/"))[0] == 200
+        asked.may.set()
+        assert (await ask(port, "/change", "POST", SCALE, **from_page(port)))[0] == 200
+        assert asked.answered == 2
+    run.close()
+
+
+def test_what_a_page_may_ask() -> None:
+    swap = {"run": 1, "change": "swap", "role": "a", "class": "x:Y", "settings": ["k=1"], "fresh": True}
+    assert change_asked(json.dumps(swap).encode()) == (
+        1,
+        SwapWanted("a", "x:Y", ("k=1",), fresh=True, only_check=False),
+    )
+    assert change_asked(b'{"run": 0, "change": "drain", "host": "b"}') == (0, DrainWanted("b"))
+    assert change_asked(b'{"run": 0, "change": "stop"}') == (0, StopWanted())
+
+
+def test_changes_are_for_this_host_alone(tmp_path: Path) -> None:
+    run = under_way(tmp_path)
+    with pytest.raises(Mistake) as refused:
+        view(run.directory, address="0.0.0.0", control=True)
+    assert "--control is for this host alone" in "\n".join(refused.value.lines)
+    assert "ssh -L" in "\n".join(refused.value.lines)
+    run.close()
+
+
+def page_processes(directory: Path) -> list[int]:
+    """The processes that serve the page of this run."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if {b"--descriptor", bytes(directory)} <= {*each.read_bytes().split(b"\0")}:
+                found.append(int(each.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_run_says_the_address_of_its_page_whose_process_starts_with_the_first_visitor(
+    tmp_path: Path, *, killed: bool
+) -> None:
+    run, (say, said) = under_way(tmp_path), trio.open_memory_channel[str](9)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offer_page, run.directory, say.send_nowait)
+        address = (await said.receive()).rpartition(" ")[2]
+        port, token = int(address.split(":")[2].partition("/")[0]), address.rpartition("=")[2]
+        assert page_processes(run.directory) == []
+        assert (await ask(port, "/"))[0] == 403
+        status, page = await ask(port, f"/?token={token}")
+        assert (status, "connect-src 'self'" in page) == (200, True)
+        (process,) = page_processes(run.directory)
+        if killed:
+            os.kill(process, signal.SIGKILL)
+            with trio.fail_after(20):
+                ended = await said.receive()
+            assert ended == f"the run's page has ended with code -9; agent-rl view {run.directory} serves it again"
+        nursery.cancel_scope.cancel()
+    assert page_processes(run.directory) == []
+    run.close()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.report.records import Row, figure
 from agent_rl.observe.words import compact, duration, percent
+from agent_rl.records.swaps import numbers_in_force
 
 ROLES = ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
 """The roles in the order in which a rollout passes them."""
@@ -119,15 +120,18 @@ class Wanted(NamedTuple):
 
 
 def read_wanted(directory: Path) -> dict[str, Wanted]:
-    """What is wanted of each role, by the topology that the actors read."""
-    found = {}
+    """What is wanted of each role, by the topology that the actors read and the numbers that were changed since."""
+    found, numbers = {}, numbers_in_force(directory)
     for path in sorted(directory.glob("topology.*.toml")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             topology = tomllib.loads(path.read_text(encoding="utf-8"))
             for role, actor in topology["actors"].items():
-                processes = int(actor.get("start") or actor.get("replicas", 1)) * int(actor.get("ranks", 1))
+                replicas = int(numbers.get(role) or actor.get("start") or actor.get("replicas", 1))
                 named = actor.get("hosts") or [actor.get("host", "")]
-                found[role] = Wanted(processes, ", ".join(map(str, named if isinstance(named, list) else [named])))
+                found[role] = Wanted(
+                    replicas * int(actor.get("ranks", 1)),
+                    ", ".join(map(str, named if isinstance(named, list) else [named])),
+                )
     return found
 
 

@@ -20,7 +20,7 @@ from agent_rl.files.reading_json import open_file, read_json
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.journal import JOURNAL
-from agent_rl.records.run_directory import read_end, read_memory_kills
+from agent_rl.records.run_directory import in_use, read_end, read_memory_kills
 from agent_rl.records.timeline import FILE as TIMELINE
 
 METRICS = "metrics.jsonl"
@@ -123,7 +123,8 @@ class RunFiles:
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
             raise ReportError(f"there is no run directory {directory}")
-        if not any((directory / name).is_file() for name in (JOURNAL, METRICS)):
+        begun = any((directory / name).is_file() for name in (JOURNAL, METRICS))
+        if not begun and not in_use(directory):  # the actors of a run that starts have made neither yet
             raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
         self.directory = directory
         self.metrics = Lines(directory / METRICS)

@@ -6,21 +6,23 @@ The run may be under way, ended, crashed, or copied from another machine. Nothin
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agent_rl.observe.report.alarms import Alarms
 from agent_rl.observe.report.catalogue import Catalogue, Changes, Decode, Key, columns, listed, stored_rollouts
-from agent_rl.observe.report.graph import Wanted, graph, read_wanted
+from agent_rl.observe.report.graph import LATE_SECONDS, Wanted, graph, read_wanted
 from agent_rl.observe.report.page import run_page
-from agent_rl.observe.report.records import METRICS, Records, RunFiles
+from agent_rl.observe.report.records import METRICS, Records, RunFiles, figure
 from agent_rl.observe.report.samples import TokensToText, Transcripts, tokens_to_text
 from agent_rl.observe.report.stored import Samples, choose_samples
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.entropies import EntropiesError, read_entropies
 from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
 from agent_rl.records.run_directory import in_use
+from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.timeline import FILE as TIMELINE
 
 
@@ -47,8 +49,10 @@ class Watched:
         self._asked_for_text = False
 
     def signature(self) -> tuple[object, ...]:
-        """Another value, once a file of the run has changed."""
-        return _state_of(self.directory, METRICS, TIMELINE, "end.json", "summary.json"), self._journal_state()
+        """Another value, once a file of the run has changed, the run began or ended, or a minute was silent."""
+        files = _state_of(self.directory, METRICS, TIMELINE, "end.json", "summary.json")
+        under_way, age = in_use(self.directory), time.time() - figure(self._files.newest() or {}, "wall")
+        return files, self._journal_state(), under_way, under_way and age > LATE_SECONDS and age // 60
 
     def _journal_state(self) -> object:
         return _state_of(self.directory, JOURNAL, f"{JOURNAL}-wal")
@@ -135,7 +139,9 @@ class Watched:
 
     def now(self) -> dict[str, Any]:
         """What changes every second: the actors and their links."""
-        state = _state_of(self.directory, *(path.name for path in sorted(self.directory.glob("topology.*.toml"))))
+        state = _state_of(
+            self.directory, SWAPS, *(path.name for path in sorted(self.directory.glob("topology.*.toml")))
+        )
         if state != self._wanted_state:
             self._wanted_state, self._wanted = state, read_wanted(self.directory)
         return graph(self._files.newest(), self._wanted, under_way=in_use(self.directory))

@@ -25,7 +25,9 @@ from agent_rl.config.addresses import CONTROL, actor_nodes, control_address, run
 from agent_rl.config.load import load_topology
 from agent_rl.config.processes import ActorEntry
 from agent_rl.figures import ActorFigures
-from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, SwapWanted
+from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, StopWanted, SwapWanted
+from agent_rl.observe.report.graph import read_wanted
+from agent_rl.records.continuing import write_resolved
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.swaps import (
     end_swaps,
@@ -479,6 +481,8 @@ def test_without_a_run_the_command_says_so(tmp_path):
         ("rollout_generator.0", ScaleWanted("tool_executor", 2)),
         ("rollout_generator.0", DrainWanted("local")),
         ("supervisor.other", ScaleWanted("tool_executor", 2)),
+        ("rollout_generator.0", StopWanted()),
+        ("supervisor.other", StopWanted()),
         ("control", ReplicasWanted("tool_executor", 8, ("tool_executor.7",), ())),
     ],
 )
@@ -499,6 +503,25 @@ def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
     )
     with pytest.raises(CallRefused, match="may not change the run"):
         trio.run(run.asked, sender, asked)
+
+
+def test_a_command_stops_a_run_whose_actors_start_still_and_once(tmp_path):
+    path, _ = write_micro(tmp_path)
+    ending, left = trio.Event(), []
+
+    def leave(code, reason):
+        left.append((code, reason))
+        ending.set()
+
+    run = Changes(
+        load_topology(path), path, path, ["local"], SimpleNamespace(actors={}), again="agent-rl run it",
+        reports=SimpleNamespace(say=print), ending=ending, leave=leave, numbered=print,
+    )  # fmt: skip
+    assert trio.run(run.asked, CONTROL, StopWanted()).done == (
+        "the run stops in order; continue with: agent-rl run it",
+    )
+    assert "the run is ending" in trio.run(run.asked, CONTROL, StopWanted()).refused[0]
+    assert left == [(0, "stopping, as a command asks; continue with: agent-rl run it")]
 
 
 async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_once_and_not_waited_for(tmp_path):
@@ -777,6 +800,18 @@ def test_a_new_process_starts_beside_the_former_one_where_there_is_room_for_both
     share = {"device": "cuda", "engine_settings": {"gpu_memory_utilization": 0.4}}
     assert reason(1, 5 << 30, share, share) == ""
     assert reason(1, 5 << 30, share, {"device": "cuda"}) == "cuda has no room for two"
+
+
+def test_the_page_wants_of_a_role_what_it_was_scaled_to(tmp_path):
+    path, directory = write_micro(tmp_path)
+    topology = load_topology(path, ["actors.tool_executor.replicas=3", "actors.tool_executor.start=1"])
+    directory.mkdir()
+    write_resolved(topology, directory, "local", "agent-rl run it")
+    assert read_wanted(directory)["tool_executor"].processes == 1
+    record_swap(directory, "tool_executor", topology.scaled({"tool_executor": 3}))
+    assert read_wanted(directory)["tool_executor"].processes == 3
+    end_swaps(directory)
+    assert read_wanted(directory)["tool_executor"].processes == 1
 
 
 def test_what_memory_there_is_and_what_a_session_has(tmp_path):

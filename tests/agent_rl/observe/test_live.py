@@ -230,6 +230,44 @@ def test_plain_lines_come_at_milestones_and_now_and_then():
     assert "step 1/2" in out.getvalue().splitlines()[-1]
 
 
+def test_lines_of_a_long_run_come_every_minute():
+    out = io.StringIO()
+    display = Display(view(), SteadyConsole(file=out))
+    lines = []
+    for hour in range(3):
+        for second in range(3600):
+            display.refresh(100.0 + 3600 * hour + second)
+        lines.append(out.getvalue().count("\n"))
+    assert 150 < lines[0] < 240
+    assert 59 <= lines[2] - lines[1] <= 60
+
+
+def test_alarms_that_hold_are_shown_and_said_once():
+    shown, out = view(), io.StringIO()
+    display = Display(shown, SteadyConsole(file=out))
+    text = "the last 8 steps had a success of 1 %; teach the form of calls first"
+    alarmed = status(
+        "learner.0", stage=1, stages=2, step=3, steps=10, seconds_per_step=20, alarms={"low_success": text}
+    )
+    shown.observe(alarmed, 101.0)
+    for now in (101.0, 103.0, 107.0):
+        display.refresh(now)
+    said, *lines = out.getvalue().splitlines()
+    assert said == f"alarm: {text}"
+    assert len(lines) == 2
+    assert all("step 3/10  left 2:20" in line and "alarm low success)" in line for line in lines)
+    table = drawn(shown, 107.0)
+    assert f"alarm: {text}" in table
+    assert "\u2501" in table  # the bar
+    shown.observe(status("learner.0", stage=1, stages=2, step=4, steps=10), 108.0)
+    assert "alarm" not in drawn(shown, 109.0) + shown.line(109.0)
+    shown.observe(alarmed, 110.0)
+    display.refresh(110.0)  # it comes and goes
+    assert out.getvalue().count("alarm: ") == 1
+    display.refresh(101.0 + Display.AGAIN)
+    assert out.getvalue().count("alarm: ") == 2
+
+
 def test_a_terminal_gets_the_table_and_notices_word_for_word():
     shown, out = view(), io.StringIO()
     with Display(shown, Console(file=out, force_terminal=True, width=120)) as display:
