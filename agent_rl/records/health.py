@@ -27,6 +27,19 @@ LEAST_SUCCESS = 0.02
 """Share of right rollouts below which most groups have none."""
 FALL_SHARE, LEAST_FALL = 0.5, 0.1
 """The share of the best window's success below which the present one has fallen, and the least fall."""
+RAISED_WHEN = {
+    "no_tool_calls": "nothing called a tool, though tools are offered",
+    "low_success": "below 2 % of answers are right, here or in the evaluation before",
+    "no_signal": "no group had a gradient, none because of staleness",
+    "low_entropy": "entropy is below 0.02 nats a token, and success below 80 %",
+    "truncated": "over a third of rollouts run out of tokens",
+    "length": "responses are twice as long as at first",
+    "luck": "over half of right rollouts had no successful call, at first less than a quarter",
+    "numerics": "the numerics guard has found a fault",
+    "clip_share, kl, mismatch": "over 0.3 of tokens; 1 nat; 0.1 nats",
+    "fall": "success fell by half from its best, and by 0.1",
+}
+"""The alarms, in the words of docs/training.md."""
 
 
 class Alarm(NamedTuple):

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from actors.viewer import Viewer
 from actors.viewer_changes import Control, change_asked
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted, SwapWanted
 from agent_rl.observe.report import Watched
+from agent_rl.observe.report.catalogue import Catalogue
 from agent_rl.records.run_directory import RunRefused, run_lock
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
@@ -358,3 +360,39 @@ async def test_a_run_says_the_address_of_its_page_whose_process_starts_with_the_
         nursery.cancel_scope.cancel()
     assert page_processes(run.directory) == []
     run.close()
+
+
+async def test_a_viewer_who_comes_while_a_run_is_read_gets_it_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = under_way(tmp_path)
+    begun, go_on, look, everything = trio.Event(), threading.Event(), Watched.look, Catalogue.everything
+    reading: list[bool] = [False]
+
+    def slow(watched: Watched) -> Any:
+        reading[0] = True
+        trio.from_thread.run_sync(begun.set)
+        assert go_on.wait(20)
+        found = look(watched)
+        reading[0] = False
+        return found
+
+    def listed(catalogue: Catalogue) -> Any:
+        assert not reading[0]
+        return everything(catalogue)
+
+    async with served(run.directory) as port:
+        async with events(port) as first:
+            await anext(first)
+            monkeypatch.setattr(Watched, "look", slow)
+            monkeypatch.setattr(Catalogue, "everything", listed)
+            run.step([[0, 1]])
+            run.records.commit()
+            with trio.fail_after(20):
+                await begun.wait()
+            async with events(port) as second:
+                status, _ = await ask(port, "/")  # later than the second viewer's question
+                go_on.set()
+                with trio.fail_after(20):
+                    assert "run" in await anext(second)
+            assert status == 200

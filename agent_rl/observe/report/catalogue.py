@@ -28,7 +28,7 @@ Key = tuple[str, int, int]
 MOST_ROWS = 50_000
 """Trajectories that are listed."""
 AT_ONCE = 400
-"""Payloads that a look reads; a further look goes on."""
+"""Groups and payloads that a look reads; a further look goes on."""
 SHOWN_TEXT, SHOWN_ANSWER = 200, 80
 """Characters of a problem and of an answer in the list."""
 GROUP_COLUMNS = (
@@ -111,29 +111,30 @@ class Catalogue:
             known = self._groups.get(group)
             if known is None or (known.row.state, known.row.step) != (state, step):
                 self._unread[group] = None
-        for group in list(self._unread):
-            row = journal.group(group)
-            known = self._groups.get(group)
-            if row is not None and known is not None:
-                known.row = row
-                known.shown[GROUP_COLUMNS.index("step")] = self.step_number(row.step)
-                known.shown[-1] = fate(row)
-            elif row is not None:
-                known = self._groups[group] = _Group(row, self._shown(row))
-            if known is not None:
-                groups[group] = known.shown
         waiting = {group for group, each in self._groups.items() if each.row.state == "open"}
         rows: list[list[Any]] = []
         left = AT_ONCE
         for group in [*self._unread, *(waiting - self._unread.keys())]:
             if left <= 0:
                 return Changes(groups, rows, more=True)
+            if group in self._unread and (row := journal.group(group)) is not None:
+                groups[group] = self._take(row).shown
+                left -= 1
             if (known := self._groups.get(group)) is not None:
                 found, read = self._rows(journal, known)
                 rows += found
                 left -= read
             self._unread.pop(group, None)
         return Changes(groups, rows)
+
+    def _take(self, row: GroupRow) -> _Group:
+        known = self._groups.get(row.id)
+        if known is None:
+            known = self._groups[row.id] = _Group(row, self._shown(row))
+        known.row = row
+        known.shown[GROUP_COLUMNS.index("step")] = self.step_number(row.step)
+        known.shown[-1] = fate(row)
+        return known
 
     def everything(self) -> Changes:
         """All rows so far."""

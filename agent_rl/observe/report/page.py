@@ -43,8 +43,9 @@ from agent_rl.observe.report.records import Records, Row, figure
 from agent_rl.observe.report.samples import NOTE, Block, Transcripts
 from agent_rl.observe.report.stored import Samples
 from agent_rl.observe.words import clock, compact, percent, spread, visible
+from agent_rl.records.health import RAISED_WHEN
 
-ALARM_DOCUMENT = "docs/training.md, section Alarms"
+ALARM_DOCUMENT = "What raises each alarm (docs/training.md, section Alarms)"
 STEPS_TIMED = 50
 """The last steps, whose median time the advice goes by."""
 MOST_CACHES = 16
@@ -86,7 +87,7 @@ def run_page(
         section(
             "health",
             "Is it healthy",
-            [_alarms(records, alarms), {"charts": [*figures["health"], *_supervised(records)]}],
+            [_alarms(records, alarms), _meanings(alarms), {"charts": [*figures["health"], *_supervised(records)]}],
         ),
         section(
             "time",
@@ -209,7 +210,7 @@ def _shown(value: Any) -> Any:
         case float() | np.floating():
             return float(f"{value:.6g}") if math.isfinite(value) else None
         case Mapping():
-            return {key: _shown(each) for key, each in value.items()}
+            return {visible(str(key)): _shown(each) for key, each in value.items()}
         case list() | tuple():
             return [_shown(each) for each in value]
     return value
@@ -224,13 +225,20 @@ def section(name: str, title: str, blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[Any]], *, optional: Sequence[int] = (), summary: str = ""
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    optional: Sequence[int] = (),
+    summary: str = "",
+    name: str = "",
 ) -> Block:
     """A table. A cell is a text, a list of texts, or (text, colour). Narrow screens leave ``optional`` columns out.
 
-    With a ``summary``, the table is closed until a reader opens it. Without rows, it is left out.
+    With a ``summary``, the table is closed until a reader opens it; links lead to its ``name``. Without rows, it is
+    left out.
     """
-    return {"table": {"head": head, "rows": rows, "optional": optional, "summary": summary} if rows else None}
+    made = {"head": head, "rows": rows, "optional": optional, "summary": summary, "id": name}
+    return {"table": made if rows else None}
 
 
 def _evaluations(records: Records) -> Block:
@@ -268,12 +276,17 @@ def _alarms(records: Records, alarms: Alarms) -> Block:
                 "now": each.name in now,
                 "steps": f"stage {each.stage}, steps {each.first:,} to {each.last:,}",
                 "text": each.text,
-                "see": ALARM_DOCUMENT,
             }
             for each in held
         ]
         or (["No alarm: none of the last steps' figures is out of its bounds."] if records.steps else [])
     }
+
+
+def _meanings(alarms: Alarms) -> Block:
+    """What raises each alarm, which the page's links lead to: the file is to need no other."""
+    rows = list(RAISED_WHEN.items()) if alarms.held else []
+    return table(["alarm", "raised when"], rows, summary=ALARM_DOCUMENT, name="alarms")
 
 
 def seconds_of_step(records: Records) -> float:

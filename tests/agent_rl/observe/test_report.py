@@ -42,7 +42,6 @@ from tests.agent_rl.records.report_runs import (
     SyntheticRun,
     metrics,
     report,
-    strings,
     trajectory,
 )
 from tests.end_to_end.topologies import write_micro
@@ -291,28 +290,13 @@ def test_the_types_of_products_are_said_and_what_differs_by_them(tmp_path: Path)
         assert ("holds their rounding" in page) == (learner == 16)
 
 
-@pytest.mark.parametrize("words", HOSTILE)
-def test_nothing_a_model_or_a_file_says_becomes_part_of_the_page(tmp_path: Path, words: str) -> None:
-    said = words.encode(errors="replace").decode()
-    call = f"<tool_call>{json.dumps({'name': said, 'arguments': {said: said}})}</tool_call>"
-    run = SyntheticRun(tmp_path)
-    run.enter(BEFORE)
-    run.evaluate(BEFORE, [1.0], [call + said, f"<tool_response>{said}</tool_response>", said])
-    directory = run.close()
-    settings = json.loads((directory / "topology.json").read_text())
-    settings["stages.1"] = f"evaluate stage named {said}"
-    settings[said] = {said: [said]}
-    (directory / "topology.json").write_text(json.dumps(settings))
-    with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "step", "stage": said, "version": 9, said: said, "success": 0.5, "rollouts": 2}))
-        file.write("\n" + json.dumps({"kind": "evaluation", "stage": said, f"success_{said}_greedy": 1.0}) + "\n")
-    actors = {said: {"busy": 0.5, "cpu": 0.1, "waiting_for": f"{said}: {said}", "waited": 0.5}}
-    (directory / "timeline.jsonl").write_text(json.dumps({"wall": 1.0, "seconds": 1.0, "actors": actors}) + "\n")
-    made = html(read_page(directory, decode_stored)[1])
-    parts = Parts(made)
-    assert parts.elements == Parts(html(read_page(whole(tmp_path / "honest"), decode_stored)[1])).elements
-    assert visible(said) in list(strings(json.loads(parts.texts["script"][0])))
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", made)
+def test_the_page_is_small_its_lines_short_and_its_links_its_own() -> None:
+    web = {path.name: path.read_text() for path in map(Path, map(str, CSS.parent.iterdir()))}
+    assert sum(text.count("\n") for text in web.values()) <= 3000
+    assert [line for text in web.values() for line in text.splitlines() if len(line) > 120] == []
+    links = [found for text in web.values() for found in re.findall(r"href: *([^ ,}]+(?:})?`?)", text)]
+    assert sorted(links) == ['"#alarms"', '"#main"', "`#${id}`"]  # none is made of a text: no javascript: link
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", str(web))
 
 
 class Parts(HTMLParser):

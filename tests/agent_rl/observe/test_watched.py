@@ -13,6 +13,7 @@ from agent_rl.observe.report import catalogue as catalogue_module
 from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.report.graph import advice
 from agent_rl.observe.report.records import Lines
+from agent_rl.records.journal import Journal
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
 
@@ -62,8 +63,11 @@ def test_a_look_reads_only_what_is_new_and_tells_what_changed(tmp_path: Path, mo
     assert len(watched.look().rows) == 2
     assert watched.catalogue.count == 6
     monkeypatch.setattr(catalogue_module, "AT_ONCE", 1)
+    asked, group_of = [], Journal.group
+    monkeypatch.setattr(Journal, "group", lambda journal, name: asked.append(name) or group_of(journal, name))
     again = Watched(run.directory, decode_stored)
     looks = [again.look() for _ in range(5)]
+    assert max(map(asked.count, asked)) == 2  # itself, and for its payloads: a long journal takes many looks
     assert [each.more for each in looks][-1] is False
     assert sum(len(each.rows) for each in looks) == 6
     run.close()
@@ -112,8 +116,11 @@ def test_alarms_say_where_they_held_and_what_to_do(tmp_path: Path) -> None:
     assert alarms["low_success"]["now"]
     assert alarms["low_success"]["steps"] == "stage 2, steps 5 to 6"
     assert "teach the form of calls" in alarms["low_success"]["text"]
-    section = alarms["low_success"]["see"].rpartition(" ")[2]
-    assert f"\n## {section}\n" in (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    meanings = health["blocks"][1]["table"]
+    assert meanings["id"] == "alarms"  # where the page's links lead
+    document = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    table = document.partition("\n## Alarms\n")[2].partition("|---|---|\n")[2].partition("\n\n")[0].replace("`", "")
+    assert table.splitlines() == [f"| {name} | {words} |" for name, words in meanings["rows"]]
 
 
 def test_what_to_change_first_is_said_with_its_arithmetic() -> None:

@@ -17,6 +17,17 @@ export function button(words, act, attributes = {}) {
   return made;
 }
 
+/** Change what is in a place. The control that has the focus, and details that are open, stay what they are. */
+export function keep(place, change) {
+  const all = (kind) => [...(place()?.querySelectorAll(kind) ?? [])];
+  const controls = () => all(".plot, a, button, input, select, summary");
+  const active = document.activeElement, at = controls().indexOf(active);
+  const open = all("details").map((each) => each.open);
+  change();
+  all("details").forEach((each, index) => { each.open = open[index] ?? each.open; });
+  if (at >= 0) (active.isConnected ? active : controls()[at])?.focus({ preventScroll: true });
+}
+
 export const badge = ([words, kind]) => el(`span.badge.${kind}`, words);
 export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 export const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;

@@ -4,7 +4,7 @@ import { el, badge } from "./base.js";
 import { chart, lanes, swatch } from "./charts.js";
 import { graph } from "./graph.js";
 
-function table({ head, rows, optional, summary }) {
+function table({ head, rows, optional, summary, id }) {
   const name = (column, cell) => `${cell}${optional.includes(column) ? ".optional" : ""}`;
   const content = (cell) => !Array.isArray(cell) ? cell
     : typeof cell[1] === "number" ? [swatch(cell[1], "area"), cell[0]]
@@ -16,7 +16,7 @@ function table({ head, rows, optional, summary }) {
     el("thead", el("tr", head.map((text, column) => el(name(column, "th"), text, { scope: "col" })))),
     el("tbody", rows.map(line)),
   ]);
-  return summary ? el("details.card", [el("summary", summary), made]) : el("div.card", made);
+  return summary ? el("details.card", [el("summary", summary), made], id ? { id } : {}) : el("div.card", made);
 }
 
 export function part(content) {
@@ -47,22 +47,26 @@ const article = ({ problem, answer, badge: said, rollouts }) => el("article", [
 function alarm(shown) {
   if (typeof shown === "string") return el("li", shown);
   const state = shown.now ? ["holds now", "loss"] : ["is over", "same"];
+  const more = el("a", "what raises it", { href: "#alarms" });
+  more.addEventListener("click", () => { document.getElementById("alarms").open = true; });
   return el(shown.now ? "li.now" : "li", [
     el("b", shown.name.replaceAll("_", " ")), " ", badge(state), el("span.sizes", shown.steps),
-    el("p", shown.text), el("p.sizes", `See ${shown.see}.`),
+    el("p", shown.text), el("p.sizes", more),
   ]);
 }
 
 /** The settings, and where those of the other runs differ. */
 function differences(run, others) {
   const rows = others.flatMap((other) => {
-    const keys = new Set([...Object.keys(run.head.settings ?? {}), ...Object.keys(other.head.settings ?? {})]);
+    const [mine, theirs] = [run, other].map(({ head }) => new Map(Object.entries(head.settings ?? {})));
     const text = (value) => (value === undefined ? "\u2013" : JSON.stringify(value));
-    return [...keys].map((key) => [key, text(run.head.settings?.[key]), `${other.head.title}: ${text(other.head.settings?.[key])}`])
-      .filter(([, mine, theirs]) => !theirs.endsWith(`: ${mine}`));
+    return [...new Set([...mine.keys(), ...theirs.keys()])]
+      .map((key) => [key, text(mine.get(key)), text(theirs.get(key))]).filter(([, one, two]) => one !== two)
+      .map(([key, one, two]) => [key, one, `${other.head.title}: ${two}`]);
   });
   const head = ["setting that differs", run.head.title, "the other run"];
-  return rows.length ? [table({ head, rows, optional: [] })] : [el("p.note", "The recorded settings of these runs are the same.")];
+  return rows.length ? table({ head, rows, optional: [] })
+    : el("p.note", "The recorded settings of these runs are the same.");
 }
 
 const BLOCKS = {
@@ -92,6 +96,9 @@ export function sectionOf({ id, title, blocks }, run, others) {
   return el("section", [
     el("h2", title),
     id === "made" && others.length ? differences(run, others) : [],
-    blocks.map((block) => BLOCKS[Object.keys(block).find((kind) => kind in BLOCKS)](Object.values(block)[0], block, context)),
+    blocks.map((block) => {
+      const kind = Object.keys(block).find((each) => each in BLOCKS);
+      return BLOCKS[kind](block[kind], block, context);
+    }),
   ], { id });
 }

@@ -6,7 +6,8 @@ import { el, button, badge } from "./base.js";
 export function changes(place) {
   let key = "", live = false;
   const lists = { role: [], host: [] };
-  const input = (type, words, more = {}) => el("input", [], { type, name: words, "aria-label": words, placeholder: words, autocomplete: "off", ...more });
+  const input = (type, words, more = {}) =>
+    el("input", [], { type, name: words, "aria-label": words, placeholder: words, autocomplete: "off", ...more });
   const choice = (what) => {
     const made = el("select", [], { name: what, "aria-label": what });
     lists[what].push(made);
@@ -32,7 +33,9 @@ export function changes(place) {
     const made = el("form.bar", [el("b", name), parts, el("button", name, { type: "submit" })], { name });
     made.addEventListener("submit", (event) => {
       event.preventDefault();
-      ask({ change: name, ...asked() }, [name, ...Object.values(asked()).flat().filter((each) => each !== false && each !== "")].join(" "));
+      const change = asked();
+      const words = Object.values(change).flat().filter((each) => each !== false && each !== "");
+      ask({ change: name, ...change }, [name, ...words].join(" "));
       made.querySelectorAll("[type=checkbox]").forEach((each) => { each.checked = false; });
     });
     return made;
@@ -41,7 +44,9 @@ export function changes(place) {
   const [scaled, swapped, drained] = [choice("role"), choice("role"), choice("host")];
   const number = input("number", "processes", { min: "1", required: "" });
   const path = input("text", "module:Class; empty: the same");
-  const settings = el("textarea", [], { name: "settings", "aria-label": "settings", placeholder: "key = value, one a line", rows: "2", spellcheck: "false" });
+  const settings = el("textarea", [], {
+    name: "settings", "aria-label": "settings", placeholder: "key = value, one a line", rows: "2", spellcheck: "false",
+  });
   const fresh = el("input", [], { type: "checkbox", name: "fresh" });
   const forms = el("fieldset", [
     form("scale", [scaled, number], () => ({ role: field(scaled).value, number: number.valueAsNumber })),
@@ -57,7 +62,8 @@ export function changes(place) {
   async function ask(change, words) {
     const line = el("li", [badge(["under way", "kept"]), ` ${words}`]);
     log.prepend(line);
-    const said = (verdict, lines) => line.replaceChildren(badge(verdict), ` ${words}`, el("ul.details", lines.map((each) => el("li", each))));
+    const said = (verdict, lines) =>
+      line.replaceChildren(badge(verdict), ` ${words}`, el("ul.details", lines.map((each) => el("li", each))));
     try {
       const answer = await fetch("change", {
         method: "POST", headers: { Authorization: `Bearer ${key}` }, body: JSON.stringify({ run: place(), ...change }),
@@ -76,14 +82,18 @@ export function changes(place) {
     const shown = section?.blocks.find((block) => block.graph)?.graph;
     if (shown) {
       live = shown.state !== "ended";
-      const names = { role: shown.roles.map(({ role }) => role), host: shown.roles.flatMap(({ host }) => host.split(", ")).filter(Boolean) };
+      const names = {
+        role: shown.roles.map(({ role }) => role),
+        host: shown.roles.flatMap(({ host }) => host.split(", ")).filter(Boolean),
+      };
       for (const [what, all] of Object.entries(lists)) for (const made of all) {
-        const known = [...new Set(names[what])];
-        if (known.join() !== [...made.options].map(({ value }) => value).join()) made.replaceChildren(...known.map((name) => el("option", name)));
+        const known = [...new Set(names[what])], listed = [...made.options].map(({ value }) => value);
+        if (known.join() !== listed.join()) made.replaceChildren(...known.map((name) => el("option", name)));
       }
     }
     forms.disabled = !key || !live;
-    state.textContent = !live ? "The run does not run now." : key ? "This page holds the key until it is closed." : "Give the key first.";
+    state.textContent = !live ? "The run does not run now."
+      : key ? "This page holds the key until it is closed." : "Give the key first.";
   }
 
   follow();

@@ -23,7 +23,8 @@ function figure(shown, items, height, options, data, over = () => null) {
   const output = el("output", shown.words.at(-1) ?? "");
   let at = data[0].length - 1;
   const wordsAt = (index) => {  // other runs may have places of their own between those with words
-    const own = shown.x && data[0].length !== shown.x.length ? shown.x.findLastIndex((x) => x <= data[0][index]) : index;
+    const more = shown.x && data[0].length !== shown.x.length;
+    const own = more ? shown.x.findLastIndex((x) => x <= data[0][index]) : index;
     return shown.words[own] ?? "";
   };
   drawings.set(place, () => {
@@ -95,8 +96,9 @@ export function chart(shown, wide, others = []) {
     const dash = line.colour === 2 && !line.faint ? [5, 4] : [];
     const smooth = settings.smoothing > 0 && !line.faint && shown.x.length > 2;
     if (smooth) add(line.values, { stroke: () => colour(line.colour, "55"), width: 1 });
+    const points = { size: 5, fill: ink.stroke, show: smooth ? false : undefined };
     add(smooth ? smoothed(line.values, settings.smoothing) : line.values,
-        { ...ink, width: line.faint ? 1 : 2, dash, points: { size: 5, fill: ink.stroke, show: smooth ? false : undefined } });
+        { ...ink, width: line.faint ? 1 : 2, dash, points });
   }
   const items = [];
   if (!shown.stacked && others.length) {

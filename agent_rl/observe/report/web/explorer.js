@@ -1,7 +1,7 @@
 // All trajectories: search, filters, one in full or its group side by side. Bodies are fetched when they are opened.
 // The address of the page holds the filters and the trajectory that is open, so that it can be shared.
 
-import { el, button, badge } from "./base.js";
+import { el, button, badge, keep, percent } from "./base.js";
 import { part } from "./blocks.js";
 
 const STEP = 100;  // rows that are added at once
@@ -15,12 +15,14 @@ const CHOICES = {
   kept: ["kept", [["", "or not"], ["1", "kept"], ["0", "not kept"]]],
   fate: ["fate of its group", [["", "any"]]],
 };
+const OF_GROUPS = ["purpose", "environment", "subject", "fate"];
 const NUMBERS = {
   from: ["step from", "step", 1], to: ["step to", "step", -1], least: ["tokens at least", "tokens", 1],
   most: ["tokens at most", "tokens", -1],
 };
 const COLUMNS = [
-  ["step", "step", "number"], ["verdict", "success", "text"], ["reward", "reward", "number optional"], ["problem", "text", "text"],
+  ["step", "step", "number"], ["verdict", "success", "text"], ["reward", "reward", "number optional"],
+  ["problem", "text", "text"],
   ["tokens", "tokens", "number optional"], ["turns", "turns", "number optional"], ["calls", "calls", "number optional"],
   ["ended", "status", "text optional"], ["fate", "fate", "text optional"],
 ];
@@ -29,12 +31,13 @@ const COLOURINGS = ["nothing", "log-probability", "entropy", "policy version", "
 /** `body` fetches a trajectory by key: a promise of its object, or of null where it is gone. */
 export function explorer(body) {
   const rows = [], byKey = new Map(), groups = new Map(), choices = {};
-  let columns = null, fates = {}, filter = new URLSearchParams(), found = [], shown = 0, current = null, colouring = COLOURINGS[0];
-  let shownText = "turns", queued = false;
+  let columns = null, fates = new Map(), filter = new URLSearchParams(), found = [], shown = 0, current = null;
+  let colouring = COLOURINGS[0], shownText = "turns", queued = false;
 
-  const search = el("input", [], { type: "search", placeholder: "search problems, answers, ids", "aria-label": "Search" });
+  const hint = { placeholder: "search problems, answers, ids", "aria-label": "Search" };
+  const search = el("input", [], { type: "search", ...hint });
   const count = el("p.note", "", { role: "status" });
-  const body_ = el("tbody");
+  const list = el("tbody");
   const more = button("", () => show(shown + STEP));
   const detail = el("section.detail", [], { "aria-label": "Trajectory", tabindex: "-1", hidden: "" });
   const inputs = { q: search };
@@ -53,7 +56,7 @@ export function explorer(body) {
   }
   const head = COLUMNS.map(([words, name, kind]) => el(`th.${kind.replace(" ", ".")}`,
     button(words, () => { sort(name); apply(); }, { "aria-label": `sort by ${words}` }), { scope: "col" }));
-  const table = el("table.list", [el("caption.hidden", "Trajectories"), el("thead", el("tr", head)), body_]);
+  const table = el("table.list", [el("caption.hidden", "Trajectories"), el("thead", el("tr", head)), list]);
   const element = el("div.explorer", [
     detail,
     el("form.filters", [controls, button("clear", () => { filter = new URLSearchParams(); restore(); apply(); })]),
@@ -79,7 +82,7 @@ export function explorer(body) {
   /** Take rows as the page's JSON has them. */
   function take({ columns: named, fates: words, groups: theirs, rows: theirRows }) {
     columns = named ?? columns;
-    fates = words ?? fates;
+    if (words) fates = new Map(Object.entries(words));
     for (const [id, values] of Object.entries(theirs ?? {})) {
       const group = groups.get(id) ?? {};
       columns.group.forEach((name, index) => { group[name] = values[index]; });
@@ -104,12 +107,13 @@ export function explorer(body) {
 
   /** Offer what there is to choose from. */
   function fill() {
+    const ofGroups = (name) => [...groups.values()].map((each) => each[name]);
     for (const name of Object.keys(CHOICES)) {
       const known = choices[name] ??= new Map(CHOICES[name][1]);
       const before = known.size;
       const values = name === "status" ? rows.map((row) => row.status)
-        : ["purpose", "environment", "subject", "fate"].includes(name) ? [...groups.values()].map((each) => each[name]) : [];
-      for (const value of new Set(values)) if (value) known.set(value, fates[value] ?? value.replaceAll("_", " "));
+        : OF_GROUPS.includes(name) ? ofGroups(name) : [];
+      for (const each of new Set(values)) if (each) known.set(each, fates.get(each) ?? each.replaceAll("_", " "));
       if (inputs[name].options.length === known.size && before === known.size) continue;
       inputs[name].replaceChildren(...[...known].map(([value, words]) => el("option", words, { value })));
       inputs[name].value = filter.get(name) ?? "";
@@ -124,13 +128,14 @@ export function explorer(body) {
     if (words.length) tests.push((row) => words.every((word) => row.words.includes(word)));
     const truth = (name, of) => {
       if (!is(name)) return;
-      tests.push(is(name) === "none" ? (row) => of(row) === null : (row) => of(row) !== null && Boolean(of(row)) === (is(name) === "1"));
+      const wanted = { none: null, 1: true, 0: false }[is(name)];
+      tests.push((row) => (of(row) === null ? null : Boolean(of(row))) === wanted);
     };
     truth("success", (row) => row.success);
     truth("kept", (row) => row.kept);
     truth("errors", (row) => row.errors > 0);
     if (is("status")) tests.push((row) => row.status === is("status"));
-    for (const name of ["purpose", "environment", "subject", "fate"]) if (is(name)) tests.push((row) => row.of[name] === is(name));
+    for (const name of OF_GROUPS) if (is(name)) tests.push((row) => row.of[name] === is(name));
     for (const [name, [, of, sign]] of Object.entries(NUMBERS)) {
       const bound = Number(is(name));
       if (is(name)) tests.push((row) => {
@@ -142,43 +147,49 @@ export function explorer(body) {
     return (row) => tests.every((test) => test(row));
   }
 
-  const value = (row, name) => row[name] ?? row.of[name] ?? null;
+  const value = (row, name) => [row, row.of].find((of) => Object.hasOwn(of, name))?.[name] ?? null;
 
   function apply(quietly = false) {
     found = rows.filter(passes());
     const by = filter.get("sort");
     if (by) {
-      const [name, sign] = by[0] === "-" ? [by.slice(1), -1] : [by, 1];
+      const [name, sign] = by.startsWith("-") ? [by.slice(1), -1] : [by, 1];
       const order = (a, b) => (a === null ? 1 : b === null ? -1 : a < b ? -sign : a > b ? sign : 0);
       found.sort((a, b) => order(value(a, name), value(b, name)));
     }
     head.forEach((each, index) => each.setAttribute("aria-sort",
       by === COLUMNS[index][1] ? "ascending" : by === `-${COLUMNS[index][1]}` ? "descending" : "none"));
-    const right = found.filter((row) => row.success).length, judged = found.filter((row) => row.success !== null).length;
-    count.textContent = `${found.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} trajectories`
-      + (judged ? `, ${(100 * right / judged).toFixed(1)}\u202f% of ${judged.toLocaleString("en")} judged ones right` : "");
+    const right = found.filter((row) => row.success).length;
+    const judged = found.filter((row) => row.success !== null).length;
+    const number = (count) => count.toLocaleString("en");
+    count.textContent = `${number(found.length)} of ${number(rows.length)} trajectories`
+      + (judged ? `, ${percent(right / judged)} of ${number(judged)} judged ones right` : "");
     show(quietly ? Math.max(shown, STEP) : STEP);
   }
 
   function show(most) {
     shown = Math.min(most, found.length);
-    body_.replaceChildren(...found.slice(0, shown).map(line));
+    keep(() => list, () => list.replaceChildren(...found.slice(0, shown).map(line)));
     more.textContent = `show ${Math.min(STEP, found.length - shown)} more`;
     more.hidden = shown === found.length;
   }
 
-  const verdict = (row) => (row.success === null ? ["not judged", "same"] : row.success ? ["\u2713 right", "gain"] : ["\u2717 wrong", "loss"]);
+  const verdict = ({ success }) => (success === null ? ["not judged", "same"]
+    : success ? ["\u2713 right", "gain"] : ["\u2717 wrong", "loss"]);
 
   function line(row) {
     const cells = [
       row.of.step ?? "\u2013", badge(verdict(row)), row.reward === null ? "\u2013" : Number(row.reward.toFixed(3)),
       button(row.of.text || row.key, () => open(row.key), { class: "link" }), row.tokens, row.turns,
       row.errors ? `${row.calls}, ${row.errors} failed` : row.calls, row.status.replaceAll("_", " "),
-      `${fates[row.of.fate] ?? row.of.fate}${row.kept ? ", kept" : row.kept === false ? ", not kept" : ""}`,
+      `${fates.get(row.of.fate) ?? row.of.fate}${row.kept ? ", kept" : row.kept === false ? ", not kept" : ""}`,
     ];
-    const made = el("tr", cells.map((cell, index) => el(`td.${COLUMNS[index][2].replace(" ", ".")}`, [cell])));
-    if (current === row.key) made.classList.add("current");
-    return made;
+    const made = cells.map((cell, index) => el(`td.${COLUMNS[index][2].replace(" ", ".")}`, [cell]));
+    return el(current === row.key ? "tr.current" : "tr", made, { "data-key": row.key });
+  }
+
+  function mark() {
+    for (const each of list.rows) each.classList.toggle("current", each.dataset.key === current);
   }
 
   /** Show a trajectory, or its whole group side by side. */
@@ -190,8 +201,9 @@ export function explorer(body) {
     share();
     const row = byKey.get(key);
     const keys = beside && row ? rows.filter((each) => each.group === row.group).map((each) => each.key) : [key];
+    if (detail.hidden) detail.replaceChildren(el("p.note", "Reading the trajectory."));
     detail.hidden = false;
-    detail.replaceChildren(el("p.note", "Reading the trajectory."));
+    mark();
     let bodies;
     try {
       bodies = await Promise.all(keys.map(body));
@@ -203,56 +215,72 @@ export function explorer(body) {
     const at = found.findIndex((each) => each.key === key);
     const step = (by) => button(by < 0 ? "previous" : "next", () => open(found[at + by].key),
                                 found[at + by] ? {} : { disabled: "" });
+    const again = (change) => (chosen) => { change(chosen); open(key, beside); };
     const links = [
       step(-1), step(1), button(beside ? "this one alone" : "its group side by side", () => open(key, !beside)),
-      chooser("colour tokens by", COLOURINGS, colouring, (chosen) => { colouring = chosen; open(key, beside); }),
-      chooser("text", ["turns", "raw"], shownText, (chosen) => { shownText = chosen; open(key, beside); }),
+      chooser("colour tokens by", COLOURINGS, colouring, again((chosen) => { colouring = chosen; })),
+      chooser("text", ["turns", "raw"], shownText, again((chosen) => { shownText = chosen; })),
       button("copy link", () => navigator.clipboard?.writeText(location.href)),
       button("close", close),
     ];
-    detail.replaceChildren(
+    keep(() => detail, () => detail.replaceChildren(
       el("h3", `Trajectory ${key}`), el("div.bar", links),
       ...(first ? [el("pre", first.problem), el("p", ["right answer: ", el("code", first.answer || "\u2013")])] : []),
-      el("ol.rollouts", bodies.map((each, index) => el(bodies.length > 1 ? "li" : "li.wide", trajectory(each, keys[index])))),
+      el("ol.rollouts", bodies.map((each, index) => el(beside ? "li" : "li.wide", trajectory(each, keys[index])))),
       ...(colouring === COLOURINGS[0] ? [] : [legend()]),
-    );
+    ));
+    if (detail.contains(document.activeElement)) return;
     detail.focus({ preventScroll: true });
     detail.scrollIntoView({ block: "start" });
-    body_.querySelectorAll(".current").forEach((each) => each.classList.remove("current"));
   }
 
   function close() {
+    const link = list.querySelector(".current .link");
     current = null;
+    mark();
     filter.delete("open");
     filter.delete("beside");
     share();
     detail.hidden = true;
     detail.replaceChildren();
-    search.focus({ preventScroll: true });
+    (link ?? search).focus();
   }
 
   function chooser(words, all, chosen, act) {
-    const made = el("select", all.map((each) => el("option", each, each === chosen ? { selected: "" } : {})), { name: words });
+    const option = (each) => el("option", each, each === chosen ? { selected: "" } : {});
+    const made = el("select", all.map(option), { name: words });
     made.addEventListener("change", () => act(made.value));
     return el("label", [`${words} `, made]);
   }
 
   function legend() {
-    const scale = (kind, words) => el("li", [1, 2, 3, 4, 5].map((heat) => el(`span.${kind}${heat}`, " \u00a0 ")).concat(` ${words}`));
-    return el("ul.legend", colouring === "advantage" ? [scale("warm", "below its group"), scale("cool", "above its group")]
-      : colouring === "policy version" ? [el("li", "each version has a colour of its own; point at a token for its number")]
-      : colouring === "entropy" ? [scale("warm", "less certain, up to 2 nats and more; agent-rl analyze computes it for some rollouts")]
-      : [scale("warm", "less likely, up to 4 nats and more")]);
+    const scale = (kind, words) =>
+      el("li", [...[1, 2, 3, 4, 5].map((heat) => el(`span.${kind}${heat}`, " \u00a0 ")), ` ${words}`]);
+    const meaning = {
+      "advantage": [scale("warm", "below its group"), scale("cool", "above its group")],
+      "policy version": el("li", "each version has a colour of its own; point at a token for its number"),
+      "log-probability": scale("warm", "less likely, up to 4 nats and more"),
+      "entropy": scale("warm", "less certain, up to 2 nats and more; agent-rl analyze computes it for some rollouts"),
+    };
+    return el("ul.legend", meaning[colouring]);
   }
 
   function trajectory(shown, key) {
-    if (!shown) return [el("h4", key), el("p.note", "The journal does not hold this trajectory any more (run.keep_trajectories), or this file left it out.")];
+    if (!shown) {
+      const gone = "The journal does not hold this trajectory any more (run.keep_trajectories)";
+      return [el("h4", key), el("p.note", `${gone}, or this file left it out.`)];
+    }
     if (shown.failed) return [el("h4", key), el("p.note", `It cannot be read: ${shown.failed}`)];
-    const turns = shownText === "raw" ? [el("pre.raw", shown.raw || "The run's tokenizer was not found: there is no raw text.")]
-      : shown.turns.map((turn) => el(`section.${turn.class.replace(" ", ".")}`,
-        [el("p.who", turn.who), colouring !== COLOURINGS[0] && turn.tokens ? tokens(turn.tokens, shown.advantage) : turn.parts.map(part)]));
+    const coloured = colouring !== COLOURINGS[0];
+    const turns = shownText === "raw"
+      ? el("pre.raw", shown.raw || "The run's tokenizer was not found: there is no raw text.")
+      : shown.turns.map((turn) => el(`section.${turn.class.replace(" ", ".")}`, [
+        el("p.who", turn.who),
+        coloured && turn.tokens ? tokens(turn.tokens, shown.advantage) : turn.parts.map(part),
+      ]));
     const facts = shown.verdict.map(([name, words]) => [el("dt", name), el("dd", words)]);
-    if (shown.advantage !== null) facts.push([el("dt", "advantage in its group"), el("dd", shown.advantage.toFixed(3))]);
+    if (shown.advantage !== null)
+      facts.push([el("dt", "advantage in its group"), el("dd", shown.advantage.toFixed(3))]);
     return [
       el("h4", key), el("p", [shown.badges.map(badge), el("span.sizes", shown.sizes)]), el("p.note", shown.why),
       el("dl.facts", facts), turns, shown.note ? el("p.note", shown.note) : null,
@@ -267,7 +295,8 @@ export function explorer(body) {
       else if (colouring === "entropy") kind = entropies ? `warm${heat(entropies[index] * 2.5)}` : "";
       else if (colouring === "policy version") kind = `c${versions[index] % 7 + 1}.version`;
       else if (advantage !== null) kind = `${advantage < 0 ? "warm" : "cool"}${heat(2 * Math.abs(advantage))}`;
-      const title = `log p ${logprobs[index]}, version ${versions[index]}${entropies ? `, entropy ${entropies[index]}` : ""}`;
+      const entropy = entropies ? `, entropy ${entropies[index]}` : "";
+      const title = `log p ${logprobs[index]}, version ${versions[index]}${entropy}`;
       return el(kind ? `span.${kind}` : "span", text, { title });
     }));
   }

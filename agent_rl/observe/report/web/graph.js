@@ -21,9 +21,10 @@ function actor(shown) {
 
 function card(role, { links, state }) {
   const there = role.actors.length;
-  const count = state !== "ended" && role.wanted && role.wanted !== there ? `${there} of ${role.wanted} wanted` : `${there}`;
+  const other = state !== "ended" && role.wanted && role.wanted !== there;
+  const count = other ? `${there} of ${role.wanted} wanted` : `${there}`;
   return el("li", [
-    el("h3", [role.role, " ", el(`span.badge${count.includes("wanted") ? ".loss" : ""}`, count)]),
+    el("h3", [role.role, " ", el(`span.badge${other ? ".loss" : ""}`, count)]),
     role.host ? el("p.sizes", `on ${role.host}`) : null,
     el("ul.actors", role.actors.slice(0, 8).map(actor)),
     there > 8 ? el("p.sizes", `and ${there - 8} more`) : null,

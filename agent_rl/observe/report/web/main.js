@@ -1,12 +1,14 @@
 // Puts the page together: from the object in the file, or from events of the server that it came from.
 
-import { el, badge } from "./base.js";
+import { el, badge, keep } from "./base.js";
 import { settings, drawAll, redraw } from "./charts.js";
 import { sectionOf } from "./blocks.js";
 import { explorer } from "./explorer.js";
 import { changes } from "./changes.js";
 
 const saved = JSON.parse(document.getElementById("data").textContent);
+const listed = saved?.sections.flatMap(({ blocks }) => blocks).find((block) => block.explorer)?.explorer;
+const held = new Map(Object.entries(listed?.bodies ?? {}));
 const runs = [];  // { head, sections: Map, explorer } of each run
 const asked = new URLSearchParams(location.search);
 const token = asked.get("token") ? `&token=${encodeURIComponent(asked.get("token"))}` : "";
@@ -17,7 +19,7 @@ const connection = el("span.badge", "", { role: "status" });
 
 function run(index) {
   const body = async (key) => {
-    if (saved) return saved.sections.flatMap(({ blocks }) => blocks).find((block) => block.explorer).explorer.bodies[key] ?? null;
+    if (saved) return held.get(key) ?? null;
     const answer = await fetch(`trajectory?run=${index}&key=${encodeURIComponent(key)}${token}`);
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error);
@@ -27,7 +29,8 @@ function run(index) {
 }
 
 function controls() {
-  const smooth = el("input", [], { type: "range", name: "smoothing", min: "0", max: "0.95", step: "0.05", value: settings.smoothing });
+  const range = { min: "0", max: "0.95", step: "0.05", value: settings.smoothing };
+  const smooth = el("input", [], { type: "range", name: "smoothing", ...range });
   smooth.addEventListener("change", () => {
     settings.smoothing = Number(smooth.value);
     drawSections([...runs[first].sections.keys()]);
@@ -45,15 +48,17 @@ function controls() {
 function drawHead() {
   const { head, sections } = runs[first];
   document.title = `${head.title}: ${head.headline}`;
-  header.replaceChildren(...[
+  const tile = ([name, value, more]) => el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]);
+  const link = ({ id, title }) => el("a", title, { href: `#${id}` });
+  keep(() => header, () => header.replaceChildren(...[
     el("div.top", [el("h1", head.title), head.badge ? badge(head.badge) : null, saved ? null : connection]),
     el("p.headline", head.headline),
     el("ul.details", head.details.map((each) => el("li", each))),
-    el("nav", [...sections.values()].map(({ id, title }) => el("a", title, { href: `#${id}` })), { "aria-label": "Sections" }),
-    el("dl.tiles", head.tiles.map(([name, value, more]) => el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]))),
+    el("nav", [...sections.values()].map(link), { "aria-label": "Sections" }),
+    el("dl.tiles", head.tiles.map(tile)),
     head.notes.length ? el("ul.notes", head.notes.map((each) => el("li", each)), { "aria-label": "Notes" }) : null,
     head.settings ? controls() : null,
-  ].filter(Boolean));
+  ].filter(Boolean)));
   footer.textContent = head.footer;
 }
 
@@ -66,11 +71,11 @@ function drawSections(ids) {
       continue;
     }
     const others = runs.filter((each, index) => each?.head && index !== first);
-    const focused = [...(before?.querySelectorAll(".plot") ?? [])].indexOf(document.activeElement);
-    const made = sectionOf(shown, runs[first], others);
-    if (before) before.replaceWith(made);
-    else main.append(made);
-    made.querySelectorAll(".plot")[focused]?.focus({ preventScroll: true });
+    keep(() => document.getElementById(id), () => {
+      const made = sectionOf(shown, runs[first], others);
+      if (before) before.replaceWith(made);
+      else main.append(made);
+    });
   }
   drawAll();
 }
@@ -101,9 +106,8 @@ function take(message) {
 
 document.body.append(el("a.skip", "Skip to the content", { href: "#main" }), header, control.element, main, footer);
 if (saved) {
-  const listed = saved.sections.flatMap(({ blocks }) => blocks).find((block) => block.explorer);
   take(saved);
-  if (listed) take({ rows: listed.explorer });
+  if (listed) take({ rows: listed });
 } else {
   const events = new EventSource(`events?${token.slice(1)}`);
   const says = (words, kind) => { connection.textContent = words; connection.className = `badge ${kind}`; };
