@@ -36,7 +36,6 @@ from actors.runtime.lifecycle import actor_environment
 from actors.runtime.links import make_links
 from actors.runtime.networks import run_network
 from actors.runtime.process import received
-from actors.runtime.roster import written
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses, runtime_directory, supervisor_node
 from agent_rl.config.load import load_topology
@@ -44,6 +43,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import ActorStatus, Problem, RolloutRequest, Sampling, ToolCall, ToolResult
+from agent_rl.messages.pipes import Expect
 from agent_rl.records.run_directory import read_epoch, socket_directory
 from agent_rl.rollout.episode import RolloutTally
 from agent_rl.rollout.parsing import ParsedCall
@@ -263,7 +263,7 @@ def _executor(topology: Topology, path: Path, name: str, nodes: Sequence[str]) -
     arguments += ["--incarnation", str(INCARNATION), "--started-at", repr(time.time()), "--epoch", repr(read_epoch())]
     stderr = path.with_name(f"{name}.stderr")
     child = start_child("actors.runtime.process", arguments, environment=environment, stderr=stderr)
-    child.tell(written(dict.fromkeys(nodes, INCARNATION)))
+    child.tell(Expect(dict.fromkeys(nodes, INCARNATION)))
     return child
 
 

@@ -15,10 +15,11 @@ from cyclopts import Parameter
 from actors.cli.output import Mistake, complain
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.topologies import run_files
-from actors.cluster.orders import STARTS, Order, OrderError, Orders, Terminal, place, texts_of
+from actors.cluster.orders import STARTS, OrderError, Orders, place, texts_of
 from actors.cluster.places import address_faults, is_here, own_command
 from actors.cluster.plan import STOPPED
 from agent_rl.config.examples import EXAMPLES, topology_file
+from agent_rl.messages.pipes import Order, Terminal
 
 if TYPE_CHECKING:
     from actors.cluster.starting import HostCommand
@@ -46,6 +47,8 @@ def up(
     ] = "",
 ) -> int:
     """Start all hosts of a topology: those of other machines over ssh. The exit code is that of the run."""
+    from actors.cluster.starting import HostCommand
+
     named = [str(file), *map(str, overlays)]
     files = (topology_file(named[0]), *overlays)
     topology, here = _checked(files, overrides)
@@ -61,8 +64,8 @@ def up(
             release=_release(),
             host=name,
             main=main,
-            files=named,
-            overrides=list(overrides),
+            files=tuple(named),
+            overrides=tuple(overrides),
             again=again,
             texts={} if name in here else texts_of(sent),
             key=None if name in here else _key(topology, files[0]),
@@ -73,7 +76,7 @@ def up(
             start = f"{command or shlex.join(own_command())} {COMMAND}"
             there = f"mkdir -p {shlex.quote(folder)} && cd {shlex.quote(folder)} && exec {start}"
             words = [*connect, f"{user}@{address}" if user else address, there]
-        commands.append(_host(name, words, order, "this machine" if name in here else address))
+        commands.append(HostCommand(order, words, "this machine" if name in here else address))
     return _run(commands)
 
 
@@ -171,12 +174,6 @@ def _terminal() -> Terminal | None:
         return None
     size = shutil.get_terminal_size()
     return Terminal(size.columns, size.lines, "dumb" if console.is_dumb_terminal else "xterm", console.color_system)
-
-
-def _host(name: str, words: list[str], order: Order, where: str) -> HostCommand:
-    from actors.cluster.starting import HostCommand
-
-    return HostCommand(name, words, order.line(), order.main, where)
 
 
 def _run(commands: Sequence[HostCommand]) -> int:

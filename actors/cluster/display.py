@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from actors.cluster.orders import Terminal
+from agent_rl.messages.pipes import Terminal
 from agent_rl.observe.live import Display, LiveView, SteadyConsole
 
 

@@ -2,87 +2,44 @@
 
 ::
 
-    up --the order: one line of JSON--> up-host: writes the files, checks the topology, starts the host
-       --"say TEXT"-------------------> shows the text above its table (the main host)
-       --"stop"-----------------------> SIGTERM to itself: the run is stopped in order
-       --"kill"-----------------------> SIGTERM and SIGINT: all actors are killed
-       --an empty line now and then---> `up` lives, and the connection too
-       --the end----------------------> `up` is gone: as "stop"
+    up --Order------------> up-host: writes the files, checks the topology, starts the host
+       --Say--------------> shows the text above its table (the main host)
+       --Stop-------------> SIGTERM to itself: the run is stopped in order
+       --Kill-------------> SIGTERM and SIGINT: all actors are killed
+       --Alive, at times--> `up` lives, and the connection too
+       --the end----------> `up` is gone: as Stop
 
 The end comes also when the connection is cut. So no host goes on without the process that can stop it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from agent_rl.files.disk import whole
+from agent_rl.messages import pipes
+from agent_rl.messages.pipes import Order
+from transport import DecodeError, Registry
+from transport.stream import Unpacker
 
 BEAT_SECONDS = 5.0
-"""Seconds between two lines from ``up``, at most."""
+"""Seconds between two messages from ``up``, at most."""
 SILENT_SECONDS = 60.0
 """A host that hears nothing for so long stops: the other machine has lost power, or the network is cut."""
+NOT_FOR_PEOPLE = "this is started by `agent-rl up` of the same release; there is nothing to type"
 STARTS = "agent-rl: the host starts"
 """What a host writes to stderr when it has taken its order and begins."""
 
 
 class OrderError(ValueError):
-    """The first line is no order of this release."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """The terminal of ``up``."""
-
-    width: int
-    height: int
-    kind: str
-    colours: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a host is to run."""
-
-    release: str
-    host: str
-    main: bool
-    """Whether this is the main host, which shows the table."""
-    files: list[str]
-    """Topology and overlays, as the user named them."""
-    overrides: list[str]
-    again: str
-    """The command that continues the run."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """Files that the host is to have, by path; relative to the working directory. None for a host of this machine."""
-    key: str | None = None
-    """The content of the key file that the topology names."""
-    terminal: Terminal | None = None
-    """None: no terminal."""
-
-    def line(self) -> bytes:
-        """The order as one line."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def of(cls, line: bytes) -> Order:
-        """Read a line. Raises OrderError."""
-        try:
-            found = json.loads(line)
-            terminal = found.pop("terminal")
-            return cls(**found, terminal=None if terminal is None else Terminal(**terminal))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise OrderError(
-                "this is started by `agent-rl up` of the same release; there is nothing to type"
-            ) from error
+    """The first message is no order of this release."""
 
 
 def place(path: Path, text: str, mode: int) -> str:
@@ -107,12 +64,18 @@ class Orders:
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._lines = self._read()
+        self._messages = self._read()
         self._texts: SimpleQueue[str] = SimpleQueue()
 
     def first(self) -> Order:
         """Wait for the order. Raises OrderError."""
-        return Order.of(next(self._lines, b""))
+        try:
+            order = next(self._messages, None)
+        except DecodeError as error:
+            raise OrderError(f"{NOT_FOR_PEOPLE} ({error})") from error
+        if not isinstance(order, Order):
+            raise OrderError(NOT_FOR_PEOPLE)
+        return order
 
     def follow(self, send: Callable[[signal.Signals], object] | None = None) -> threading.Thread:
         """From now on obey, in the thread that is returned. ``send`` sends a signal to this process."""
@@ -130,30 +93,33 @@ class Orders:
             except Empty:
                 return
 
-    def _read(self) -> Iterator[bytes]:
-        """Lines, until the end or a long silence."""
-        rest = b""
+    def _read(self) -> Iterator[Any]:
+        """Messages, until the end or a long silence. Raises DecodeError."""
+        unpacker = Unpacker(Registry.of(pipes))
         while select.select([self._descriptor], [], [], SILENT_SECONDS)[0]:
             data = os.read(self._descriptor, 1 << 16)
             if not data:
                 return
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
+            unpacker.feed(data)
+            yield from unpacker
         self._texts.put(f"nothing has come from `agent-rl up` for {SILENT_SECONDS:g} s")
 
     def _follow(self, send: Callable[[signal.Signals], object]) -> None:
         stopping = False
-        for line in self._lines:
-            word, _, text = line.decode(errors="replace").partition(" ")
-            if word == "say":
-                self._texts.put(text)
-            elif word == "stop":
-                stopping = True
-                send(signal.SIGTERM)
-            elif word == "kill":
-                stopping = True
-                send(signal.SIGTERM)
-                send(signal.SIGINT)
+        try:
+            for message in self._messages:
+                match message:
+                    case pipes.Say():
+                        self._texts.put(message.text)
+                    case pipes.Stop():
+                        stopping = True
+                        send(signal.SIGTERM)
+                    case pipes.Kill():
+                        stopping = True
+                        send(signal.SIGTERM)
+                        send(signal.SIGINT)
+        except DecodeError as error:
+            self._texts.put(f"what `agent-rl up` says cannot be read: {error}")
         if not stopping:
             self._texts.put("the connection to `agent-rl up` has ended")
             send(signal.SIGTERM)

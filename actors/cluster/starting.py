@@ -27,6 +27,8 @@ import trio
 
 from actors.cluster.orders import BEAT_SECONDS, STARTS
 from actors.cluster.plan import STOPPED
+from agent_rl.messages.pipes import Alive, Kill, Order, Say, Stop
+from transport.stream import packed
 
 CONNECTION_LOST = 255
 """The exit code of ssh for its own failures."""
@@ -45,13 +47,15 @@ CUT_SECONDS = 15.0
 class HostCommand:
     """How a host is started."""
 
-    name: str
+    order: Order
     words: Sequence[str]
-    order: bytes
-    """What the process reads first."""
-    main: bool
     place: str
     """Where it is, for messages."""
+
+    @property
+    def name(self) -> str:
+        """The host's."""
+        return self.order.host
 
 
 class HostProcess:
@@ -66,7 +70,7 @@ class HostProcess:
         self.ended = trio.Event()
         self._tell = tell
         self._process: trio.Process | None = None
-        self._outbox, self._written = trio.open_memory_channel[bytes](math.inf)
+        self._outbox, self._written = trio.open_memory_channel[Order | Say | Stop | Kill | Alive](math.inf)
 
     async def run(self) -> int:
         """Start the process, wait for its end, and return its exit code."""
@@ -87,7 +91,7 @@ class HostProcess:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, process.stdin)
                 readers = [trio.Event(), trio.Event()]
-                shown = self._pass_on if command.main else self._show
+                shown = self._pass_on if command.order.main else self._show
                 nursery.start_soon(_then, readers[0], shown, process.stdout)
                 nursery.start_soon(_then, readers[1], self._hear, process.stderr)
                 code = await process.wait()
@@ -109,15 +113,15 @@ class HostProcess:
 
     def say(self, text: str) -> None:
         """Show a text above the table of this host."""
-        self._outbox.send_nowait(f"say {text}\n".encode())
+        self._outbox.send_nowait(Say(text))
 
     def stop(self) -> None:
         """Stop the host in order."""
-        self._outbox.send_nowait(b"stop\n")
+        self._outbox.send_nowait(Stop())
 
     def kill(self) -> None:
         """Have the host kill all its actors."""
-        self._outbox.send_nowait(b"kill\n")
+        self._outbox.send_nowait(Kill())
 
     def cut(self) -> None:
         """Kill the process here. The end of its connection stops what is left at the other end."""
@@ -125,13 +129,13 @@ class HostProcess:
             self._process.kill()
 
     async def _write(self, stream: trio.abc.SendStream) -> None:
-        data = self.command.order
+        message: Order | Say | Stop | Kill | Alive = self.command.order
         try:
             while True:
-                await stream.send_all(data)
-                data = b"\n"
+                await stream.send_all(packed(message))
+                message = Alive()
                 with trio.move_on_after(BEAT_SECONDS):
-                    data = await self._written.receive()
+                    message = await self._written.receive()
         except (trio.BrokenResourceError, trio.ClosedResourceError):  # the process ends
             await trio.sleep_forever()
 

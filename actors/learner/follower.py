@@ -1,7 +1,7 @@
 """A rank of a learner other than rank 0: a process that an actor of its host starts, and that cannot outlive it.
 
-``lifeline.py PARENT actors.learner.follower PIPE`` reads one JSON object from its standard input (`Beginning`), makes
-the trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe to the
+``lifeline.py PARENT actors.learner.follower PIPE`` reads one message from its standard input (`Beginning`), makes the
+trainer that the topology names, and carries out rank 0's orders. It gives signs of life through the pipe to the
 actor: rank 0's on rank 0's host, a keeper on others (`actors.learner.keeper`).
 """
 
@@ -14,16 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
-from actors.learner.signs import LastWords, SignGiver
+from actors.learner.signs import SignGiver
 from actors.weights.files import model_directory, named_directory
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import threads_of
 from agent_rl.config.topology import Topology
 from agent_rl.learning.heap import share_one_heap
+from agent_rl.messages import pipes
+from agent_rl.messages.pipes import Beginning, LastWords
 from agent_rl.models.model_files import weight_count
 from agent_rl.rollout.prompts import load_tokenizer
+from transport import Registry
+from transport.stream import Unpacker
 
 if TYPE_CHECKING:
     from actors.weights.settings import LearnerSettings
@@ -83,27 +85,14 @@ def device_of(device: str, rank: int, entry: ActorEntry) -> str:
     return f"cuda:{rank % entry.ranks_per_host}" if entry.ranks > 1 and device == "cuda" else device
 
 
-class Beginning(BaseModel):
-    """The data that a rank needs to begin."""
-
-    topology: str
-    """As TOML."""
-    role: str
-    directory: Path
-    base: Path
-    rank: int
-    place: tuple[str, int]
-    """Where the ranks meet: address and port of rank 0."""
-    address: str
-    """The address of this host, over which ranks of several hosts talk."""
-    silent_seconds: float
-    """The longest that the actor may hear nothing of this one."""
-
-
 def main() -> None:
     """Entry point. Exits with an error when it cannot go on, or rank 0 is lost; rank 0 hears why."""
     share_one_heap()
-    beginning = Beginning.model_validate_json(sys.stdin.read())
+    unpacker = Unpacker(Registry.of(pipes))
+    unpacker.feed(sys.stdin.buffer.read())
+    beginning = next(iter(unpacker), None)
+    if not isinstance(beginning, Beginning):
+        raise SystemExit("the actor that started this rank is gone")
     signs = SignGiver(int(sys.argv[1]), beginning.silent_seconds)
     from agent_rl.config.plugins import ContractError
     from agent_rl.files.disk import DiskError
@@ -135,12 +124,13 @@ def _train(beginning: Beginning, failed: Callable[[Exception], None]) -> None:
     topology = Topology.model_validate(tomllib.loads(beginning.topology))
     entry = topology.actors[beginning.role]
     settings = resolve("actor", entry.class_path).Settings.model_validate(entry.settings)
-    device, directory, base = device_of(settings.device, beginning.rank, entry), beginning.directory, beginning.base
+    device = device_of(settings.device, beginning.rank, entry)
+    directory, base = Path(beginning.directory), Path(beginning.base)
     model_directory(topology, directory)  # before ranks meet: among several, transformers saves a model on rank 0 alone
     ranks = joined(
         beginning.rank,
         mesh_sizes(entry.ranks, topology.model.parallel),
-        place=beginning.place,
+        place=(beginning.meeting, beginning.port),
         address=beginning.address,
         device=device,
         seconds=settings.rank_timeout_seconds,

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,14 @@ import trio
 
 import actors
 from actors.exits import MemoryKills, describe_exit
-from actors.learner.follower import Beginning
 from actors.learner.signs import Signs, SilentError
 from agent_rl.learning.finite import TrainingStoppedError
+from transport.stream import packed
 
 if TYPE_CHECKING:
     import structlog
+
+    from agent_rl.messages.pipes import Beginning
 
 LIFELINE = Path(actors.__path__[0]) / "runtime" / "lifeline.py"
 MODULE = "actors.learner.follower"
@@ -70,7 +73,7 @@ class Followers:
             self._signs[rank] = Signs(reading, self._silent_seconds)
             self._processes[rank] = process
             assert process.stdin is not None
-            process.stdin.write(beginning.model_copy(update={"rank": rank}).model_dump_json().encode())
+            process.stdin.write(packed(replace(beginning, rank=rank)))
             process.stdin.close()
             log.info("rank started", rank=rank, pid=process.pid)
 

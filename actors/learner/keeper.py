@@ -19,7 +19,6 @@ from typing import ClassVar
 import trio
 
 from actors.base import Actor, ActorContext, Call
-from actors.learner.follower import Beginning
 from actors.learner.followers import Followers, RankLostError
 from agent_rl.config.full import resolved_text
 from agent_rl.config.processes import ActorEntry
@@ -27,6 +26,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.figures import ActorFigures
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import RanksState, RanksWanted
+from agent_rl.messages.pipes import Beginning
 from transport import LinkEvent, PeerGone, PeerLeft
 
 STOP_SECONDS = 240.0
@@ -89,10 +89,11 @@ class RankKeeper(Actor):
         beginning = Beginning(
             topology=resolved_text(_with(topology, role, entry)),
             role=role,
-            directory=Path(wanted.directory),
-            base=self.context.base.absolute(),
+            directory=wanted.directory,
+            base=str(self.context.base.absolute()),
             rank=0,
-            place=(first, wanted.port),
+            meeting=first,
+            port=wanted.port,
             address=topology.hosts[self._host].address,
             silent_seconds=wanted.seconds,
         )

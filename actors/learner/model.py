@@ -14,7 +14,7 @@ import trio
 
 from actors.base import ActorContext
 from actors.learner.far_ranks import FarRanks
-from actors.learner.follower import Beginning, build, device_of
+from actors.learner.follower import build, device_of
 from actors.learner.followers import OTHER_SECONDS, Followers, RankLostError
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
@@ -33,6 +33,7 @@ from agent_rl.files.leftovers import Claim
 from agent_rl.learning.batching import SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
+from agent_rl.messages.pipes import Beginning
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
 
@@ -200,17 +201,19 @@ class TrainedModel:
         several = len(entry.rank_hosts) > 1
         address = context.topology.hosts[entry.rank_hosts[0]].address if several else LOOPBACK
         self._place = meeting_place(address)
+        meeting, port = self._place.getsockname()[:2]
         if several:
-            self._far = FarRanks(context, self._place.getsockname()[1])
+            self._far = FarRanks(context, port)
             await self._far.begin()
             context.nursery.start_soon(self._far.watch)
         beginning = Beginning(
             topology=resolved_text(context.topology),
             role=context.role,
-            directory=context.directory.absolute(),
-            base=context.base.absolute(),
+            directory=str(context.directory.absolute()),
+            base=str(context.base.absolute()),
             rank=0,
-            place=self._place.getsockname()[:2],
+            meeting=meeting,
+            port=port,
             address=address,
             silent_seconds=context.settings.rank_silent_seconds,
         )

@@ -2,8 +2,8 @@
 
 ::
 
-    a thread of rank i --a line, every few seconds--> rank 0: `Signs`
-    rank i fails -------its last words, as JSON-----> rank 0 says why, and ends all ranks
+    a thread of rank i --Alive, every few seconds---> rank 0: `Signs`
+    rank i fails -------LastWords-------------------> rank 0 says why, and ends all ranks
     nothing comes for rank_silent_seconds ----------> rank 0 names the rank, and ends all ranks
 
 A process that is stopped, or whose machine stands still, gives no signs; its connections stay open, so torch alone
@@ -13,31 +13,23 @@ would wait for it until ``rank_timeout_seconds``. The pipe's end is the end of t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import threading
-from dataclasses import dataclass
-from typing import Literal
 
 import trio
+
+from agent_rl.messages import pipes
+from agent_rl.messages.pipes import Alive, LastWords
+from transport import DecodeError, Registry
+from transport.stream import PipeReader, packed
 
 SIGNS = 10
 """So many signs are given within the seconds after which a rank counts as silent."""
 SLICES = 5
 """The silence is measured in so many parts, each by a new timer: a machine that was suspended counts one of them."""
-LAST_WORDS_BYTES = select.PIPE_BUF // 4
-"""The most bytes of a fault's text. As JSON, the line is still shorter than `PIPE_BUF`, so it is written whole or not
-at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """Why a rank cannot go on."""
-
-    fault: str
-    kind: Literal["mistake", "error", "torch"] = "error"
-    """``mistake``: a restart would not help. ``torch``: an error of torch, perhaps about another rank that is lost."""
+LAST_WORDS_BYTES = select.PIPE_BUF - 256
+"""The most bytes of a fault's text. The message is shorter than `PIPE_BUF`, so it is written whole or not at all."""
 
 
 class SilentError(Exception):
@@ -58,12 +50,12 @@ class SignGiver:
 
     def _give(self) -> None:
         while not self._ended.wait(self._seconds):
-            self._write(b"\n")
+            self._write(Alive())
 
     def last_words(self, words: LastWords) -> None:
         """Tell rank 0 why this rank cannot go on."""
         text = " ".join(words.fault.split()).encode()[:LAST_WORDS_BYTES].decode(errors="ignore")
-        self._write(json.dumps({"fault": text, "kind": words.kind}, ensure_ascii=False).encode() + b"\n")
+        self._write(LastWords(text, words.kind))
 
     def close(self) -> None:
         """Give no more signs, and close the pipe."""
@@ -71,9 +63,9 @@ class SignGiver:
         self._thread.join()
         os.close(self._pipe)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, message: Alive | LastWords) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):  # rank 0 does not read, or has ended: we soon end
-            os.write(self._pipe, line)
+            os.write(self._pipe, packed(message))
 
 
 class Signs:
@@ -89,20 +81,19 @@ class Signs:
 
         Raises SilentError.
         """
-        rest, missed = b"", 0
+        reader, missed = PipeReader(self._pipe, Registry.of(pipes)), 0
         try:
             while missed < SLICES:
                 with trio.move_on_after(self._slice) as limit:
-                    await trio.lowlevel.wait_readable(self._pipe)
+                    message = await reader.receive()
                 if limit.cancelled_caught:
                     missed += 1
                     continue
                 missed = 0
-                if not (some := os.read(self._pipe, 1 << 16)):
-                    return None
-                *lines, rest = (rest + some).split(b"\n")
-                if words := next(filter(None, lines), b""):
-                    return LastWords(**json.loads(words))
+                if not isinstance(message, Alive):
+                    return message if isinstance(message, LastWords) else None
+        except DecodeError as error:
+            return LastWords(f"what it says cannot be read: {error}")
         finally:
             os.close(self._pipe)
         raise SilentError

@@ -19,11 +19,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from actors.runtime.children import GO, ActorChild, start_child
+from actors.runtime.children import ActorChild, start_child
 from actors.runtime.lifecycle import RestartBudget, actor_environment, devices_for, drain_seconds
 from agent_rl.config.placement import gpus_of_actor
 from agent_rl.config.processes import ActorEntry
@@ -31,6 +31,7 @@ from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Janitor
 from agent_rl.groups.outages import FAULTS
 from agent_rl.messages import ActorStatus
+from agent_rl.messages.pipes import Go
 from agent_rl.observe.logs import log_directory
 
 USER_MISTAKE = 3
@@ -49,8 +50,8 @@ class Reports(Protocol):
     def process(self, actor: ActorProcess, state: str) -> None:
         """The process is starting, restarting, stopping or stopped."""
 
-    def lines(self) -> bytes:
-        """The lines about other nodes that a new process gets first."""
+    def known(self) -> Sequence[Any]:
+        """The messages about other nodes that a new process gets first."""
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
@@ -371,10 +372,10 @@ class ActorProcess:
         self._ready_at = None
         if self._successor is None:
             self.child = self._child(self._plan, self.incarnation, restarted=self._died_at is not None)
-            self.tell(self._reports.lines())
+            self.tell(*self._reports.known())
         else:
             self.child, self._successor = self._successor, None
-            self.tell(self._reports.lines() + GO + b"\n")
+            self.tell(*self._reports.known(), Go())
         return self.child
 
     def _child(self, plan: Plan, incarnation: int, *, beside: bool = False, restarted: bool = False) -> ActorChild:
@@ -390,9 +391,9 @@ class ActorProcess:
         child.stay_on(cores)
         return child
 
-    def tell(self, lines: bytes) -> None:
-        """Send lines about other nodes to the process, which needs them to find and recognise its peers."""
-        if self.child is not None and not self.child.tell(lines):
+    def tell(self, *messages: Any) -> None:
+        """Send messages about other nodes to the process, which needs them to find and recognise its peers."""
+        if self.child is not None and not self.child.tell(*messages):
             self.kill(f"{self.name} did not read the messages of its supervisor")
 
     def heard(self, status: ActorStatus, incarnation: int) -> None:

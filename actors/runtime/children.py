@@ -14,21 +14,22 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import trio
 
 from actors.exits import MemoryKills, describe_exit
 from actors.user_threads import blocked_at
 from agent_rl.files.disk import rotate_open, writing
+from agent_rl.messages import pipes
 from agent_rl.observe.silence import ProcessSeen
+from transport import DecodeError, Registry
+from transport.stream import PipeReader, packed
 
 MESSAGE_VARIABLE = "AGENT_RL_MESSAGE"
 """Environment variable with the file descriptor of a file in memory. The actor writes its last message to this file."""
 STACK_BEGINS = "Timeout ("
 """The first words of what faulthandler writes to the message file while the event loop stands."""
-GO = b"go"
-"""The line that lets a prepared process take the place of the former one."""
 PIPE_BYTES = 1 << 15
 """A larger write needs a larger pipe than the default of 64 KiB."""
 LAST_WORDS_BYTES = 16384
@@ -57,6 +58,7 @@ class ActorChild:
         self.stderr = stderr
         self._stderr_start = stderr_start
         self._message = message
+        self._garbled = ""
         self.message = ""
         """The actor's last message to the user, set after the process has ended. The disk was not needed for it."""
         self._memory_kills = MemoryKills()
@@ -111,9 +113,10 @@ class ActorChild:
             os.close(descriptor)
 
     async def prepared(self) -> bool:
-        """Wait until a process that was started ``beside`` another is prepared; False when it ends before."""
+        """Wait until a process that was started ``beside`` another says so; False when it ends before."""
         assert self._prepared is not None
         with self._prepared as pipe:
+            reader = PipeReader(pipe.fileno(), Registry.of(pipes))
             async with trio.open_nursery() as nursery:
 
                 async def until_ended() -> None:
@@ -121,9 +124,14 @@ class ActorChild:
                     nursery.cancel_scope.cancel()
 
                 nursery.start_soon(until_ended)
-                await trio.lowlevel.wait_readable(pipe.fileno())
+                try:
+                    message = await reader.receive()
+                except DecodeError as error:
+                    self._garbled = f"what it says cannot be read: {error}"
+                    self.kill()
+                    message = None
                 nursery.cancel_scope.cancel()
-                return bool(pipe.read(1))
+                return isinstance(message, pipes.Prepared)
         return False
 
     def ending(self, status: int) -> str:
@@ -147,15 +155,15 @@ class ActorChild:
         self._process.wait()
         self._take_message()
 
-    def tell(self, lines: bytes) -> bool:
-        """Write whole lines to the lifeline pipe. False when the pipe is full because the process does not read it."""
+    def tell(self, *messages: Any) -> bool:
+        """Write to the lifeline pipe. False when the pipe is full because the process does not read it."""
         if self.ended:
             return True
-        descriptor = self._lifeline.fileno()
+        descriptor, data = self._lifeline.fileno(), b"".join(map(packed, messages))
         try:
-            if len(lines) > PIPE_BYTES and hasattr(fcntl, "F_SETPIPE_SZ"):
-                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, len(lines))
-            return os.write(descriptor, lines) == len(lines)
+            if len(data) > PIPE_BYTES and hasattr(fcntl, "F_SETPIPE_SZ"):
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, len(data))
+            return os.write(descriptor, data) == len(data)
         except BrokenPipeError:  # the process has just ended
             return True
         except BlockingIOError:
@@ -170,7 +178,7 @@ class ActorChild:
             if text.startswith(STACK_BEGINS):
                 self.blocked_at = blocked_at(text)
             else:
-                self.message = text
+                self.message = self._garbled or text
 
     def rotate_stderr(self, limit: float) -> None:
         """When the stderr file has ``limit`` bytes, move its content to another file and empty it."""
@@ -210,11 +218,11 @@ def start_child(
 ) -> ActorChild:
     """Start ``python -m module arguments... --lifeline FD`` through ``lifeline.py``, its output to the file ``stderr``.
 
-    ``beside``: another process is to be replaced by it. It gets ``--beside FD`` too, the end of a pipe into which it
-    writes a byte when it is prepared; then it waits for the line `GO`.
+    ``beside``: another process is to be replaced by it. It gets ``--beside FD`` too, the end of a pipe over which it
+    says that it is `Prepared`; then it waits for `Go`.
 
-    The lifeline is the read end of a pipe. It carries the lines of `ActorChild.tell`, and closes when the supervisor
-    ends.
+    The lifeline is the read end of a pipe. It carries what `ActorChild.tell` tells (`agent_rl.messages.pipes`), and
+    closes when the supervisor ends.
 
     The supervisor's main thread calls this function directly. trio's process functions start processes on worker
     threads, and the parent-death signal fires when the starting *thread* ends.

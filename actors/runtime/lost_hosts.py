@@ -2,7 +2,7 @@
 
 ::
 
-    PeerGone, PeerLeft of another supervisor --> LostHosts --line--> actors of this host --> Node.doubt
+    PeerGone, PeerLeft of another supervisor --> LostHosts --Doubt--> actors of this host --> Node.doubt
     it is heard ---------------------------------^  ^--- numbers of replicas in force
 
 One silent process may be stopped, or busy, and is waited for (``run.lost_after_seconds``). Two processes of a host that
@@ -13,24 +13,21 @@ that, calls of a new process would wait for replicas that the file allows and no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from agent_rl.config.addresses import actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.topology import Topology
+from agent_rl.messages.pipes import Doubt
 
 if TYPE_CHECKING:
     from transport import LinkEvent
 
-WORD = b"doubted "
-"""The first word of the line about these actors; other lines are those of other files (`Peers.lines`)."""
-
 
 class LostHosts:
-    """The actors that peers here do not wait for. ``tell`` sends a line to this host's actors."""
+    """The actors that peers here do not wait for. ``tell`` sends them to this host's actors."""
 
-    def __init__(self, topology: Topology, hosts: Sequence[str], tell: Callable[[bytes], None]) -> None:
+    def __init__(self, topology: Topology, hosts: Sequence[str], tell: Callable[[Doubt], object]) -> None:
         """``hosts``: those of this process. Optional hosts count as lost until they are heard."""
         self._topology = topology
         self._tell = tell
@@ -38,31 +35,29 @@ class LostHosts:
         self._lost = {node for node, host in self._hosts.items() if topology.hosts[host].optional}
 
     @property
-    def doubted(self) -> list[str]:
+    def doubted(self) -> Doubt:
         """The actors of the lost hosts, and replicas that are not to run, in the order of the topology."""
         lost = {self._hosts[supervisor] for supervisor in self._lost}
         wanted = {host: wanted_nodes(self._topology, host) for host in self._topology.hosts_in_use}
-        return [
-            name
-            for host, names in wanted.items()
-            for name, _ in actor_nodes(self._topology, host)
-            if host in lost or name not in names
-        ]
-
-    def line(self) -> bytes:
-        """The line for a lifeline."""
-        return WORD + json.dumps(self.doubted).encode() + b"\n"
+        return Doubt(
+            tuple(
+                name
+                for host, names in wanted.items()
+                for name, _ in actor_nodes(self._topology, host)
+                if host in lost or name not in names
+            )
+        )
 
     def follow(self, topology: Topology) -> None:
         """These numbers of replicas are to run now."""
         self._topology = topology
-        self._tell(self.line())
+        self._tell(self.doubted)
 
     def heard(self, supervisor: str) -> None:
         """Another supervisor is heard."""
         if supervisor in self._lost:
             self._lost.discard(supervisor)
-            self._tell(self.line())
+            self._tell(self.doubted)
 
     def link_event(self, event: LinkEvent) -> None:
         """A link to another supervisor reports an event."""
@@ -70,11 +65,6 @@ class LostHosts:
 
         if isinstance(event, (PeerGone, PeerLeft)) and event.peer in self._hosts and event.peer not in self._lost:
             self._lost.add(event.peer)
-            self._tell(self.line())
+            self._tell(self.doubted)
         elif isinstance(event, PeerBack):
             self.heard(event.peer)
-
-
-def read(text: bytes) -> list[str]:
-    """Parse what follows `WORD` in a line of `LostHosts`."""
-    return list(json.loads(text))

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +26,7 @@ from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
 from actors.runtime.reports import StatusReports
-from actors.runtime.roster import Roster, written
+from actors.runtime.roster import Roster
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.topology import Topology
@@ -45,6 +45,7 @@ from agent_rl.messages import (
     SwapWanted,
     TakeBackWanted,
 )
+from agent_rl.messages.pipes import Doubt, Expect
 
 if TYPE_CHECKING:
     import structlog
@@ -98,7 +99,7 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
-        self._lost = LostHosts(topology, hosts, self._tell_line)
+        self._lost = LostHosts(topology, hosts, self._tell_actors)
         self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
@@ -208,16 +209,13 @@ class Peers:
         """An actor of this host has ended, and is not started again."""
         self._reports.forget(actor)
 
-    def lines(self) -> bytes:
+    def known(self) -> tuple[Doubt, Expect]:
         """What a new process is told first: lost hosts, all incarnations."""
-        return self._lost.line() + written(self._roster.incarnations)
+        return self._lost.doubted, Expect(dict(self._roster.incarnations))
 
-    def _tell_actors(self, changed: Mapping[str, int]) -> None:
-        self._tell_line(written(changed))
-
-    def _tell_line(self, line: bytes) -> None:
+    def _tell_actors(self, message: Doubt | Expect) -> None:
         for actor in self._actors.values():
-            actor.tell(line)
+            actor.tell(message)
 
     def _say_of_host(self, text: str) -> None:
         if not self._ending.is_set():

@@ -25,12 +25,9 @@ import trio
 
 from actors.base import Actor, ActorContext
 from actors.engines.base import EngineRefusedError
-from actors.runtime.children import GO, leave_message, message_file
+from actors.runtime.children import leave_message, message_file
 from actors.runtime.links import make_links
-from actors.runtime.lost_hosts import WORD as DOUBTED
-from actors.runtime.lost_hosts import read as read_doubted
 from actors.runtime.networks import run_network
-from actors.runtime.roster import read
 from actors.runtime.unreachable_links import NobodyLeftError, UnreachableLinks
 from actors.sandbox.isolation.control_groups import ControlGroupsError
 from actors.sandbox.isolation.levels import IsolationError
@@ -48,7 +45,7 @@ from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.groups.outages import OutageError
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.heap import share_one_heap
-from agent_rl.messages import ActorStatus
+from agent_rl.messages import ActorStatus, pipes
 from agent_rl.observe.logs import open_log
 from agent_rl.records.journal import JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused, run_clock
@@ -56,6 +53,7 @@ from agent_rl.rollout.prompts import PromptError
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
 from transport import (
     BindError,
+    DecodeError,
     Delivery,
     DeliveryKind,
     InsecureLink,
@@ -67,8 +65,19 @@ from transport import (
     Registry,
     keep_freed_memory,
 )
+from transport.stream import PipeReader, packed
 
 USER_MISTAKE = 3
+
+
+class OtherReleaseError(Exception):
+    """The supervisor says what this process cannot read."""
+
+
+class SupervisorGoneError(Exception):
+    """The lifeline closed: the supervisor has ended."""
+
+
 MISTAKES = (
     IsolationError,
     ControlGroupsError,
@@ -85,6 +94,7 @@ MISTAKES = (
     InsecureLink,
     RunRefused,
     NobodyLeftError,
+    OtherReleaseError,
 )
 MODEL_ROLES = ("learner", "rollout_generator")
 """Roles whose processes hold a model."""
@@ -93,10 +103,6 @@ LAST_STATUS_SECONDS = 2.0
 STARTED_SECONDS = 0.5
 """How long an actor that has started waits until the supervisors know it, before it handles the first message."""
 STATUS_LINK = "status"
-
-
-class SupervisorGoneError(Exception):
-    """The lifeline closed: the supervisor has ended."""
 
 
 def received(cls: type[Actor]) -> dict[DeliveryKind, set[type]]:
@@ -288,7 +294,7 @@ async def _run_actor(arguments: argparse.Namespace, base: Path, topology: Topolo
                 if arguments.beside is not None:
                     await actor.prepared()
                     with os.fdopen(arguments.beside, "wb") as pipe:
-                        pipe.write(b"\n")
+                        pipe.write(packed(pipes.Prepared()))
                     await go.wait()
                 await serve(
                     actor,
@@ -323,26 +329,27 @@ async def _watch_lifeline(
     go: trio.Event,
     log: structlog.typing.FilteringBoundLogger,
 ) -> None:
-    """Read from the lifeline which hosts are lost, and incarnations of nodes.
-
-    The line `GO` sets ``go``. The lifeline closes when the supervisor ends.
-    """
-    rest = b""
+    """Read from the lifeline which hosts are lost, and incarnations of nodes. It closes when the supervisor ends."""
+    reader = PipeReader(descriptor, Registry.of(pipes))
     while True:
-        await trio.lowlevel.wait_readable(descriptor)
-        some = os.read(descriptor, 1 << 16)
-        if not some:
-            break
-        *lines, rest = (rest + some).split(b"\n")
-        for line in lines:
-            if line.startswith(DOUBTED):
-                node.doubt(read_doubted(line.removeprefix(DOUBTED)))
-            elif line == GO:
+        try:
+            message = await reader.receive()
+        except DecodeError as error:
+            raise OtherReleaseError(
+                f"what the supervisor says cannot be read ({error}): agent_rl was changed during the run; stop the run "
+                "and start it again, it goes on"
+            ) from error
+        match message:
+            case pipes.Expect():
+                for name, incarnation in message.incarnations.items():
+                    node.expect(name, incarnation)
+            case pipes.Doubt():
+                node.doubt(message.actors)
+            case pipes.Go():
                 go.set()
-            else:
-                node.expect(*read(line))
-    log.error("the supervisor is gone")
-    raise SupervisorGoneError
+            case None:
+                log.error("the supervisor is gone")
+                raise SupervisorGoneError
 
 
 def user_mistake(error: BaseException) -> str | None:

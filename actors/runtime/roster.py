@@ -11,12 +11,13 @@ the successor of a node. Supervisors tell their actors over lifelines, which are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_rl.config.addresses import actor_nodes, supervisor_node
 from agent_rl.config.topology import Topology
 from agent_rl.messages import Incarnations
+from agent_rl.messages.pipes import Expect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Roster:
         self.incarnations = dict.fromkeys([*own, *self._own], first)
         self._nodes: list[Node] = []
         self._announce: list[Callable[[object], None]] = []
-        self.tell_actors: Callable[[Mapping[str, int]], object] = lambda _: None
+        self.tell_actors: Callable[[Expect], object] = lambda _: None
         """Sends the incarnations of nodes to the processes of this host's actors."""
 
     def link(self, node: Node) -> None:
@@ -70,20 +71,9 @@ class Roster:
         self.incarnations[name] = incarnation
         for node in self._nodes:
             node.expect(name, incarnation)
-        self.tell_actors({name: incarnation})
+        self.tell_actors(Expect({name: incarnation}))
         return True
 
     def _tell_others(self) -> None:
         for announce in self._announce:
             announce(Incarnations({name: self.incarnations[name] for name in self._own if name in self.incarnations}))
-
-
-def written(incarnations: Mapping[str, int]) -> bytes:
-    """The lines for a lifeline."""
-    return b"".join(f"{name} {incarnation}\n".encode() for name, incarnation in incarnations.items())
-
-
-def read(line: bytes) -> tuple[str, int]:
-    """Parse one line of `written` into a node and its incarnation."""
-    name, _, incarnation = line.decode().rpartition(" ")
-    return name, int(incarnation)

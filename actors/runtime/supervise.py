@@ -22,7 +22,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -281,9 +281,9 @@ class Supervisor:
             if state == "stopped":
                 self._peers.ended(actor.name)
 
-    def lines(self) -> bytes:
-        """The lines about other nodes that a new process gets first."""
-        return self._peers.lines()
+    def known(self) -> Sequence[Any]:
+        """The messages about other nodes that a new process gets first."""
+        return self._peers.known()
 
     def say(self, text: str) -> None:
         """Show a notice to the user and log it."""

@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from agent_rl import messages
+from agent_rl.messages import pipes
 from tests.transport.clouds import FLOATS, INT64, JSON, TEXT, same
 from transport import DecodeError, Limits, Registry, decode, encode, plans
 from transport.codec import WIRE_VERSION
 from transport.frames import FRAMES_VERSION, CallFrame, MalformedFrame, PushFrame, pack, unpack
 
-REGISTRY = Registry.of(messages)
+REGISTRY = Registry(*Registry.of(messages), *Registry.of(pipes))
 TYPES = sorted(REGISTRY, key=lambda cls: cls.__name__)
 ROOM = 128 << 20
 """Bytes that decoding a short frame may take, whatever sizes it claims: msgpack makes room for some of what is claimed,

@@ -8,15 +8,17 @@ import pytest
 
 from actors.cluster import orders
 from actors.cluster.display import HostDisplay
-from actors.cluster.orders import Order, OrderError, Orders, Terminal, place
+from actors.cluster.orders import OrderError, Orders, place
+from agent_rl.messages.pipes import Alive, Kill, Order, Say, Stop, Terminal
 from agent_rl.observe.live import LiveView, SteadyConsole
+from transport.stream import packed
 
 ORDER = Order(
     release="1",
     host="b",
     main=False,
-    files=["two.toml"],
-    overrides=["run.seed=3"],
+    files=("two.toml",),
+    overrides=("run.seed=3",),
     again="agent-rl up two.toml",
     texts={"two.toml": 'name = "ü"\n'},
     key="secret",
@@ -41,26 +43,25 @@ def follow(found):
 
 def test_an_order_arrives_as_it_was_sent(pipe):
     reading, writing = pipe
-    writing.write(ORDER.line() + b"stop\n")
+    writing.write(packed(ORDER) + packed(Stop()))
     writing.close()
     found = Orders(reading)
     assert found.first() == ORDER
     assert follow(found) == ([signal.SIGTERM], [])  # what came with the order is not lost
-    assert ORDER.line().count(b"\n") == 1
 
 
-@pytest.mark.parametrize("line", [b"", b"\n", b"[]\n", b"{}\n", b'{"terminal": null, "colour": 3}\n', b"hello\n"])
-def test_what_is_no_order_is_refused(pipe, line):
+@pytest.mark.parametrize("data", [b"", b"\n", packed(ORDER)[:-1], packed(Stop()), b"\0\0\0\1?", b"hello\n"])
+def test_what_is_no_order_is_refused(pipe, data):
     reading, writing = pipe
-    writing.write(line)
+    writing.write(data)
     writing.close()
     with pytest.raises(OrderError, match="started by `agent-rl up` of the same release"):
         Orders(reading).first()
 
 
-def test_the_words_stop_and_kill_are_signals(pipe):
+def test_stop_and_kill_are_signals(pipe):
     reading, writing = pipe
-    writing.write(b"\nsay one two\n\nstop\nkill\nwhat\n")
+    writing.write(b"".join(map(packed, (Alive(), Say("one two"), Alive(), Stop(), Kill()))))
     writing.close()
     assert follow(Orders(reading)) == ([signal.SIGTERM, signal.SIGTERM, signal.SIGINT], ["one two"])
 
@@ -73,9 +74,18 @@ def test_the_end_of_the_connection_stops_the_host_once(pipe):
     assert said == ["the connection to `agent-rl up` has ended"]
 
 
+def test_what_cannot_be_read_stops_the_host(pipe):
+    reading, writing = pipe
+    writing.write(packed(Say("one")) + b"hello\n")
+    came, said = follow(Orders(reading))
+    assert came == [signal.SIGTERM]
+    assert said[:1] == ["one"]
+    assert said[1].startswith("what `agent-rl up` says cannot be read: length: ")
+
+
 def test_the_end_after_a_stop_does_not_kill(pipe):
     reading, writing = pipe
-    writing.write(b"stop\n")
+    writing.write(packed(Stop()))
     writing.close()
     assert follow(Orders(reading)) == ([signal.SIGTERM], [])
 

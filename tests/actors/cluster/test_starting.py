@@ -9,6 +9,8 @@ import trio
 
 from actors.cluster import starting
 from actors.cluster.starting import HostCommand, Hosts
+from agent_rl.messages.pipes import Order
+from tests.actors.cluster.fake_host import SCRIPT
 
 STARTS = 'read -r order; echo "agent-rl: the host starts" >&2; echo "$order" > order.$0\n'
 OBEYS = """
@@ -31,10 +33,12 @@ def soon(monkeypatch, tmp_path):
         monkeypatch.setattr(starting, name, 10.0 if name == "DRAIN_SECONDS" else 0.05)
 
 
+def order(name, *, main):
+    return Order("1", name, main, (), (), again="", texts={}, key=None, terminal=None)
+
+
 def host(name, script, *, main=False):
-    return HostCommand(
-        name, ["sh", "-c", script, name], f'{{"host": "{name}"}}\n'.encode(), main, f"{name}.example.org"
-    )
+    return HostCommand(order(name, main=main), [sys.executable, str(SCRIPT), script, name], f"{name}.example.org")
 
 
 def run(*commands, when=None, signals=()):
@@ -65,7 +69,7 @@ def test_a_finished_main_host_ends_all_others_and_gives_the_exit_code(tmp_path, 
     assert code == 0
     assert capfdbinary.readouterr().out == b"table\033[A"  # as it came
     assert said == ["b: b stops"]
-    assert (tmp_path / "order.b").read_text() == '{"host": "b"}\n'
+    assert (tmp_path / "order.b").read_text() == "b\n"
 
 
 @pytest.mark.parametrize(("main", "other", "code"), [(1, 75, 1), (75, 75, 0), ("$(kill -KILL $$)", 0, 137)])
@@ -85,7 +89,7 @@ def test_a_host_that_cannot_be_started_is_named_in_its_own_words_and_stops_all(c
 
 
 def test_a_program_that_is_not_there_is_named():
-    code, said = run(HostCommand("a", ["/no/such/ssh"], b"\n", main=True, place="here"))
+    code, said = run(HostCommand(order("a", main=True), ["/no/such/ssh"], place="here"))
     assert code == 2
     assert said[0] == "a: /no/such/ssh: No such file or directory"
 
@@ -146,7 +150,7 @@ def test_a_host_that_does_not_answer_is_cut_off(monkeypatch):
     ]
 
 
-def test_an_empty_line_comes_now_and_then(monkeypatch, tmp_path):
+def test_a_sign_of_life_comes_now_and_then(monkeypatch, tmp_path):
     monkeypatch.setattr(starting, "BEAT_SECONDS", 0.02)
     counts = f'{STARTS} for i in 1 2 3; do read -r line && [ -z "$line" ] || exit 3; done; exit 0'
     assert run(host("a", counts, main=True))[0] == 0
@@ -157,12 +161,13 @@ async def test_hosts_end_with_the_process_that_started_them(tmp_path):
     """The kernel closes the pipes of a process that dies, however it dies."""
     script = f"""
 import sys, trio
-sys.path.insert(0, {str(tmp_path)!r})
 from actors.cluster.starting import HostCommand, Hosts
+from agent_rl.messages.pipes import Order
 async def nothing():
     await trio.sleep_forever()
     yield 0
-a = HostCommand("a", ["sh", "-c", {STARTS + "cat; touch gone"!r}, "a"], b"\\n", True, "here")
+order = Order("1", "a", True, (), (), again="", texts={{}}, key=None, terminal=None)
+a = HostCommand(order, [sys.executable, {str(SCRIPT)!r}, {STARTS + "cat; touch gone"!r}, "a"], "here")
 trio.run(Hosts([a], print).run, nothing())
 """
     with trio.fail_after(60):

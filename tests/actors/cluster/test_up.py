@@ -1,6 +1,5 @@
 """``agent-rl up``: what it sends where, what it refuses before anything starts. Shells stand in for ssh and hosts."""
 
-import json
 import socket
 import stat
 from functools import partial
@@ -8,17 +7,20 @@ from functools import partial
 import pytest
 
 from actors.cli.main import main
-from actors.cluster.orders import Order, Orders
+from actors.cluster.orders import Orders
 from actors.cluster.places import is_here
+from agent_rl.messages import pipes
+from agent_rl.messages.pipes import Order
 from tests.actors.cluster.topology import TOPOLOGY
-from transport import CurveKeys
+from transport import CurveKeys, Registry
+from transport.stream import Unpacker, packed
 
 ELSEWHERE = ("198.51.100.1", "198.51.100.2")  # addresses of documents, which no machine has
 SSH = """
 for word in "$@"; do last=$word; printf '[%s]' "$word"; done > "$WORDS/$(echo "$*" | tr -cd '0-9.' | cut -c1-20).words"
 exec sh -c "$last"
 """
-HOST = """read -r order; printf '%s\\n' "$order" > "$(date +%N).order"; echo "agent-rl: the host starts" >&2; exit 0"""
+HOST = """dd bs=65536 count=1 "of=$$.order" 2> /dev/null; echo "agent-rl: the host starts" >&2; exit 0"""
 
 
 def with_addresses(trainer, rollout):
@@ -46,13 +48,16 @@ def test_hosts_on_other_machines_get_the_files_over_ssh(file, tmp_path, monkeypa
     for address, call in zip(ELSEWHERE, calls, strict=True):
         assert call.startswith("[-F][my file][-T][-o][BatchMode=yes][-o][ConnectTimeout=10]")  # those of the user win
         assert f"[me@{address}][mkdir -p '{there}' && cd '{there}' && exec sh {tmp_path}/host up-host]" in call
-    orders = {order.host: order for order in map(Order.of, (path.read_bytes() for path in there.glob("*.order")))}
+    unpacker = Unpacker(Registry.of(pipes))
+    for path in there.glob("*.order"):
+        unpacker.feed(path.read_bytes())
+    orders = {order.host: order for order in unpacker}
     assert {name: order.main for name, order in orders.items()} == {"trainer": True, "rollout": False}
     order = orders["rollout"]
-    assert order.files == ["two.toml", "more.toml"]
+    assert order.files == ("two.toml", "more.toml")
     assert order.texts == {"two.toml": file.read_text(), "more.toml": "[run]\nseed = 4\n"}
     assert order.key == (tmp_path / "cluster.key").read_text()
-    assert order.overrides == ["run.mode=synchronous"]
+    assert order.overrides == ("run.mode=synchronous",)
     assert order.again == "agent-rl up two.toml more.toml --set run.mode=synchronous"
 
 
@@ -102,10 +107,10 @@ def started(monkeypatch, tmp_path, order):
 
 
 def order_of(release, **changes):
-    fields = {"host": "rollout", "main": False, "files": ["far/two.toml"], "overrides": [], "again": "", "key": "k"}
+    fields = {"host": "rollout", "main": False, "files": ("far/two.toml",), "overrides": (), "again": "", "key": "k"}
     text = with_addresses(*ELSEWHERE)
     fields |= {"release": release, "texts": {"far/two.toml": text}, "terminal": None} | changes
-    return json.dumps(fields).encode() + b"\n"
+    return packed(Order(**fields))
 
 
 def test_another_release_is_refused(monkeypatch, tmp_path, capsys):
@@ -117,7 +122,7 @@ def test_another_release_is_refused(monkeypatch, tmp_path, capsys):
 def test_a_host_has_its_files_before_it_checks_them(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("actors.cli.up._release", lambda: "1.0")
-    assert started(monkeypatch, tmp_path, order_of("1.0", overrides=["run.directory=/proc/1/no"])) == 2
+    assert started(monkeypatch, tmp_path, order_of("1.0", overrides=("run.directory=/proc/1/no",))) == 2
     assert "far/two.toml" in capsys.readouterr().err
     key = tmp_path / "far" / "cluster.key"
     assert (key.read_text(), stat.S_IMODE(key.stat().st_mode)) == ("k", 0o600)

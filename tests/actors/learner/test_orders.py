@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from actors.learner.orders import LeadTrainer, Writing, follow
-from actors.learner.signs import SIGNS, LastWords, SignGiver, Signs, SilentError
+from actors.learner.signs import SIGNS, SignGiver, Signs, SilentError
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.files.disk import DiskError
@@ -23,8 +23,10 @@ from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
+from agent_rl.messages.pipes import Alive, LastWords
 from agent_rl.records.checkpoint_files import Position
 from tests import builders
+from transport.stream import packed
 
 SFT = SftStage(kind="sft", steps=5, learning_rate=1e-3)
 RL = RlStage(kind="rl", steps=5, max_response_tokens=10, max_turns=2)
@@ -191,6 +193,7 @@ def test_rank_0_hears_of_an_error_in_writing_that_it_does_not_have(error: Except
     assert failures == [error] * told
 
 
+ALIVE = packed(Alive())
 FOREVER = 3600.0
 """Seconds within which no sign falls due: such tests write the signs themselves."""
 
@@ -202,7 +205,7 @@ def test_a_rank_is_silent_so_long_after_its_last_sign() -> None:
         async def give() -> None:
             for _ in range(9):
                 await trio.sleep(25.0)
-                os.write(writing, b"\n")
+                os.write(writing, ALIVE)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give)
@@ -243,6 +246,15 @@ def test_last_words_come_whole(kind: str) -> None:
     assert words.fault.replace("\n", " ").startswith(heard.fault)
 
 
+def test_a_rank_that_says_what_is_no_message_cannot_go_on() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, ALIVE + b"Traceback (most recent call last):")
+    words = trio.run(Signs(reading, 30.0).watch)
+    os.close(writing)
+    assert words is not None
+    assert words.fault.startswith("what it says cannot be read: length: ")
+
+
 def test_the_end_of_the_process_is_no_silence() -> None:
     reading, writing = os.pipe()
     os.close(writing)
@@ -252,9 +264,9 @@ def test_the_end_of_the_process_is_no_silence() -> None:
 def test_signs_come_by_themselves_and_do_not_wait_for_a_reader() -> None:
     reading, writing = os.pipe()
     giver = SignGiver(writing, SIGNS * 0.001)
-    assert os.read(reading, 1) == b"\n"
+    assert os.read(reading, len(ALIVE)) == ALIVE
     with contextlib.suppress(BlockingIOError):
-        while os.write(writing, b"\n" * 4096):  # until the pipe is full
+        while os.write(writing, ALIVE):  # until the pipe is full
             pass
     giver.last_words(LastWords("lost, since nobody reads"))
     os.close(reading)

@@ -15,7 +15,9 @@ from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.figures import ActorFigures
+from agent_rl.messages import pipes
 from transport import Node, Registry
+from transport.stream import PipeReader, packed
 
 
 class Plain:
@@ -60,6 +62,11 @@ async def run(options, topology, entry, tell):
     tell("left")
 
 
+async def wait_for_go(lifeline):
+    while (message := await lifeline.receive()) != pipes.Go():
+        assert message is not None, "the supervisor is gone"
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
@@ -83,10 +90,8 @@ def main():
         tell("ready")
         if entry.settings.get("blocks"):
             signal.pause()
-        os.write(options.beside, b"\n")
-        rest = b""
-        while not (b"\n" + rest).endswith(b"\ngo\n"):
-            rest += os.read(options.lifeline, 1 << 16)
+        os.write(options.beside, packed(pipes.Prepared()))
+        trio.run(wait_for_go, PipeReader(options.lifeline, Registry.of(pipes)))
     trio.run(run, options, topology, entry, tell)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,8 @@ from actors.runtime.actor_process import ActorProcess, Plan
 from actors.runtime.children import ActorChild, telling
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
+from tests.transport.clouds import Point
+from transport.stream import packed
 
 
 class Child:
@@ -53,7 +57,7 @@ class Child:
 
     terminate = kill = reap = end
 
-    def tell(self, _: bytes) -> bool:
+    def tell(self, *_: object) -> bool:
         return True
 
     def last_words(self, lines: int = 20) -> list[str]:
@@ -83,6 +87,19 @@ def test_a_process_whose_disk_took_no_words_has_its_message_as_last_words(tmp_pa
     assert child.last_words() == [message]
 
 
+def test_a_successor_that_says_what_is_no_message_is_killed_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "stderr").touch()
+    reading, writing = os.pipe()
+    os.write(writing, b"ready\n")
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    prepared = os.fdopen(reading, "rb", buffering=0)
+    child = ActorChild(process, tmp_path / "stderr", 0, io.BytesIO(), io.BytesIO(), prepared)
+    assert not trio.run(child.prepared)
+    os.close(writing)
+    assert trio.run(child.wait) == -signal.SIGKILL
+    assert child.message.startswith("what it says cannot be read: length: ")
+
+
 @pytest.mark.parametrize("ends", ["while it gets ready", "when it is ready", "by a death of the former one"])
 def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
@@ -93,7 +110,7 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
     groups: set[int] = set()
     janitor: Any = SimpleNamespace(started=groups.add, ended=groups.discard)
     nothing = lambda *_, **__: None  # noqa: E731
-    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, lines=lambda: b"")
+    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, known=tuple)
 
     async def main() -> str:
         ready, children, told = trio.Event(), [], []
@@ -139,22 +156,40 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
     assert not groups
 
 
-def test_an_actor_that_fails_leaves_its_traceback_before_its_last_line(tmp_path: Path) -> None:
-    path, _ = write_micro(tmp_path)
-    named = {
-        "topology": path,
-        "base": tmp_path,
-        "actor": "learner.first",
-        "incarnation": 0,
-        "started-at": 0,
-        "epoch": 0,
-    }
+def process_of(actor: str, folder: Path) -> list[str]:
+    """The command of an actor's process."""
+    path, _ = write_micro(folder)
+    named = {"topology": path, "base": folder, "actor": actor, "incarnation": 0, "started-at": 0, "epoch": 0}
     arguments = [part for name, value in named.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "actors.runtime.process", *arguments]
+    return [sys.executable, "-m", "actors.runtime.process", *arguments]
+
+
+def test_an_actor_that_fails_leaves_its_traceback_before_its_last_line(tmp_path: Path) -> None:
+    command = process_of("learner.first", tmp_path)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-1]) == (1, "UnknownPeer: no address is known for learner.first")
     assert any("runtime/process.py" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"go\n doubted []", "length: 1735330336 bytes, the limit is 16777216"),
+        (packed(Point(1, 2.0)), "'Point' is unknown"),
+    ],
+)
+def test_an_actor_whose_supervisor_is_of_another_release_says_what_to_do(tmp_path: Path, said: bytes, why: str) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, said)
+    command = [*process_of("tool_executor.0", tmp_path), "--lifeline", str(reading)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[reading])
+    os.close(reading)
+    os.close(writing)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, len(lines)) == (process.USER_MISTAKE, 1), ended.stderr
+    assert why in lines[0]
+    assert lines[0].endswith("stop the run and start it again, it goes on")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from actors.runtime.children import ActorChild, start_child
-from actors.runtime.roster import Roster, read, written
+from actors.runtime.roster import Roster
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Incarnations
+from agent_rl.messages.pipes import Expect, Go
+from transport.stream import packed
 
 TOPOLOGY = """
 [run]
@@ -58,8 +60,8 @@ class StandIn:
     def set(self, message: Incarnations) -> None:
         self.announced.append(message)
 
-    def tell(self, incarnations: dict[str, int]) -> None:
-        self.known |= incarnations
+    def tell(self, message: Expect) -> None:
+        self.known |= message.incarnations
 
 
 @pytest.fixture
@@ -91,21 +93,16 @@ def test_a_supervisor_speaks_for_its_own_host_alone(roster: Any) -> None:
     assert node.known == before
 
 
-def test_what_is_written_to_a_lifeline_is_read() -> None:
-    lines = written({"learner.0": 1 << 50, "supervisor.a b": 3}).splitlines()
-    assert dict(map(read, lines)) == {"learner.0": 1 << 50, "supervisor.a b": 3}
-
-
 def test_an_actor_that_never_reads_its_lifeline_is_noticed_and_one_with_many_peers_is_not(tmp_path: Path) -> None:
     child: ActorChild = start_child(
         "http.server", ["--help-me-not"], environment=os.environ, stderr=tmp_path / "stderr"
     )
     try:
-        table = written({f"rollout_generator.{n}": 1 << 50 for n in range(5000)})
-        assert len(table) > 1 << 16
+        table = Expect({f"rollout_generator.{n}": 1 << 50 for n in range(5000)})
+        assert len(packed(table)) > 1 << 16
         assert child.tell(table)
-        told = [child.tell(b"learner.0 1234567890\n") for _ in range(20_000)]
+        told = [child.tell(Expect({"learner.0": 1234567890})) for _ in range(20_000)]
     finally:
         child.reap()
     assert told[0]
-    assert child.tell(b"x")  # it has ended: nobody is to be told
+    assert child.tell(Go())  # it has ended: nobody is to be told

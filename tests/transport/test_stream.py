@@ -1,0 +1,81 @@
+"""Messages over a pipe arrive whole and in order however the bytes are split; what is no message is refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transport.clouds import CLOUDS, REGISTRY, Cloud, cloud, same
+from transport import DecodeError, EncodeError
+from transport.stream import LENGTH_BYTES, LIMITS, PipeReader, Unpacker, packed
+
+
+def framed(frame: bytes) -> bytes:
+    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+
+
+@given(st.lists(CLOUDS, max_size=4), st.lists(st.integers(0, 2000)), st.integers(0, 50))
+def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Cloud], cuts: list[int], missing: int) -> None:
+    data = b"".join(map(packed, sent))
+    data += packed(cloud())[:missing]  # the sender dies meanwhile
+    unpacker, heard = Unpacker(REGISTRY), []
+    places = [0, *sorted(cuts), len(data)]
+    for begin, end in pairwise(places):
+        unpacker.feed(data[begin:end])
+        heard += unpacker
+    assert len(heard) == len(sent)
+    assert all(map(same, heard, sent))
+
+
+@given(st.binary(min_size=1), st.booleans())
+def test_garbage_raises_decode_error_only_and_what_came_before_is_heard(garbage: bytes, has_length: bool) -> None:
+    unpacker = Unpacker(REGISTRY)
+    unpacker.feed(packed(cloud()) + (framed(garbage) if has_length else b"\xff\xff\xff\xff" + garbage))
+    messages = iter(unpacker)
+    assert same(next(messages), cloud())
+    with pytest.raises(DecodeError):
+        next(messages)
+
+
+def test_a_huge_length_is_refused_before_its_bytes_come() -> None:
+    unpacker = Unpacker(REGISTRY)
+    unpacker.feed((LIMITS.message_bytes + 1).to_bytes(LENGTH_BYTES, "big"))
+    with pytest.raises(DecodeError, match="16777217 bytes, the limit is 16777216"):
+        list(unpacker)
+
+
+def test_a_message_of_another_release_is_refused_with_the_remedy() -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    unpacker = Unpacker(REGISTRY)
+    unpacker.feed(packed(Point(1)))
+    with pytest.raises(DecodeError, match="use one version of agent_rl everywhere"):
+        list(unpacker)
+
+
+def test_a_message_of_several_frames_is_refused_where_it_is_packed() -> None:
+    with pytest.raises(EncodeError, match="2 frames, the limit is 1"):
+        packed(cloud(values=np.zeros(1 << 16, np.float32)))
+
+
+def test_the_end_of_the_pipe_is_none_also_within_a_message() -> None:
+    async def main() -> None:
+        for rest in (b"", packed(cloud())[:7]):
+            reading, writing = os.pipe()
+            os.write(writing, packed(cloud()) + rest)
+            os.close(writing)
+            reader = PipeReader(reading, REGISTRY)
+            assert same(await reader.receive(), cloud())
+            assert await reader.receive() is None
+            os.close(reading)
+
+    trio.run(main)
