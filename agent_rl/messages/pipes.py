@@ -2,12 +2,12 @@
 
 ::
 
-    supervisor       Expect, Doubt, Go -------> actor
-    actor            Prepared ----------------> supervisor
-    actor            Beginning ---------------> rank of a learner
-    rank             Alive, LastWords --------> actor that started it
-    agent-rl up      Order -------------------> agent-rl up-host: the process that it starts on a host
-    agent-rl up      Say, Stop, Kill, Alive --> agent-rl up-host
+    supervisor    Expect, Doubt, Go -------> actor
+    actor         Prepared ----------------> supervisor
+    actor         Beginning ---------------> rank of a learner
+    rank          Alive, LastWords --------> actor that started it
+    up            Order -------------------> up-host: the process that `agent-rl up` starts on a host
+    up            Say, Stop, Kill, Alive --> up-host
 
 The end of a pipe is the end of the process at its other end. Logs, and the last words of an actor, are text on stderr.
 """
