@@ -29,7 +29,7 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install lock train test test-all chaos programs test-vllm test-vllm-sample bench-trl check format clean
+.PHONY: install lock train test test-all chaos programs test-vllm test-vllm-sample bench-trl check docs format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
@@ -155,6 +155,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m benchmarks.command size --check
+
+# The site of docs/, in build/site; a broken link or anchor fails. The variable silences advertising for a successor.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 format: install
 	$(BIN)/ruff check --fix .
