@@ -48,6 +48,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "Runs": (
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
+        Command("import-config", "import_config:import_config", "Write a topology from settings of verl or TRL."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
