@@ -131,3 +131,14 @@ def test_each_commit_that_a_document_names_exists():
     assert kinds is not None
     assert names
     assert [name for name, kind in zip(names, kinds.splitlines(), strict=True) if kind != "commit"] == []
+
+
+def test_each_message_of_the_troubleshooting_page_is_one_of_the_program():
+    """Literals that stand beside each other are joined; ``...`` stands for what varies."""
+    sources = [path.read_text() for room in ("agent_rl", "actors") for path in (ROOT / room).rglob("*.py")]
+    code = re.sub(r'"\s*\n?\s*f?"|\s+', lambda found: " " if found[0].isspace() else "", "\n".join(sources))
+    _, table = (ROOT / "docs/troubleshooting.md").read_text().split("\n## By message\n")
+    messages = re.findall(r"(?m)^\| `([^`]+)`", table)
+    assert len(messages) > 12
+    pieces = [piece.strip(" ;(),:") for message in messages for piece in message.split("...")]
+    assert [piece for piece in pieces if piece not in code] == []

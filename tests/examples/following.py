@@ -1,0 +1,57 @@
+"""A page followed to the letter: its files are written, its commands run, their output held against the page.
+
+A block ``python`` or ``toml`` that begins with ``# PATH`` is a file. A block ``console`` has commands after ``$``, each
+with texts, a line each, that it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
+
+
+def follow(page: Path, folder: Path, seconds: float) -> int:
+    """Do what a page says in a folder; return the number of blocks that were followed."""
+    tools = folder.parent / f"{folder.name}-tools"
+    tools.mkdir(exist_ok=True)
+    for name, module in (("agent-rl", "actors.cli"), ("pytest", "pytest -p no:cacheprovider")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (tools / name).chmod(0o755)
+    followed = 0
+    for _, language, text in BLOCK.findall(page.read_text()):
+        if language == "console":
+            for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                _run(command, folder, tools, seconds)
+        elif file := FILE.match(text):
+            path = folder / file[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        else:
+            continue
+        followed += 1
+    return followed
+
+
+def _run(command: str, folder: Path, tools: Path, seconds: float) -> None:
+    line, *shown = command.strip().splitlines()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, f"$ {line}\n{printed}"
+    for text in shown:
+        assert text in printed, f"$ {line}\n{printed}"
