@@ -114,7 +114,7 @@ class Algorithm(Part):
     """Groups that a step may replace, as a multiple of ``groups_per_step``."""
     curriculum: CurriculumName = "in_order"
     """Which problem a group gets, and whether it is trained: ``in_order``; ``frontier`` (half of the groups get
-    problems again that were solved sometimes); or ``module:Name`` (docs/training.md, "Curriculum")."""
+    problems again that were solved sometimes); or ``module:Name`` (docs/choosing_problems.md)."""
     curriculum_settings: dict[str, Any] = Field(default={})
     """Arguments of the curriculum's class."""
     rollout_attempts: PositiveInt = 3

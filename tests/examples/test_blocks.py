@@ -28,7 +28,7 @@ RUN_BY = {
     "docs/adapters.md": "tests/end_to_end/test_mcp.py",
     "docs/run_data.md": "tests/agent_rl/records/test_run_data.py",
     "docs/python.md": "tests/test_import_rule.py",
-    "docs/training.md": "tests/examples/test_blocks.py",
+    "docs/choosing_problems.md": "tests/examples/test_blocks.py",
     "docs/harnesses.md": "tests/examples/test_blocks.py",
     **{page: "tests/examples/test_tutorials.py" for page in PAGES if page.startswith("docs/tutorials/")},
 }
@@ -48,10 +48,10 @@ def test_the_python_of_each_page_is_run_by_a_test(record_property: Callable[[str
     record_property("docs_blocks_run", sum(with_python.values()))
 
 
-def test_the_curriculum_of_the_page_about_training_asks_again_until_a_problem_is_solved() -> None:
+def test_the_curriculum_of_its_page_asks_again_until_a_problem_is_solved() -> None:
     names: dict[str, Any] = {}
-    (text,) = python("docs/training.md")
-    exec(compile(text, "training.md", "exec"), names)
+    (text,) = python("docs/choosing_problems.md")
+    exec(compile(text, "choosing_problems.md", "exec"), names)
     curriculum = names["OneMore"]()
     assert curriculum.choose(4, random.Random(0)) == 4
     curriculum.observe(4, Solved(0, 8))

@@ -61,8 +61,8 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 
 
 def test_every_command_and_every_benchmark_has_its_place_in_a_document() -> None:
-    app, rows = command_line(), re.findall(r"(?m)^\| `agent-rl ([a-z-]+)", TEXTS["docs/running.md"])
-    assert {name for name in app if not name.startswith("-") and app[name].show} == set(rows)
+    app, headings = command_line(), re.findall(r"(?m)^### `agent-rl ([a-z-]+)", TEXTS["docs/command_line.md"])
+    assert {name for name in app if not name.startswith("-") and app[name].show} == set(headings)
     subjects = [path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")]
     assert [name for name in subjects if f"\n## {name}\n" not in TEXTS["benchmarks/README.md"]] == []
 
