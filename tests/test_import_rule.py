@@ -75,7 +75,7 @@ def test_checking_a_topology_loads_neither_torch_nor_vllm() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-@pytest.mark.parametrize("name", ["command_line", "configuration", "messages", "python"])
+@pytest.mark.parametrize("name", ["command_line", "configuration", "conformance_checks", "messages", "python"])
 def test_pages_that_are_made_are_up_to_date(name: str) -> None:
     code = f"import runpy; print(runpy.run_path('docs/make_{name}.py')['page']() == open('docs/{name}.md').read())"
     done = subprocess.run(

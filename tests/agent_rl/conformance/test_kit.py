@@ -14,7 +14,6 @@ from actors.cli.output import Mistake
 from agent_rl.conformance.client import DIALECTS, Failed
 from agent_rl.conformance.kit import KitError, main, run
 from agent_rl.conformance.say import RANDOM, Told, say, told, written
-from agent_rl.conformance.traps import CHECKS
 from tests.agent_rl.conformance.naive import END, decode, encode, gateway
 
 ROOT = Path(__file__).parents[3]
@@ -138,9 +137,3 @@ finally:
     )
     assert (done.returncode, "does not answer" in done.stderr) == (2, True)
     assert set(done.stdout.split()) - sys.stdlib_module_names == {"__main__", "agent_rl"}
-
-
-def test_the_page_lists_all_checks():
-    page = (ROOT / "docs/conformance.md").read_text()
-    rows = {tuple(part.strip(" `") for part in line.split("|")[1:4]) for line in page.splitlines() if line[:1] == "|"}
-    assert {(str(each.trap or "-"), each.name, each.title) for each in CHECKS} <= rows
