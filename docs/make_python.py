@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from agent_rl.records import run_data
+from agent_rl.records.tables import columns
+
 OUTPUT = Path(__file__).with_name("python.md")
 HEAD = """\
 # Python
@@ -53,6 +56,24 @@ PUBLIC = {
 """``module:name`` by the heading under which the page shows it."""
 
 
+TABLES = {
+    "steps": run_data.Step,
+    "evaluations": run_data.Evaluation,
+    "groups": run_data.Group,
+    "trajectories": run_data.Trajectory,
+    "calls": run_data.Call,
+    "timeline": run_data.Moment,
+    "alarms": run_data.Held,
+}
+"""The rows of each table of a run."""
+COLUMNS = """\
+## Columns of tables
+
+Names and types of columns stay; new ones may come. A `json` column holds a JSON text. Meanings stand beside the fields,
+in `agent_rl/figures.py` and `agent_rl/records/run_data.py`.
+"""
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
@@ -61,6 +82,10 @@ def page() -> str:
         for name in names:
             module, _, attribute = name.partition(":")
             parts += [f"### {attribute}\n", *_described(module, getattr(importlib.import_module(module), attribute))]
+    parts.append(COLUMNS)
+    for name, row in TABLES.items():
+        listed = ", ".join(f"`{column}` {kind}" for column, kind in columns(row).items())
+        parts += [f"### `{name}`\n", textwrap.fill(listed, 120, **WRAP) + "\n"]
     return "\n".join(parts).rstrip() + "\n"
 
 

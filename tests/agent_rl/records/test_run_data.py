@@ -18,8 +18,9 @@ from agent_rl.records.run_data import Run
 from agent_rl.records.tables import MissingPackageError, Rows, columns
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SyntheticRun, metrics
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "run_data.md").read_text()
-RECIPES = re.findall(r"(?ms)^```python\n(.*?)^```$", DOCUMENT.split("## Columns")[0])
+DOCUMENTS = Path(__file__).parents[3] / "docs"
+RECIPES = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS / "run_data.md").read_text())
+COLUMNS = (DOCUMENTS / "python.md").read_text().split("## Columns of tables")[1]
 KINDS = ("steps", "evaluations", "groups", "trajectories", "calls", "timeline", "alarms")
 CALLS = (ToolCallRecord(1, "python", "error", 0.5, 0.75), ToolCallRecord(2, "python", "success", 0.1, 0.2))
 
@@ -89,7 +90,7 @@ def test_every_table_has_the_documented_columns_and_all_rows(
 ) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)
     rows: Rows[object] = getattr(run, kind)
-    section = DOCUMENT.split(f"### `{kind}`\n")[1].split("\n#")[0]
+    section = COLUMNS.split(f"### `{kind}`\n")[1].split("\n#")[0]
     assert dict(re.findall(r"`(\w+)`\s+(\w+)", section)) == rows.columns
     table = rows.arrow()
     assert table.column_names == list(rows.columns)
