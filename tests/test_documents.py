@@ -144,3 +144,20 @@ def test_each_message_of_the_troubleshooting_page_is_one_of_the_program():
     assert len(messages) > 12
     pieces = [piece.strip(" ;(),:") for message in messages for piece in message.split("...")]
     assert [piece for piece in pieces if piece not in code] == []
+
+
+WORDS, WORDS_OF_A_PAGE = 50_000, 2_500
+"""The most that people are asked to read. Pages that are made from the code are not counted: they are for looking
+things up, nobody reads them from end to end, and their words are those of the code. A word has a letter or a digit: the
+bars of tables are none.
+"""
+
+
+def test_documents_are_short_enough_to_be_read(record_property):
+    pages = {str(path.relative_to(ROOT)): path for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md")]}
+    pages["README.md"] = ROOT / "README.md"
+    texts = {name: path.read_text().split() for name, path in pages.items() if name not in GENERATED}
+    words = {name: sum(bool(re.search(r"\w", word)) for word in text) for name, text in texts.items()}
+    record_property("docs_words", sum(words.values()))
+    assert {name: count for name, count in words.items() if count > WORDS_OF_A_PAGE} == {}
+    assert sum(words.values()) <= WORDS
