@@ -10,11 +10,17 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block."""
+    return [(language, textwrap.dedent(text)) for language, text in BLOCK.findall(page.read_text())]
 
 
 def follow(page: Path, folder: Path, seconds: float) -> int:
@@ -25,7 +31,7 @@ def follow(page: Path, folder: Path, seconds: float) -> int:
         (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (tools / name).chmod(0o755)
     followed = 0
-    for _, language, text in BLOCK.findall(page.read_text()):
+    for language, text in blocks(page):
         if language == "console":
             for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 _run(command, folder, tools, seconds)

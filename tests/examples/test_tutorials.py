@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.following import ROOT, follow
+from actors.cli.main import main
+from tests.examples.following import ROOT, blocks, follow
 
 TUTORIALS = {path.stem: path for path in (ROOT / "docs" / "tutorials").glob("*.md")}
 AFTER = {"own_reward": ("own_task",), "cluster": ("own_task",)}
@@ -27,6 +28,18 @@ def test_a_tutorial_does_what_it_says(
     blocks = [follow(TUTORIALS[each], folder, 900) for each in (*AFTER.get(name, ()), name)]
     assert all(blocks)
     record_property("docs_blocks_run", blocks[-1])
+
+
+def test_the_problems_of_the_pretrained_tutorial_become_demonstrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((_, code),) = (block for block in blocks(TUTORIALS["pretrained"]) if block[0] == "python")
+    exec(compile(code, "problems.py", "exec"), {})
+    shown = ["--number", "240", "--out", "shown.jsonl", "--rest", "train.jsonl"]
+    assert main(["data", "demonstrate", "problems.jsonl", *shown]) == 0
+    counts = {name: len(Path(f"{name}.jsonl").read_text().splitlines()) for name in ("held_out", "shown", "train")}
+    assert counts == {"held_out": 300, "shown": 240, "train": 1860}
 
 
 def test_each_tutorial_says_first_what_the_reader_will_have() -> None:
