@@ -27,7 +27,7 @@ def commands(text: str) -> list[str]:
     lines = [line for found in block.findall(text) for line in re.sub(r"\\\n\s*", "", found).splitlines()]
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", block.sub("", text))]
     called = (re.fullmatch(r"\s*(?:\$ )?(?:\S+/)?agent-rl (\w.*?)(?:\s+#.*)?", line) for line in lines + inline)
-    return [match[1] for match in called if match]
+    return [match[1] for match in called if match and "-->" not in match[1]]  # which is a picture of messages
 
 
 def options_of(subject: str) -> set[str]:
