@@ -484,6 +484,7 @@ REASONS: Mapping[Trainer, Mapping[str, str]] = {
         r"ray_|hydra|defaults|trainer\.(balance|device|use_legacy)": "it belongs to Ray or Hydra",
     },
     "trl": {
+        r"config$": "the keys of that file are not read; import them, too",
         r"(reward_funcs|reward_weights|reward)": "rewards are the judgement of an environment "
         "(docs/write_an_environment.md)",
         r"(max_prompt_length|truncat)": "prompts are never cut; agent-rl check names those that leave no room",

@@ -198,4 +198,8 @@ def _options(words: list[str]) -> Iterator[tuple[str, Any]]:
             if values and values[-1].endswith(".py"):  # the program after the launcher's options
                 values = values[:-1]
             read = [_parsed(each) for each in values]
-            yield match[1].replace("-", "_"), True if not read else read[0] if len(read) == 1 else read
+            key = match[1].replace("-", "_")
+            if not read and key.startswith("no_"):
+                yield key.removeprefix("no_"), False
+            else:
+                yield key, True if not read else read[0] if len(read) == 1 else read

@@ -101,7 +101,7 @@ TRL_SCRIPT = """\
 accelerate launch --num_processes 2 --config_file zero3.yaml train.py \\
   --model_name_or_path tiny --dataset_name openai/gsm8k \\
   --per-device-train-batch-size 8 --gradient_accumulation_steps=2 \\
-  --num_generations 4 --use_vllm --max_steps 100 --reward_funcs accuracy format
+  --num_generations 4 --use_vllm --max_steps 100 --reward_funcs accuracy format --no-bf16 --config more.yaml
 """
 
 TRL_PYTHON = """\
@@ -198,6 +198,8 @@ def test_arguments_of_a_script_of_trl_are_read(folder: Path, capsys: pytest.Capt
     assert topology.actors["learner"].ranks == 2
     assert topology.actors["rollout_generator"].settings["engine"] == "vllm"
     assert "reward_funcs = ['accuracy', 'format']: rewards are" in comments
+    assert topology.model.dtype == "float32"
+    assert "config = more.yaml: the keys of that file are not read" in comments
     assert "config_file = zero3.yaml: it belongs to the program that starts the trainer" in comments
 
 
