@@ -31,7 +31,7 @@ from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.lost_hosts import WORD, LostHosts, read
+from actors.runtime.lost_hosts import LostHosts
 from actors.testing import Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, supervisor_node
@@ -53,6 +53,7 @@ from agent_rl.messages import (
     ToolResult,
     TrainingGroup,
 )
+from agent_rl.messages.pipes import Doubt
 from agent_rl.rollout.episode import Episode
 from transport import Delivery, Limits, MemoryNetwork, Node, Registry
 from transport.network import MemoryPort, read_identity
@@ -285,9 +286,9 @@ class SimulatedRun:
         await self.stand_in(supervisor_node(FAR))
         await self._nursery.start(near.run, _ignore)
 
-    def _doubt(self, line: bytes) -> None:
+    def _doubt(self, doubt: Doubt) -> None:
         for process in self._processes.values():
-            process.actor.context.node.doubt(read(line.removeprefix(WORD)))
+            process.actor.context.node.doubt(doubt.actors)
 
     async def kill(self, name: str) -> None:
         """As by SIGKILL: without a goodbye. Its supervisor tells all others which process comes next."""
