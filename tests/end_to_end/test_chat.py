@@ -105,6 +105,9 @@ def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path: Path) -> None
     assert [each["role"] for each in row["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     assert [each["function"]["name"] for each in row["tools"]] == ["python_code_with_standard_io"]
     assert (tmp_path / "kept" / "journal.sqlite").exists()
+    for message in row["messages"]:  # what a model without training writes may be half a tool call
+        message["content"] = "Hello."
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["data", "sft", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "sft.jsonl")]) == 0
     assert "<tools>" in json.loads((tmp_path / "sft.jsonl").read_text())["messages"][0]["content"]
 

@@ -73,7 +73,7 @@ def test_the_recipe_and_its_controls_begin_from_one_taught_model_and_go_on(
     command += ["--more", str(folder / "examples/data/word_problems/demonstrations.jsonl")]
     assert main(command) == 0, capsys.readouterr().err
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures.keys() > {f"real.{name}_success" for name in ("random", "demonstrations", "direct")}
+    assert figures.keys() > {f"real.{name}_success" for name in ("random_reward", "demonstrations", "direct")}
     seed = folder / "runs/real/seed-0"
     assert json.loads((seed / "rl/run/summary.json").read_text())["steps"] == 2
     began = [(seed / name / "run/topology.local.toml").read_text() for name in ("rl", "random", "demonstrations")]
