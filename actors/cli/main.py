@@ -48,7 +48,6 @@ class Command(NamedTuple):
 COMMANDS = {
     "Runs": (
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
-        Command("import-config", "import_config:import_config", "Write a topology from settings of verl or TRL."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
@@ -70,6 +69,7 @@ COMMANDS = {
         Command("model", "models:app", "Import a model from a GGUF file."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
+        Command("import-config", "import_config:import_config", "Write a topology from settings of verl or TRL."),
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),
