@@ -37,6 +37,8 @@ from agent_rl.observe.words import visible
 KEY = "AGENT_RL_CHAT_KEY"
 """The environment variable with which the server gets its key."""
 SAVED = Path("chat.jsonl")
+ENDING_SECONDS = 60.0
+"""The server stops its actors in order, which takes some seconds; then it is killed, and they with it."""
 SILENT_SECONDS = 120.0
 """A stream without news has an event every 3 s, so a server that is silent for so long is stuck."""
 HELP = f"""\
@@ -155,7 +157,11 @@ def _server(model: str, options: Served, directory: Path) -> Iterator[Server]:
         yield Server(process, port, key, directory)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _arguments(options: Served) -> Iterator[str]:

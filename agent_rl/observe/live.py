@@ -247,7 +247,7 @@ class Display:
             self._try(lambda table: table.update(self._view.render(now, self._console.width), refresh=True))
             return
         stage = self._view.milestone()
-        interval = max(self.INTERVAL, min(self.LONGEST, (now - self._view.started) / self.LONGEST))
+        interval = max(self.INTERVAL, min(self.LONGEST, (now - self._view.started) / 60))
         if self._due is None:
             self._due = now + interval
         if stage != self._stage or now >= self._due:

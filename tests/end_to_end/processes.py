@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent_rl.config.addresses import run_digest
+from agent_rl.config.load import load_topology
 from agent_rl.records.audit import Audit, audit
 from agent_rl.records.journal import Journal
 
@@ -76,6 +79,10 @@ def start(path: Path, *settings: str, host: str = "", **environment: str) -> sub
     )
 
 
+PIDS = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
+"""Numbers of processes in names of shared memory; those of other runs hold such digits by chance."""
+
+
 class Traces:
     """What a run may leave behind: processes, files in ``temporary``, shared memory. ``look`` at it while it runs."""
 
@@ -98,7 +105,9 @@ class Traces:
         left = [str(path) for path in self.temporary.rglob("*")]
         assert left == [], left
         new = self._shared_memory() - self._shared
-        assert [name for name in new if any(str(pid) in name for pid in self._everyone)] == []
+        digest = run_digest(load_topology(self._path))
+        theirs = [name for name in new if digest in name or self._everyone & {int(n) for n in PIDS.findall(name)}]
+        assert theirs == [], theirs
 
     @staticmethod
     def _shared_memory() -> set[str]:
