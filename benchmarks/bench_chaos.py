@@ -53,7 +53,7 @@ from benchmarks.machines import unavailable
 from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
-EXAMPLE, AGENT_EXAMPLE = EXAMPLES / "quickstart.toml", EXAMPLES / "coding_agent.toml"
+EXAMPLE, AGENT_EXAMPLE = EXAMPLES / "quickstart.toml", EXAMPLES / "coding_agent" / "coding_agent.toml"
 SHORTENED = (
     "stages.0.steps=600",
     "stages.1.problems=300",
@@ -121,7 +121,7 @@ class Options:
     scripted: bool = False
     """No model: scripted turns, a learner that notes down what it is trained on, shorter faults, and no twin."""
     agent: bool = False
-    """As ``scripted``, but an agent of others in jails writes the rollouts (`examples/coding_agent.toml`), by two
+    """As ``scripted``, but an agent of others in jails writes the rollouts (`examples/coding_agent`), by two
     generators and two gateways."""
     hosts: bool = False
     """Three hosts with networks and disks of their own, in namespaces. Needs root, ``ip``, ``tc`` and ``nsenter``."""
@@ -232,7 +232,7 @@ async def run_once(
         run = Ended(
             done=chaos.done,
             accounts=accounts_of(
-                cluster.directory, topology, EXAMPLES, scripted=options.scripted, programs=options.agent
+                cluster.directory, topology, options.example.parent, scripted=options.scripted, programs=options.agent
             ),
             turns=read_turns(record.read_text().splitlines() if record.exists() else ()),
             left=[line for host in cluster.hosts.values() for line in host.left_behind()],

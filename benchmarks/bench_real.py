@@ -1,6 +1,6 @@
 """A pretrained model learns a task of tools by a recipe, beside controls that begin from the same taught model.
 
-    agent-rl bench real                                                # examples/smollm2_word_problems.toml, one seed
+    agent-rl bench real                                                # smollm2_word_problems, one seed
     agent-rl bench real --seeds 3 --only rl roc_off random
     agent-rl bench real --only rl --length 0.33 --set algorithm.curriculum=frontier --out runs/real-frontier
 
@@ -39,9 +39,12 @@ Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstratio
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "roc_off": ("algorithm.resampling=none",),
     "synchronous": ("run.mode=synchronous",),
-    "random": ("environments.0.class=random_rewards:RandomRewards", "algorithm.resampling=none"),
+    "random": ("environments.0.class=smollm2_controls.random_rewards:RandomRewards", "algorithm.resampling=none"),
 }
-WITHOUT_TOOLS = {"direct": "without_tools:Direct", "reasoned": "without_tools:Reasoned"}
+WITHOUT_TOOLS = {
+    "direct": "smollm2_controls.without_tools:Direct",
+    "reasoned": "smollm2_controls.without_tools:Reasoned",
+}
 SAMPLED_SHARE = 0.8
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled."""
 NO_RATE = 1e-12

@@ -15,7 +15,7 @@ from actors.cli.output import MISTAKE, Mistake, complain, showing
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.records import leave_report
 from actors.runtime.interrupts import INTERRUPTED
-from agent_rl.config.examples import topology_file
+from agent_rl.config.examples import described_examples, topology_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def check(
 
 
 def run(
-    file: TopologyFile,
+    file: TopologyFile | None = None,
     /,
     *overlays: Overlays,
     overrides: Overrides = (),
@@ -71,7 +71,10 @@ def run(
         Parameter(negative="--no-view", help="print the address of the run's page; left out: on a terminal"),
     ] = None,
 ) -> int:
-    """Run a topology file; the exit code is that of the run."""
+    """Run a topology file; the exit code is that of the run. Without a file, the examples are listed."""
+    if file is None:
+        print_examples()
+        raise Mistake("name a topology file or an example: agent-rl run FILE (agent-rl run --help tells what there is)")
     from actors.cli.view import offer_page
     from agent_rl.observe.live import Display
 
@@ -83,6 +86,15 @@ def run(
         stopped_exit_code=stopped_exit_code,
         page=offer_page if (os.isatty(1) if view is None else view) else None,
     )
+
+
+def print_examples() -> None:
+    """Print what each example takes and shows."""
+    examples = described_examples()
+    widths = [max(len(example[column]) for example in examples) for column in (0, 1)]
+    print("Examples, with their minutes on two cores without a GPU:")
+    for example in examples:
+        print(f"  {example.name:{widths[0]}}  {example.takes:>{widths[1]}}  {example.shows}")
 
 
 def run_files(

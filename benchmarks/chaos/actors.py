@@ -218,7 +218,7 @@ def call_and_answer(text: str, answer: str) -> str:
 
 
 def read_two_files(text: str, answer: str) -> str:
-    """The next turn of `examples/coding_agent.py`: files are read, and a summary has the number."""
+    """The next turn of `examples/coding_agent`: files are read, and a summary has the number."""
     if text.rpartition("<|user|>")[2].startswith("Please summarize"):
         return f"Got {answer}."
     second = re.search(r"\d{3} ([a-h])\b", text)
@@ -295,7 +295,7 @@ class ScriptedGenerator(RecordingGenerator, _Scripted):
 
 
 class ScriptedAgentGenerator(ScriptedGenerator):
-    """Turns for the agent of `examples/coding_agent.toml`."""
+    """Turns for the agent of `examples/coding_agent`."""
 
     written = staticmethod(read_two_files)
 

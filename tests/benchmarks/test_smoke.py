@@ -228,7 +228,7 @@ def test_the_smallest_size_of_each_benchmark_has_its_figures(
         ("learning --seeds 1 --set stages.0.steps=many", 1, "agent-rl bench learning: the run ended with 2\n"),
         ("throughput quickstart --stage afterr", 2, "no stage to measure among format, before, rl, after"),
         ("throughput quickstart --set run.seed=x", 2, "run.seed"),
-        ("throughput examples/doors.toml --stage afterr", 2, "no stage to measure among"),  # doors.py is beside it
+        ("throughput doors --stage afterr", 2, "no stage to measure among"),  # doors.py is beside it
         ("chaos --kinds floods", 2, "--kinds: no fault is named floods; there are kill, double_kill, "),
         ("end_to_end --peer trl --python nowhere/python", 2, "no environment with TRL: there is no nowhere/python"),
         ("end_to_end --peer trl --python /bin/false", 2, "the environment of /bin/false lacks TRL or agent_rl"),

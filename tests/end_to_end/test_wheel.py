@@ -111,6 +111,7 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     printed = agent_rl(elsewhere, environment, "run", "examples/quickstart.toml", *overrides(SHORT))
     assert json.loads(printed.splitlines()[-1])["steps"] == 1
     assert "gsm8k.toml is sound" in agent_rl(elsewhere, environment, "check", "gsm8k")  # with its word problems
+    assert "mixed_tasks.toml is sound" in agent_rl(elsewhere, environment, "check", "mixed_tasks")  # and its module
     assert "report: " in printed  # made from the templates in the wheel
     printed = agent_rl(elsewhere, environment, "analyze", "runs/quickstart")
     (page,) = (line.removeprefix("page: ") for line in printed.splitlines() if line.startswith("page: "))

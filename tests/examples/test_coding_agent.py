@@ -1,4 +1,4 @@
-"""The agent of others in examples/coding_agent.toml, in a short real run."""
+"""The agent of others in examples/coding_agent, in a short real run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_its_compaction_branches_and_every_token_is_accounted_for(tmp_path: Path
         "stages.3.problems=10",
     ]
     settings = [word for each in given for word in ("--set", each)]
-    assert main(["run", str(EXAMPLES / "coding_agent.toml"), *settings]) == 0
+    assert main(["run", "coding_agent", *settings]) == 0
     assert main(["audit", str(directory)]) == 0
     summary = json.loads((directory / "summary.json").read_text())
     rollouts = summary["rollouts_sampled"]

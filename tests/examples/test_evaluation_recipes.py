@@ -57,10 +57,10 @@ DATA: Mapping[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("gpqa.py", *(f"{recipe}.toml" for recipe in RECIPES)):
-        shutil.copy(EXAMPLES / name, tmp_path)
+    for path in (EXAMPLES / "evaluate_maths.toml", *(EXAMPLES / "evaluate_gpqa").glob("*gpqa.*")):
+        shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(EXAMPLES / "evaluate_gpqa")
     return tmp_path
 
 

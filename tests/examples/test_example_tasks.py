@@ -23,7 +23,8 @@ TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(EXAMPLES)
+    for folder in (*ENVIRONMENTS, "smollm2_controls"):
+        monkeypatch.syspath_prepend(EXAMPLES / folder)
     return importlib.import_module
 
 
@@ -39,7 +40,7 @@ def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_an_example_has_at_most_forty_lines(name: str) -> None:
-    assert sum(bool(line.strip()) for line in (EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
+    assert sum(bool(line.strip()) for line in (EXAMPLES / name / f"{name}.py").read_text().splitlines()) <= 40
 
 
 def test_random_rewards_are_a_coin_that_falls_the_same_each_time_and_leave_success(example: Any) -> None:
@@ -120,7 +121,7 @@ def test_hidden_calls_judge_a_program(example: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "actors.cli", "run", str(EXAMPLES / f"{name}.toml")]
+    command = [sys.executable, "-P", "-m", "actors.cli", "run", name]
     command += [
         "--set",
         f"run.directory={tmp_path / 'run'}",

@@ -65,8 +65,7 @@ def test_the_recipe_runs_shortened_and_its_right_rollouts_can_be_trained_on(fold
 def test_the_recipe_and_its_controls_begin_from_one_taught_model_and_go_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("random_rewards.py", "without_tools.py"):
-        shutil.copy(ROOT / "examples" / name, folder / "examples")
+    shutil.copytree(ROOT / "examples/smollm2_controls", folder / "examples/smollm2_controls")
     short = ["stages.0.steps=2", "stages.2.steps=4", "stages.3.problems=4", "algorithm.keep=4", "algorithm.samples=4"]
     asked = [*(part for each in (*short, "algorithm.groups_per_step=2") for part in ("--set", each)), "--length", "0.5"]
     command = ["bench", "real", RECIPE, "--only", "rl", "random", "demonstrations", "direct", *asked]

@@ -34,11 +34,11 @@ from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
-from examples.calculator import calculator
-from examples.fenced_generator import FencedFormat, FencedGenerator
-from examples.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
-from examples.sequence_ratio_loss import sequence_ratio
-from examples.shortest_correct_filter import ShortestCorrectFilter
+from examples.substitutes.calculator import calculator
+from examples.substitutes.fenced_generator import FencedFormat, FencedGenerator
+from examples.substitutes.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
+from examples.substitutes.sequence_ratio_loss import sequence_ratio
+from examples.substitutes.shortest_correct_filter import ShortestCorrectFilter
 from tests import builders
 from tests.end_to_end.processes import SECONDS, rows
 from tests.examples.guide import FILES, LINES, played
@@ -198,7 +198,7 @@ def test_the_loss_clips_responses_not_tokens_and_weighs_them_alike() -> None:
 
 @pytest.mark.parametrize("role", SUBSTITUTES)
 def test_its_class_in_a_topology_chooses_it(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    monkeypatch.syspath_prepend(QUICKSTART.parent / "substitutes")
     path = tmp_path / "mine.toml"
     path.write_text(played(QUICKSTART.read_text(), role, SUBSTITUTES[role]))
     topology = load_topology(path)
@@ -228,7 +228,7 @@ def test_modules_beside_the_topology_are_found_from_anywhere_without_torch(tmp_p
 def copy_examples(folder: Path) -> None:
     """The substitutes and the loss, as files beside a topology."""
     for name in (*SUBSTITUTES.values(), LOSS):
-        shutil.copy(QUICKSTART.parent / f"{name.partition(':')[0]}.py", folder)
+        shutil.copy(QUICKSTART.parent / "substitutes" / f"{name.partition(':')[0]}.py", folder)
 
 
 def environment() -> dict[str, str]:
@@ -236,7 +236,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
 
 
-def run_short(directory: Path, roles: list[str], *more: str, path: Path = QUICKSTART) -> None:
+def run_short(directory: Path, roles: list[str], *more: str, path: Path) -> None:
     """A topology made short, on problems that a model solves now and then, with these roles' substitutes."""
     changes = {
         "run.directory": directory,
@@ -308,7 +308,8 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("role", SUBSTITUTES)
 def test_each_alone_trains(role: str, tmp_path: Path) -> None:
-    run_short(tmp_path, [role])
+    copy_examples(tmp_path)
+    run_short(tmp_path, [role], path=Path(shutil.copy(QUICKSTART, tmp_path)))
 
 
 def test_a_broken_loss_is_refused_before_anything_starts(tmp_path: Path) -> None:

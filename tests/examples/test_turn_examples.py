@@ -17,17 +17,19 @@ from agent_rl.messages import Problem, Transcript
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+SHOWN = ("doors", "expressions")
 GAMES = 2000
 
 
 @pytest.fixture(autouse=True)
 def beside_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
+    for folder in SHOWN:
+        monkeypatch.syspath_prepend(EXAMPLES / folder)
 
 
 def test_each_example_is_short() -> None:
-    for name in ("doors.py", "expressions.py"):
-        lines = [line for line in (EXAMPLES / name).read_text().splitlines() if line.strip()]
+    for name in SHOWN:
+        lines = [line for line in (EXAMPLES / name / f"{name}.py").read_text().splitlines() if line.strip()]
         assert len(lines) <= 40, name
 
 
@@ -76,7 +78,7 @@ def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["doors", "expressions"])
+@pytest.mark.parametrize("name", SHOWN)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     changes = {
         "run.directory": tmp_path / "run",
@@ -90,7 +92,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     }
     rl, evaluations = (2, (1, 3)) if name == "doors" else (1, (2,))
     changes |= {f"stages.{rl}.steps": 1, **{f"stages.{number}.problems": 4 for number in evaluations}}
-    command = [sys.executable, "-m", "actors.cli", "run", str(EXAMPLES / f"{name}.toml")]
+    command = [sys.executable, "-m", "actors.cli", "run", name]
     for key, value in changes.items():
         command += ["--set", f"{key}={value}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)

@@ -92,7 +92,7 @@ def test_a_mistyped_example_is_answered_with_the_examples(capsys):
     assert main(["run", "quickstrt"]) == 2
     assert capsys.readouterr().err.strip().endswith("No such file or directory; examples: did you mean 'quickstart'?")
     assert main(["run", "nonsense"]) == 2
-    assert "examples: there is coding_agent, doors, evaluate_gpqa, " in capsys.readouterr().err
+    assert "examples: there is agents, coding_agent, doors, evaluate_gpqa, " in capsys.readouterr().err
 
 
 def replace_run(monkeypatch, run_topology):
@@ -300,7 +300,7 @@ def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_
         ([], "name a command: new, check, run, "),
         (["data"], "name a command: fetch, "),
         (["frobnicate"], 'Unknown command "frobnicate"'),
-        (["run"], "FILE requires an argument"),
+        (["check"], "FILE requires an argument"),
         (["check", "a", "--sett", "b"], "--sett. Did you mean --set?"),
         (["keys", "a", "b"], "Unused Tokens: ['b']"),
         (["check", "a", "--set"], "--set requires an argument"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.records.checkpoint_files import Position
@@ -18,7 +19,7 @@ MEASURED = Measured("after", 45, "greedy", 0.38, 0.327, 0.436, 300)
 
 
 def topology(*overrides: str) -> Topology:
-    return load_topology(Path("examples/smollm2_word_problems.toml"), overrides)
+    return load_topology(topology_file("smollm2_word_problems"), overrides)
 
 
 def head(text: str) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A control: rewards that say nothing of the answer. A run that improves with them does not learn from its rewards.
 
-    agent-rl run examples/smollm2_word_problems.toml --set environments.0.class=random_rewards:RandomRewards \
+    agent-rl run smollm2_word_problems --set environments.0.class=smollm2_controls.random_rewards:RandomRewards \
         --set algorithm.resampling=none --set run.directory=runs/random_rewards
 
 Evaluations go by success, which is true. Resampling on correctness goes by it too, and so is left out.

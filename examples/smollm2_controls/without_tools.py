@@ -1,7 +1,7 @@
 """A baseline: the same problems without tools, where the last number of the response is the answer.
 
-    agent-rl eval models/smollm2-135m --topology examples/smollm2_word_problems.toml --max-tokens 192 --n 1 \
-        --set environments.0.class=without_tools:Direct --out evaluations/direct
+    agent-rl eval models/smollm2-135m --topology smollm2_word_problems --max-tokens 192 --n 1 \
+        --set environments.0.class=smollm2_controls.without_tools:Direct --out evaluations/direct
 
 `Reasoned` in place of `Direct` asks for the steps first.
 """
