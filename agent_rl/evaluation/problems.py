@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks, shown_settings
+from agent_rl.environments.maths import Maths
 from agent_rl.environments.task_files import resolve
 
 FILES = "maths"
@@ -83,14 +85,17 @@ def chosen_problems(
 
 
 def prompt_in(topology: Files) -> str | None:
-    """How a topology file has the problems of files put; None when it does not say."""
-    return prompt_of(Source(topology).data.get("environments"))
+    """How a topology file has the problems of files put; None when it has none."""
+    entries = Source(topology).data.get("environments")
+    return prompt_of([entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else ())
 
 
-def prompt_of(entries: Any) -> str | None:
-    """The setting ``prompt`` of the first of these entries that has one."""
-    for entry in entries if isinstance(entries, list) else ():
-        settings = entry.get("settings") if isinstance(entry, dict) else None
+def prompt_of(entries: Iterable[Mapping[str, Any]]) -> str | None:
+    """The setting ``prompt`` of the first environment that has one, or whose class has one by default."""
+    for entry in entries:
+        settings = entry.get("settings")
         if isinstance(settings, dict) and isinstance(prompt := settings.get("prompt"), str):
             return prompt
+        if entry.get("class") == FILES:
+            return str(inspect.signature(Maths).parameters["prompt"].default)
     return None

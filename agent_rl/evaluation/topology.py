@@ -87,7 +87,10 @@ def _prompt_of(run: Path) -> str | None:
     except (OSError, ValueError):
         return None
     made_with = made_with if isinstance(made_with, dict) else {}
-    return prompt_of([{"settings": value} for key, value in made_with.items() if key.endswith(".settings")])
+    named = sorted({key.rpartition(".")[0] for key in made_with if key.startswith("environments.")})
+    return prompt_of(
+        {"class": made_with.get(f"{key}.class_path"), "settings": made_with.get(f"{key}.settings")} for key in named
+    )
 
 
 def model_config(model: Path) -> tuple[int | None, str]:

@@ -12,7 +12,7 @@ from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.maths import Maths
-from agent_rl.evaluation.problems import EvaluationError, chosen_problems
+from agent_rl.evaluation.problems import EvaluationError, chosen_problems, prompt_in
 from agent_rl.evaluation.results import write_results
 from agent_rl.evaluation.topology import Asked, evaluation_topology, find_model
 from agent_rl.learning.tiny import CHAT_TEMPLATE, initialise_model
@@ -71,15 +71,30 @@ def test_actors_of_a_topology_file_are_taken_and_the_learner_is_replaced(tmp_pat
     assert topology.actors["learner"].class_path == "actors.evaluator:Evaluator"
 
 
-def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("made_with", "prompt"),
+    [
+        ({"environments.0.class_path": "maths", "environments.0.settings": {"prompt": "rstar2"}}, "rstar2"),
+        ({"environments.0.class_path": "maths", "environments.0.settings": {"files": ["a.jsonl"]}}, "plain"),
+        ({"environments.0.class_path": "mine:Mine", "environments.0.settings": {}}, None),
+    ],
+)
+def test_a_run_stands_for_its_newest_checkpoint_and_the_prompt_it_was_made_with(
+    made_with: dict[str, object], prompt: str | None, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     for version in ("version-000002-stage-01", "version-000010-stage-01"):
         (run / "checkpoints" / version).mkdir(parents=True)
         (run / "checkpoints" / version / "config.json").write_text("{}")
-    (run / "topology.json").write_text(json.dumps({"environments.0.settings": {"prompt": "plain"}}))
+    (run / "topology.json").write_text(json.dumps(made_with))
     newest = run / "checkpoints" / "version-000010-stage-01"
-    assert find_model(run) == (newest, "run-version-000010-stage-01", "plain")
-    assert find_model(newest) == (newest, "run-version-000010-stage-01", "plain")
+    assert find_model(run) == (newest, "run-version-000010-stage-01", prompt)
+    assert find_model(newest)[2] == prompt
+    file = tmp_path / "topology.toml"
+    settings = made_with["environments.0.settings"]
+    entry = {"class": made_with["environments.0.class_path"], "settings": settings}
+    file.write_text(tomli_w.dumps({"environments": [entry]}))
+    assert prompt_in(file) == prompt
 
 
 @pytest.mark.parametrize("whole_run", [True, False])
