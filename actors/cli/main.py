@@ -50,6 +50,7 @@ COMMANDS = {
         Command("new", "new:new", "Write a folder with a topology, an environment and its test."),
         Command("check", "topologies:check", "Prove a topology file sound, or list all its faults."),
         Command("run", "topologies:run", "Run a topology file, or continue its run."),
+        Command("status", "status:status", "Say which processes of a run are wanted, and which are there."),
         Command("swap", "changes:swap", "Give an actor of a run under way another class or other settings."),
         Command("scale", "changes:scale", "Give a role of a run under way another number of processes."),
         Command("drain", "changes:drain", "Stop the actors of a host; the run goes on without them."),

@@ -51,6 +51,7 @@ from actors.runtime.change_rules import (
     why_not,
 )
 from actors.runtime.dry_run import faults_of
+from actors.runtime.ledger import Ledger
 from actors.runtime.lifecycle import drain_order
 from actors.runtime.networks import with_whole_paths
 from actors.runtime.remote_changes import RemoteChanges
@@ -77,7 +78,6 @@ from agent_rl.messages import (
 )
 from agent_rl.observe.logs import log_directory
 from agent_rl.records.continuing import write_resolved
-from agent_rl.records.swaps import record_swap
 
 if TYPE_CHECKING:
     from transport import AnnounceLink, Node
@@ -98,6 +98,7 @@ class Changes:
         beside: Path,
         hosts: Sequence[str],
         replicas: Replicas,
+        ledger: Ledger,
         *,
         again: str,
         reports: Reports,
@@ -126,7 +127,9 @@ class Changes:
         self._say = reports.say
         self._leave = leave
         self._numbered = numbered
-        self._left = {name for name, host in topology.hosts.items() if host.optional} - set(hosts)
+        self._ledger = ledger
+        optional = {name for name, host in topology.hosts.items() if host.optional}
+        self._left = (optional | ledger.away) - set(hosts)
         """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
         self._before: dict[str, tuple[float, ActorEntry]] = {}
@@ -214,15 +217,21 @@ class Changes:
         if sender not in may_ask or isinstance(wanted, not_here):
             raise CallRefused(f"{sender} may not change the run")
         if isinstance(wanted, StopWanted):  # waits for no actor and no other change, as Ctrl-C
-            return self._stop()
+            return self._answered(wanted, self._stop())
         if back:  # its role cannot be waited for
             return await self._in_turn(wanted)
         if not self._why_not(wanted, ()):
             await self._starting.restarted(without=wanted.starts if isinstance(wanted, ReplicasWanted) else ())
         reason = self._why_not(wanted, self._starting)
         if reason or self._nursery is None:
-            return Changed((reason or "the run is starting; ask again when all actors run",), ())
+            return self._answered(
+                wanted, Changed((reason or "the run is starting; ask again when all actors run",), ())
+            )
         return await self._in_turn(wanted)
+
+    def _answered(self, wanted: Wanted, answer: Changed) -> Changed:
+        self._ledger.answered(named(wanted), answer)
+        return answer
 
     def _stop(self) -> Changed:
         if self._ending.is_set():
@@ -260,7 +269,7 @@ class Changes:
                         self._follow({wanted.role: wanted.number})  # the main host's announcement may come later
                         refused, done_here = await self._replicas_of_here(wanted.starts, wanted.stops)
                         answer = Changed(tuple(refused), tuple(done_here))
-                answers.append(answer)
+                answers.append(self._answered(wanted, answer))
         finally:
             self._under_way.remove(named(wanted))
             done.set()
@@ -268,19 +277,24 @@ class Changes:
     async def _drain(self, wanted: DrainWanted) -> Changed:
         host = wanted.host
         if self._is_main and self.topology.hosts[host].optional and not self._others.hears(host):
+            self._ledger.drains(host)
             self.left(supervisor_node(host))
             return Changed((), (f"host {host} is not heard: the run goes on without it, and it may come back",))
         if host not in self._hosts:
             refused, done = await self._ask_others(wanted, [host])
+            if not refused:
+                self._ledger.drains(host)
             return Changed(tuple(refused), tuple(done))
         if not self._is_main:
             self._leave(0, f"host {host} is drained")
             return Changed((), (f"host {host} leaves: its actors stop in order",))
         names = [*wanted_nodes(self.topology, host)]
+        self._ledger.drains(host)
         self._say(f"host {host} leaves: its actors stop in order")
         actors = [self._actors[name] for name in names]
         await stop_in_order(drain_order(self.topology), actors, self._reports, failed=False)
         self._left.add(host)
+        self._ledger.left(host)
         return Changed((), (f"host {host} has left: {', '.join(names)}",))
 
     async def _swap(self, wanted: SwapWanted) -> Changed:
@@ -319,7 +333,7 @@ class Changes:
             return Changed((fault,), ())
         for line in changes:
             self._say(line)
-        self._record(wanted.role, keys)
+        self._ledger.changed(wanted.role, self.topology, keys)
         refused, done_there = await self._ask_others(wanted)
         if refused:
             kept = f"{wanted.role} was swapped on {self._host}, and the hosts named keep the former one; swap it again"
@@ -357,9 +371,9 @@ class Changes:
 
     def _set_number(self, role: str, number: int) -> None:
         """All hosts start or stop replicas of a role."""
+        self._ledger.changed(role, self.topology.scaled({role: number}))
         self._follow({role: number})
         self._tell()
-        self._record(role)
 
     async def _replicas_of_here(self, starts: Iterable[str], stops: Iterable[str]) -> tuple[list[str], list[str]]:
         """Wait for those of these replicas that are of the hosts of this process."""
@@ -435,14 +449,6 @@ class Changes:
         else:
             for line in refused:
                 self._say(line)
-
-    def _record(self, role: str, keys: Sequence[str] = ()) -> None:
-        """Keep what a role is now, for this supervisor if it is killed, and for the notice of the next start."""
-        if self._is_main:
-            try:
-                record_swap(self.topology.run.directory, role, self.topology, keys)
-            except DiskError as error:
-                self._say(f"a supervisor that is started again will not know that {role} was changed: {error}")
 
     def _store(self, topology: Topology) -> str:
         """Write the topology for processes that start later. Returns why the disk did not take it."""

@@ -13,7 +13,7 @@ that, calls of a new process would wait for replicas that the file allows and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from agent_rl.config.addresses import actor_nodes, supervisor_node, wanted_nodes
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 class LostHosts:
     """The actors that peers here do not wait for. ``tell`` sends them to this host's actors."""
 
-    def __init__(self, topology: Topology, hosts: Sequence[str], tell: Callable[[Doubt], object]) -> None:
-        """``hosts``: those of this process. Optional hosts count as lost until they are heard."""
+    def __init__(
+        self, topology: Topology, hosts: Sequence[str], tell: Callable[[Doubt], object], away: Collection[str] = ()
+    ) -> None:
+        """``hosts``: those of this process. Optional hosts, and those ``away``, count as lost until they are heard."""
         self._topology = topology
         self._tell = tell
         self._hosts = {supervisor_node(host): host for host in topology.hosts_in_use if host not in hosts}
-        self._lost = {node for node, host in self._hosts.items() if topology.hosts[host].optional}
+        self._lost = {node for node, host in self._hosts.items() if topology.hosts[host].optional or host in away}
 
     @property
     def doubted(self) -> Doubt:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +22,7 @@ import trio
 from actors.runtime import actor_process
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.handshake import Handshake, Reports
+from actors.runtime.ledger import Ledger
 from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
 from actors.runtime.replicas import Replicas
@@ -81,6 +82,7 @@ class Peers:
         beside: Path,
         hosts: Sequence[str],
         replicas: Replicas,
+        ledger: Ledger,
         supervision: Supervision,
         *,
         again: str,
@@ -92,6 +94,7 @@ class Peers:
         self._main = supervisor_node(topology.main_host)
         self._hosts = tuple(hosts)
         self._actors = replicas.actors
+        self._ledger = ledger
         self._supervision = supervision
         self._incarnation = incarnation
         self._ending = ending
@@ -99,7 +102,7 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
-        self._lost = LostHosts(topology, hosts, self._tell_actors)
+        self._lost = LostHosts(topology, hosts, self._tell_actors, ledger.away)
         self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
@@ -110,6 +113,7 @@ class Peers:
             beside,
             hosts,
             replicas,
+            ledger,
             again=again,
             reports=supervision,
             ending=ending,
@@ -154,6 +158,7 @@ class Peers:
                 self.others.up(sender)
                 self.changes.back(sender)
                 self._lost.heard(sender)
+                self._ledger.heard(sender)
                 self._handshake.told(sender, message)
             case ChangesInForce() if sender == self._main:
                 self.changes.told(message)
@@ -193,9 +198,16 @@ class Peers:
             for node in (event.peer, *self._reports.left(event.peer)):
                 self._supervision.left(node)
             self.changes.left(event.peer)
-        if not (isinstance(event, PeerSilent) and event.peer in self._optional):  # no mistake: it may come or go
+        away = self._optional.union(map(supervisor_node, self._ledger.away))
+        if not (isinstance(event, PeerSilent) and event.peer in away):  # no mistake: it may come or go
             self._handshake.link_event(event)
         self._lost.link_event(event)
+        self._ledger.link_event(event)
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """Those of all nodes, as far as they are known here."""
+        return self._roster.incarnations
 
     # What is told.
 

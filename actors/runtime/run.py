@@ -35,6 +35,8 @@ from agent_rl.files.leftovers import sweep
 from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
 from agent_rl.records.continuing import remember, write_resolved
+from agent_rl.records.document import FILE as STATE
+from agent_rl.records.document import Document
 from agent_rl.records.history import check_history
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import (
@@ -46,8 +48,6 @@ from agent_rl.records.run_directory import (
     run_lock,
     socket_directory,
 )
-from agent_rl.records.swaps import FILE as SWAPS
-from agent_rl.records.swaps import end_swaps, forget_swaps, swaps_in_force, with_swaps
 from agent_rl.records.timeline import TimelineFile
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
 
@@ -75,8 +75,8 @@ async def run_topology(
     hosts = hosts_to_start(topology, host)
     agreed = settings_to_agree(topology, shown_settings)
     kept = secrets(topology, shown_settings)
-    if topology.main_host in hosts:
-        topology = _as_before(topology)
+    former = Document.read(topology.run.directory) if topology.main_host in hosts else None
+    topology = topology if former is None else _as_before(topology, former)
     base = first_of(files).absolute().parent
     again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None, kept)
     raise_descriptor_limit()
@@ -134,34 +134,30 @@ async def run_topology(
             again=again,
             agreed=agreed,
             stopped_exit_code=stopped_exit_code,
+            former=former,
         )
         if rewritten:
             supervisor.say(rewritten)
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
             network.extend(control_address(topology, runtime))
-            supervisor.swapped_before(swaps_in_force(directory))
-            for line in forget_swaps(directory, topology):
-                supervisor.say(line)
+        if former is not None:
+            supervisor.after(former)
         for line in short:
             supervisor.say(line)
         beside = None if page is None else partial(page, directory, display.notice)
-        exit_code = await supervisor.run(network, received, beside)
-        if topology.main_host in hosts:
-            end_swaps(directory)
-        return exit_code
+        return await supervisor.run(network, received, beside)
 
 
-def _as_before(topology: Topology) -> Topology:
+def _as_before(topology: Topology, former: Document) -> Topology:
     """The topology with what changed before the main host's supervisor was killed. Raises RunRefused."""
-    directory = topology.run.directory
-    kept = with_swaps(topology, directory)
-    for role in swaps_in_force(directory):
+    kept = former.applied(topology)
+    for role in former.swapped:
         try:
             if role in kept.actors:
                 Plan.of(role, kept)
         except (PluginError, ValidationError) as error:
-            remedy = f"put its module back, or remove {directory / SWAPS} to go by the file"
+            remedy = f"put its module back, or remove {topology.run.directory / STATE} to go by the file"
             raise RunRefused(f"{role} was swapped, and cannot be started again: {error}; {remedy}") from error
     return kept
 

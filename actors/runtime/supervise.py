@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from actors.runtime.actor_process import ActorProcess, stop_in_order
+from actors.runtime.ledger import Ledger
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.peers import Peers
 from actors.runtime.replicas import Replicas
@@ -40,6 +41,7 @@ from agent_rl.messages import ActorStatus
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Missing, Movement, Notice, Overdue, ProcessSeen, Silence, final_words
+from agent_rl.records.document import Document
 from agent_rl.records.run_directory import RESTARTS, record_end, record_memory_kill, run_clock
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import TimelineFile
@@ -77,6 +79,7 @@ class Supervisor:
         again: str,
         agreed: dict[str, str],
         stopped_exit_code: int,
+        former: Document | None,
     ) -> None:
         self._topology = topology
         self._hosts = tuple(hosts)
@@ -115,12 +118,14 @@ class Supervisor:
         )
         self._replicas = Replicas(topology, hosts, make, self, self._ending)
         self._actors = self._replicas.actors
+        self._ledger = Ledger(topology, hosts, former, self.say)
         self._peers = Peers(
             topology,
             path,
             base / path.name,
             hosts,
             self._replicas,
+            self._ledger,
             self,
             again=again,
             agreed=agreed,
@@ -129,9 +134,11 @@ class Supervisor:
             log=log,
         )
 
-    def swapped_before(self, in_force: Collection[str]) -> None:
-        """Say which swaps of the last start the topology holds, by role."""
-        for role in in_force:
+    def after(self, former: Document) -> None:
+        """Say which swaps of the last start the topology holds, and which of its changes it does not hold."""
+        for line in former.differences(self._topology):
+            self.say(line)
+        for role in former.swapped:
             if role in self._topology.actors:
                 entry = self._topology.actors[role]
                 self.say(
@@ -176,6 +183,7 @@ class Supervisor:
                     self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
                 if (self._signals or self._hung_up) and not self._exit_code:
                     self.say(f"stopped; continue with: {self._again}")
+                self._ledger.end()
                 nursery.cancel_scope.cancel()
         finally:
             for actor in self._actors.values():
@@ -209,6 +217,7 @@ class Supervisor:
         if actor is None or sender.incarnation == actor.incarnation:
             self._peers.changes.heard(status)
         if not sender.gone if actor is None else not actor.stopping:
+            self._ledger.observe(status)
             self._silence.heard(status)
             if not self._ending.is_set():
                 self._note(*self._missing.heard(status))
@@ -227,6 +236,7 @@ class Supervisor:
             self._note(*self._movement.tick(now, silent))
             self._view.silences = {actor: self._silence.state(actor) for actor in silent}
             self._display.refresh(now)
+            self._ledger.tick(self._peers.incarnations)
             for actor in self._actors.values():
                 if actor.child is not None:
                     actor.child.rotate_stderr(self._topology.run.log_mib * MIB)
@@ -273,6 +283,7 @@ class Supervisor:
     def process(self, actor: ActorProcess, state: str) -> None:
         """An actor's process is starting, restarting, stopping or stopped."""
         self._view.process(actor.name, state)
+        self._ledger.process(actor.name, state)
         if state in {"starting", "restarting"}:
             self._peers.starts(actor.name, actor.incarnation)
             self._silence.started(actor.name, actor.entry.silent_seconds)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.report.records import Row, figure
 from agent_rl.observe.words import compact, duration, percent
-from agent_rl.records.swaps import numbers_in_force
+from agent_rl.records.document import Document
 
 ROLES = ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
 """The roles in the order in which a rollout passes them."""
@@ -121,12 +121,14 @@ class Wanted(NamedTuple):
 
 def read_wanted(directory: Path) -> dict[str, Wanted]:
     """What is wanted of each role, by the topology that the actors read and the numbers that were changed since."""
-    found, numbers = {}, numbers_in_force(directory)
+    found, document = {}, Document.read(directory)
+    in_force = {} if document is None or document.ended else document.roles
     for path in sorted(directory.glob("topology.*.toml")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             topology = tomllib.loads(path.read_text(encoding="utf-8"))
             for role, actor in topology["actors"].items():
-                replicas = int(numbers.get(role) or actor.get("start") or actor.get("replicas", 1))
+                of_file = actor.get("start") or actor.get("replicas", 1)
+                replicas = in_force[role].replicas if role in in_force else int(of_file)
                 named = actor.get("hosts") or [actor.get("host", "")]
                 found[role] = Wanted(
                     replicas * int(actor.get("ranks", 1)),

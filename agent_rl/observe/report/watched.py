@@ -19,10 +19,10 @@ from agent_rl.observe.report.records import METRICS, Records, RunFiles, figure
 from agent_rl.observe.report.samples import TokensToText, Transcripts, tokens_to_text
 from agent_rl.observe.report.stored import Samples, choose_samples
 from agent_rl.records.audit import audit_journal
+from agent_rl.records.document import FILE as STATE
 from agent_rl.records.entropies import EntropiesError, read_entropies
 from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
 from agent_rl.records.run_directory import in_use
-from agent_rl.records.swaps import FILE as SWAPS
 from agent_rl.records.timeline import FILE as TIMELINE
 
 
@@ -140,7 +140,7 @@ class Watched:
     def now(self) -> dict[str, Any]:
         """What changes every second: the actors and their links."""
         state = _state_of(
-            self.directory, SWAPS, *(path.name for path in sorted(self.directory.glob("topology.*.toml")))
+            self.directory, STATE, *(path.name for path in sorted(self.directory.glob("topology.*.toml")))
         )
         if state != self._wanted_state:
             self._wanted_state, self._wanted = state, read_wanted(self.directory)

@@ -17,6 +17,7 @@ from actors.runtime.change_rules import changed_keys, differences, in_place, why
 from actors.runtime.changes import Changes, available_bytes, group_bytes
 from actors.runtime.control import ask_run
 from actors.runtime.dry_run import shared_faults
+from actors.runtime.ledger import Ledger
 from actors.runtime.replicas import has_left
 from actors.runtime.run import run_topology
 from actors.runtime.starting import RESTART_SECONDS
@@ -28,14 +29,9 @@ from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted, ScaleWanted, StopWanted, SwapWanted
 from agent_rl.observe.report.graph import read_wanted
 from agent_rl.records.continuing import write_resolved
+from agent_rl.records.document import FILE as STATE
+from agent_rl.records.document import Document
 from agent_rl.records.run_directory import RunRefused
-from agent_rl.records.swaps import (
-    end_swaps,
-    forget_swaps,
-    record_swap,
-    swaps_in_force,
-    with_swaps,
-)
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
@@ -72,6 +68,17 @@ def events(folder):
 async def until_events(folder, count):
     while len(events(folder)) < count:  # noqa: ASYNC110 - other processes write the file
         await trio.sleep(0.05)
+
+
+async def settled(directory, what, refused=()):
+    """The document of a run, once all is as it is wanted and this is the last edit. It is on disk within a second."""
+    with trio.fail_after(10):
+        while True:
+            document = Document.read(directory)
+            last = document.edits[-1:]
+            if not document.others and [(edit.what, edit.refused) for edit in last] == [(what, [*refused])]:
+                return document
+            await trio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -123,7 +130,7 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
             again = await swap(path, wanted("second", fresh=True))
             assert not again.refused
             assert f"up second.0 {OTHER} 0" in events(folder)
-            return (folder / "run" / "swaps.json").read_text()
+            return (folder / "run" / STATE).read_text()
 
     in_force = trio.run(main)
     (folder / "events").unlink()
@@ -136,7 +143,7 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
     trio.run(next_start)
     output = " ".join(capsys.readouterr().out.split())
     assert f"second was swapped in the last start, and now is what the file says: class {PLAIN}" in output
-    (folder / "run" / "swaps.json").write_text(in_force)  # as after a SIGKILL of the supervisor
+    (folder / "run" / STATE).write_text(in_force)  # as after a SIGKILL of the supervisor
     (folder / "events").unlink()
 
     async def next_start_after_a_kill():
@@ -147,7 +154,7 @@ def test_a_swap_replaces_the_processes_of_a_role_one_after_the_other(folder, cap
     trio.run(next_start_after_a_kill)
     output = " ".join(capsys.readouterr().out.split())
     assert f"second stays what it was swapped for before this supervisor was killed: class {OTHER}" in output
-    assert not (folder / "run" / "swaps.json").exists()
+    assert Document.read(folder / "run").ended
     assert not list(runtime_directory(load_topology(path)).parent.glob(runtime_directory(load_topology(path)).name))
 
 
@@ -172,7 +179,7 @@ async def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(
             f"up second.0 {PLAIN} 1",
         ]
         assert load_topology(path.parent / "run" / "topology.local.toml").actors["second"].settings == {"number": 1}
-    assert not (folder / "run" / "swaps.json").exists()
+    assert Document.read(folder / "run").ended
 
 
 @pytest.mark.real_time
@@ -303,9 +310,18 @@ async def test_a_host_is_drained_and_the_run_goes_on(folder):
             ]  # fmt: skip
             answer = await swap(path, DrainWanted("b"))
             assert answer.refused == ("host b has left already",)
+            document = await settled(folder / "run", "drain of b", ["host b has left already"])
+            assert [edit.what for edit in document.edits if edit.done] == ["drain of b", "swap of second"]
+            assert not {"second.1"} & document.processes.keys()
     finally:
         other.kill()
         other.wait()
+    document.write(folder / "run")  # as after a SIGKILL of the supervisor
+    before = len(events(folder))
+    async with running(path, before + 2, host="a"):
+        assert sorted(events(folder)[before:]) == [f"up first.0 {PLAIN} 0", f"up second.0 {PLAIN} 2"]
+        assert (await swap(path, DrainWanted("b"))).refused == ("host b has left already",)
+        assert (await swap(path, wanted("second", "", "number=3"))).done, "nothing waits for the drained host"
 
 
 @pytest.mark.real_time
@@ -400,7 +416,18 @@ def test_replicas_come_and_go_on_other_hosts(folder):
             assert not answer.refused
             assert answer.done[-1] == "second has 4 processes"
             assert sorted(events(folder)[3:]) == [f"up second.{number} {PLAIN} 1" for number in (2, 3)]
-            kept = (folder / "run" / "swaps.json").read_text()
+            document = await settled(folder / "run", "scaling of second")
+            assert [(name, host.wanted, host.state) for name, host in document.hosts.items()] == [
+                ("a", True, "up"),
+                ("b", True, "up"),
+            ]
+            assert {name: each.host for name, each in document.processes.items() if each.role == "second"} == {
+                "second.0": "b", "second.1": "a", "second.2": "b", "second.3": "a",
+            }  # fmt: skip
+            assert [(edit.what, edit.done[-1]) for edit in document.edits[-1:]] == [
+                ("scaling of second", "second has 4 processes")
+            ]
+            kept = (folder / "run" / STATE).read_text()
             answer = await swap(path, ScaleWanted("second", 2))
             assert set(answer.done) == {"second.2 has left", "second.3 has left", "second has 2 processes"}
             assert sorted(events(folder)[5:]) == [f"left second.{number} {PLAIN} 1" for number in (2, 3)]
@@ -412,8 +439,13 @@ def test_replicas_come_and_go_on_other_hosts(folder):
     finally:
         other.kill()
         other.wait()
-    (folder / "run" / "swaps.json").write_text(kept)  # as after a SIGKILL
-    assert with_swaps(load_topology(path), folder / "run").wanted("second") == {0: "b", 1: "a", 2: "b", 3: "a"}
+    (folder / "run" / STATE).write_text(kept)  # as after a SIGKILL
+    assert Document.read(folder / "run").applied(load_topology(path)).wanted("second") == {
+        0: "b",
+        1: "a",
+        2: "b",
+        3: "a",
+    }
 
 
 @pytest.mark.real_time
@@ -495,6 +527,7 @@ def test_only_a_command_may_ask_for_a_change(tmp_path, sender, asked):
         path,
         ["local"],
         SimpleNamespace(actors={}),
+        Ledger(load_topology(path), ["local"], None, print),
         again="",
         reports=reports,
         ending=trio.Event(),
@@ -514,7 +547,8 @@ def test_a_command_stops_a_run_whose_actors_start_still_and_once(tmp_path):
         ending.set()
 
     run = Changes(
-        load_topology(path), path, path, ["local"], SimpleNamespace(actors={}), again="agent-rl run it",
+        load_topology(path), path, path, ["local"], SimpleNamespace(actors={}),
+        Ledger(load_topology(path), ["local"], None, print), again="agent-rl run it",
         reports=SimpleNamespace(say=print), ending=ending, leave=leave, numbered=print,
     )  # fmt: skip
     assert trio.run(run.asked, CONTROL, StopWanted()).done == (
@@ -544,6 +578,7 @@ async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_on
             path,
             ["a"],
             none,
+            Ledger(topology, ["a"], None, print),
             again="",
             reports=reports,
             ending=trio.Event(),
@@ -605,6 +640,7 @@ class Alone:
             path,
             ["a"],
             replicas,
+            Ledger(self.topology, ["a"], None, print),
             again="",
             reports=SimpleNamespace(say=print, fail=lambda reason, _: self.failed.append(reason)),
             ending=trio.Event(),
@@ -808,9 +844,12 @@ def test_the_page_wants_of_a_role_what_it_was_scaled_to(tmp_path):
     directory.mkdir()
     write_resolved(topology, directory, "local", "agent-rl run it")
     assert read_wanted(directory)["tool_executor"].processes == 1
-    record_swap(directory, "tool_executor", topology.scaled({"tool_executor": 3}))
+    document = Document.begun(topology, ["local"], None)
+    document.changed("tool_executor", topology.scaled({"tool_executor": 3}))
+    document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 3
-    end_swaps(directory)
+    document.ended = True
+    document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 1
 
 
@@ -880,48 +919,13 @@ def test_settings_that_several_roles_read_are_not_swapped_for_one(tmp_path):
     assert "generators and learner must begin with the same way" in fault
 
 
-def test_the_next_start_says_what_was_swapped(tmp_path):
-    path, _ = write_micro(tmp_path)
-    topology = load_topology(path)
-    swapped = load_topology(path, ["actors.kv_scheduler.settings.request_window=2000"])
-    assert forget_swaps(tmp_path, topology) == []
-    record_swap(tmp_path, "kv_scheduler", swapped)
-    record_swap(tmp_path, "learner", topology)
-    assert forget_swaps(tmp_path, topology) == []
-    end_swaps(tmp_path)
-    [line] = forget_swaps(tmp_path, topology)
-    assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
-    assert '"request_window": 2000' in line
-    assert forget_swaps(tmp_path, topology) == []
-    record_swap(tmp_path, "kv_scheduler", swapped)
-    end_swaps(tmp_path)
-    assert forget_swaps(tmp_path, swapped) == []
-    (tmp_path / "ended_swaps.json").write_text("[")
-    assert forget_swaps(tmp_path, topology) == []
-
-
-def test_a_supervisor_that_was_killed_goes_on_with_what_was_swapped(tmp_path):
-    """Other hosts run the new classes still."""
-    path, _ = write_micro(tmp_path)
-    topology = load_topology(path)
-    first, second = (f"actors.kv_scheduler.settings.{key}" for key in ("request_window=2000", "keep_turns=false"))
-    record_swap(tmp_path, "kv_scheduler", load_topology(path, [first]), [first])
-    record_swap(tmp_path, "kv_scheduler", load_topology(path, [first, second]), [second])
-    record_swap(tmp_path, "tool_executor", load_topology(path, ["actors.tool_executor.settings.children=3"]))
-    assert swaps_in_force(tmp_path) == {"kv_scheduler": [first, second]}, "the executor was scaled alone"
-    assert with_swaps(topology, tmp_path) == load_topology(path, [first, second])
-    gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
-    assert with_swaps(gone, tmp_path) == gone
-    end_swaps(tmp_path)
-    assert swaps_in_force(tmp_path) == {}
-    assert with_swaps(topology, tmp_path) == topology
-
-
 def test_a_swap_whose_class_is_gone_after_a_kill_is_named_with_the_remedy(tmp_path):
     path = write(tmp_path)
     topology = load_topology(path)
     other = load_topology(path, ['actors.second.class="a_module_that_is_gone:Other"'])
     (tmp_path / "run").mkdir()
-    record_swap(tmp_path / "run", "second", other, ["a key"])
-    with pytest.raises(RunRefused, match=r"second was swapped.*a_module_that_is_gone.*swaps\.json to go by the file"):
+    document = Document.begun(topology, ["local"], None)
+    document.changed("second", other, ["a key"])
+    document.write(tmp_path / "run")
+    with pytest.raises(RunRefused, match=r"second was swapped.*a_module_that_is_gone.*state\.json to go by the file"):
         trio.run(run_topology, topology, path)

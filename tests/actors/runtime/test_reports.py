@@ -12,6 +12,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from actors.runtime.ledger import Ledger
 from actors.runtime.peers import Peers
 from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster
@@ -170,6 +171,7 @@ async def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_th
                 path,
                 [host],
                 SimpleNamespace(actors={"x.0": process} if host == "b" else {}, follow=lambda _: None),  # type: ignore[arg-type]
+                Ledger(topology, [host], None, print),
                 supervision,  # type: ignore[arg-type]
                 again="",
                 agreed={},

@@ -1,0 +1,156 @@
+"""The document of a run: what is wanted, what is seen, and what of it the next start holds."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.config.load import load_topology
+from agent_rl.config.topology import Topology
+from agent_rl.records.document import EDITS, FILE, Document
+from tests.end_to_end.topologies import write_micro, write_two_hosts
+
+
+@pytest.fixture
+def micro(tmp_path: Path) -> Path:
+    return write_micro(tmp_path)[0]
+
+
+def begun(topology: Topology, former: Document | None = None) -> Document:
+    return Document.begun(topology, [topology.main_host], former)
+
+
+def seen(document: Document) -> dict[str, str]:
+    return {name: document.seen(process) for name, process in document.processes.items()}
+
+
+KEYS = tuple(f"actors.kv_scheduler.settings.{key}" for key in ("request_window=2000", "keep_turns=false"))
+
+
+def swapped(micro: Path) -> Document:
+    document = begun(load_topology(micro))
+    document.changed("kv_scheduler", load_topology(micro, KEYS[:1]), KEYS[:1])
+    document.changed("kv_scheduler", load_topology(micro, KEYS), KEYS[1:])
+    return document
+
+
+def test_a_start_after_an_end_says_what_the_last_one_had_changed(micro: Path, tmp_path: Path) -> None:
+    topology, document = load_topology(micro), swapped(micro)
+    assert list(document.differences(topology)) == [], "it is in force"
+    document.changed("learner", load_topology(micro, KEYS))
+    document.ended = True
+    document.write(tmp_path)
+    read = Document.read(tmp_path)
+    assert read == document
+    [line] = read.differences(topology)
+    assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
+    assert '"request_window": 2000' in line
+    assert list(read.differences(load_topology(micro, KEYS))) == []
+    assert read.applied(topology) == topology
+    assert (read.swapped, begun(topology, read).swapped) == ([], [])
+
+
+def test_a_start_after_a_kill_holds_what_was_changed_and_the_file_else(micro: Path, tmp_path: Path) -> None:
+    document = swapped(micro)
+    document.write(tmp_path)
+    read = Document.read(tmp_path)
+    assert read.swapped == ["kv_scheduler"]
+    assert read.applied(load_topology(micro)) == load_topology(micro, KEYS)
+    more = ["actors.tool_executor.replicas=3", "actors.tool_executor.start=2"]
+    assert len(read.applied(load_topology(micro, more)).wanted("tool_executor")) == 2, "the file was edited meanwhile"
+    document.changed("tool_executor", load_topology(micro, more))
+    assert len(document.applied(load_topology(micro, more[:1])).wanted("tool_executor")) == 2
+    assert len(document.applied(load_topology(micro)).wanted("tool_executor")) == 1, "as many as it allows"
+    topology = load_topology(micro)
+    gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
+    assert read.applied(gone) == gone
+
+
+@pytest.mark.parametrize("text", [None, "[", "[]", '{"roles": 1}', '{"processes": {"a": {"state": "odd"}}}'])
+def test_a_document_that_cannot_be_read_is_none(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / FILE).write_text(text)
+    assert Document.read(tmp_path) is None
+
+
+def test_processes_go_from_wanted_to_gone(micro: Path) -> None:
+    more = load_topology(micro, ["actors.tool_executor.replicas=2", "actors.tool_executor.start=1"])
+    document = begun(more)
+    assert set(seen(document).values()) == {"wanted"}
+    for word, state in (
+        ("starting", "starting"), ("running", "up"), ("failed", "gone"), ("restarting", "starting"), ("idle", "up"),
+        ("stopping", "draining"), ("stopped", "gone"),
+    ):  # fmt: skip
+        assert document.process("tool_executor.0", word, "why")
+        assert not document.process("tool_executor.0", word, "why")
+        process = document.processes["tool_executor.0"]
+        assert (process.state, process.detail) == (state, "" if state == "up" else "why")
+        assert ("tool_executor.0" in document.others) == (state != "up")
+    assert not document.process("tool_executor.1", "running"), "it is not wanted"
+    document.changed("tool_executor", more.scaled({"tool_executor": 2}))
+    document.process("tool_executor.1", "running")
+    assert "tool_executor.1" not in document.others
+    document.changed("tool_executor", more)
+    assert "tool_executor.1" in document.others
+    document.process("tool_executor.1", "stopped")
+    assert "tool_executor.1" not in document.processes
+
+
+def test_a_host_that_leaves_takes_its_processes_along_and_may_come_back(tmp_path: Path) -> None:
+    path, _ = write_two_hosts(tmp_path, (7000, 7100))
+    topology = load_topology(path)
+    main = topology.main_host
+    [other] = {*topology.hosts_in_use} - {main}
+    document = begun(topology)
+    there = [name for name, process in document.processes.items() if process.host == other]
+    assert {name: host.state for name, host in document.hosts.items()} == {main: "up", other: "wanted"}
+    assert document.host(other, "up", topology)
+    assert not document.host(other, "up", topology)
+    for actor in there:
+        document.process(actor, "running")
+    document.host(other, "gone", topology)
+    assert {*there} <= document.others.keys()
+    assert {seen(document)[actor] for actor in there} == {"gone"}
+    document.host(other, "up", topology)
+    assert not {*there} & document.others.keys(), "an actor whose status does not change does not tell it again"
+    document.host(other, "draining", topology)
+    assert not document.host(other, "up", topology), "it is heard as long as it drains"
+    assert seen(document)[there[0]] == "up"
+    document.host(other, "gone", topology)
+    assert not {*there} & document.processes.keys()
+    again = begun(topology, document)
+    assert not again.hosts[other].wanted, "a supervisor that is started again does not wait for it"
+    again.host(other, "up", topology)
+    assert {*there} <= again.processes.keys()
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("process"), st.integers(0, 3), st.sampled_from(["starting", "running", "stopping", "stopped"])),
+    st.tuples(st.just("scale"), st.integers(1, 4), st.none()),
+    st.tuples(st.just("edit"), st.integers(0, 9), st.none()),
+)
+
+
+@given(events=st.lists(EVENTS, max_size=30))
+def test_those_that_are_wanted_are_listed_and_others_until_they_are_gone(
+    events: list, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path, _ = write_micro(tmp_path_factory.getbasetemp())
+    topology = four = load_topology(path, ["actors.tool_executor.replicas=4", "actors.tool_executor.start=1"])
+    document = begun(topology)
+    for event, number, word in events:
+        match event:
+            case "process":
+                document.process(f"tool_executor.{number}", word)
+            case "scale":
+                topology = four.scaled({"tool_executor": number})
+                document.changed("tool_executor", topology)
+            case "edit":
+                document.edited(1.0, "scaling", [str(number)], [])
+    wanted = {f"tool_executor.{number}" for number in topology.wanted("tool_executor")}
+    listed = {name: each for name, each in document.processes.items() if each.role == "tool_executor"}
+    assert wanted <= listed.keys()
+    assert all(each.state not in {"wanted", "gone"} for name, each in listed.items() if name not in wanted)
+    assert all(each.wanted == (name in wanted) for name, each in listed.items())
+    assert len(document.edits) <= EDITS
