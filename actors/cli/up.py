@@ -50,6 +50,9 @@ def up(
     from actors.cluster.starting import HostCommand
 
     named = [str(file), *map(str, overlays)]
+    for text in (*named, *overrides, str(workdir or Path.cwd())):
+        if any(0xDC80 <= ord(each) <= 0xDCFF for each in text):  # how Python holds such bytes
+            raise Mistake(f"{text!r} is not UTF-8, and hosts hear of it as text: give it another name")
     files = (topology_file(named[0]), *overlays)
     topology, here = _checked(files, overrides)
     sent = {name: path for name, path in zip(named, files, strict=True) if not path.is_relative_to(EXAMPLES)}

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,15 +121,16 @@ class Wanted(NamedTuple):
 
 
 def read_wanted(directory: Path) -> dict[str, Wanted]:
-    """What is wanted of each role, by the topology that the actors read and the numbers that were changed since."""
+    """What is wanted of each role: by the document of a run under way, else by the topology that the actors read."""
     found, document = {}, Document.read(directory)
-    in_force = {} if document is None or document.ended else document.roles
+    roles, processes = ({}, {}) if document is None or document.ended else (document.roles, document.processes)
+    numbers = Counter(process.role for process in processes.values() if process.wanted)
     for path in sorted(directory.glob("topology.*.toml")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             topology = tomllib.loads(path.read_text(encoding="utf-8"))
             for role, actor in topology["actors"].items():
                 of_file = actor.get("start") or actor.get("replicas", 1)
-                replicas = in_force[role].replicas if role in in_force else int(of_file)
+                replicas = numbers[role] if role in roles else int(of_file)
                 named = actor.get("hosts") or [actor.get("host", "")]
                 found[role] = Wanted(
                     replicas * int(actor.get("ranks", 1)),

@@ -86,6 +86,14 @@ def test_a_wrong_file_is_refused_with_its_line(file, capsys):
     assert "two.toml:11: stages.0.max_turn: is no known key" in capsys.readouterr().err
 
 
+def test_a_name_that_is_no_text_is_one_clear_line(file, capsys):
+    """Its bytes arrive as Python keeps them, and no message can hold them."""
+    other = file.rename(file.with_name("b\udcff.toml"))
+    assert main(["up", str(other)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("b\\udcff.toml' is not UTF-8, and hosts hear of it as text: give it another name")
+
+
 def test_which_addresses_are_this_machine(monkeypatch):
     assert is_here("127.0.0.1")
     assert is_here("localhost")

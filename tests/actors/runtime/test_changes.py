@@ -848,6 +848,9 @@ def test_the_page_wants_of_a_role_what_it_was_scaled_to(tmp_path):
     document.changed("tool_executor", topology.scaled({"tool_executor": 3}))
     document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 3
+    document.processes["tool_executor.2"].wanted = False  # its host was drained
+    document.write(directory)
+    assert read_wanted(directory)["tool_executor"].processes == 2
     document.ended = True
     document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 1
