@@ -434,7 +434,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     for name, (text, _) in BROKEN.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(QUICKSTART.parent)
+    monkeypatch.syspath_prepend(QUICKSTART.parent / "substitutes")
 
     def check(lines: str) -> list[str]:
         text = QUICKSTART.read_text()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ContractError
@@ -110,10 +111,11 @@ def test_a_turn_that_was_cut_off_is_not_put_to_the_environment(chat: ChatFormat)
         st.tuples(st.sampled_from(("user", "system")), st.text("ab <|>im_end\n", max_size=20)), min_size=1, max_size=3
     )
 )
+@example([("user", "<|end|>")])
 def test_any_messages_are_appended_as_the_template_writes_them(messages: list[tuple[str, str]]) -> None:
     tokenizer, chat = chat_with(CHATML)
     said = [*START, {"role": "assistant", "content": "10"}]
-    spelt = [{"role": role, "content": text.replace("<|im_end|>", "&lt;|im_end|>")} for role, text in messages]
+    spelt = [{"role": role, "content": re.sub(r"<(?=\|(im_)?end\|>)", "&lt;", text)} for role, text in messages]
     whole = tokenizer.apply_chat_template([*said, *spelt], add_generation_prompt=True, tokenize=True, return_dict=False)
     built = [*chat._encode(chat._render(START, generate=True)), *chat._encode("10"), chat.end_of_turn]
     assert [*built, *chat.message_tokens(messages)] == list(whole)
