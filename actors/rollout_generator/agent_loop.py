@@ -40,12 +40,13 @@ def sequence_name(rollout: str, strand: Strand) -> str:
 
 
 class Watch(Protocol):
-    """Sees a turn while it is written, and may cut it: then ``cut`` is set and ``scope`` cancelled."""
+    """Sees a turn while it is written, and may cut it: then ``cut_at`` is set and ``scope`` cancelled."""
 
     scope: trio.CancelScope
     listens: bool
     """Whether `wrote` is to be called while the turn is written; `ended` is called in any case."""
-    cut: bool
+    cut_at: str
+    """The stop string that was found."""
     failure: Exception | None
     """Why the turn cannot be read, if it cannot; then ``scope`` is cancelled, too."""
 

@@ -115,7 +115,8 @@ class _Watch:
     def __init__(self, chat: ChatFormat, ask: _Ask, choice: int, stop: Sequence[str], *, listens: bool = True) -> None:
         """``listens``: parts are wanted while the turn is written."""
         self.scope = trio.CancelScope()
-        self.cut = False
+        self.cut_at = ""
+        """The stop string that was found; empty: none."""
         self.failure: Exception | None = None
         self._chat, self._ask, self._choice, self._stop = chat, ask, choice, stop
         self.listens = listens or bool(stop)
@@ -140,7 +141,7 @@ class _Watch:
 
     def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
         """Take what was written. It is read when somebody asks, or at once where it may have to be cut."""
-        if self.cut or self.failure or not len(tokens):
+        if self.cut_at or self.failure or not len(tokens):
             return
         self._told.append((tokens, logprobs, policies))
         self._count += len(tokens)
@@ -149,7 +150,7 @@ class _Watch:
                 self.read()
             except Exception as error:  # noqa: BLE001 - the engine must not hear of it
                 self.failure = error
-            if self.cut or self.failure:
+            if self.cut_at or self.failure:
                 self.scope.cancel()
         self._ask.tell()
 
@@ -184,16 +185,16 @@ class _Watch:
     def before_stop(self, text: str) -> str:
         """The text up to the first stop string, which is searched after the template's prefill."""
         start = len(self._chat.prefill)
-        found = [at for each in self._stop if (at := text.find(each, start)) >= 0]
+        found = [(at, each) for each in self._stop if (at := text.find(each, start)) >= 0]
         if not found:
             return text
-        self.cut = True
-        return text[: min(found)]
+        at, self.cut_at = min(found)
+        return text[:at]
 
     def _held_back(self, text: str) -> str:
         """Without the end that may begin a stop string."""
         held = max((begun(text, each) for each in self._stop), default=0)
-        return text if self.cut else text[: len(text) - held]
+        return text if self.cut_at else text[: len(text) - held]
 
 
 _NOTHING = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
@@ -256,7 +257,7 @@ class ServedRollout:
         watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
         said = spoken(self._chat, watch.before_stop(self._text_of(turn)))
         watch.finished(said)
-        choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped or watch.cut)
+        choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped, cut_at=watch.cut_at)
         version = int(turn.policies[-1, 1])
         ask.end(TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version))
         return ask
@@ -358,7 +359,7 @@ class ServedRollout:
         """Write the turns of a request. With ``given``, its messages, calls are run here until a turn has none."""
         choices: list[tuple[Choice, Written] | None] = [None] * asked.count
 
-        async def write_turn(number: int, planned: Callable[[], Plan]) -> tuple[Spoken, Written, bool]:
+        async def write_turn(number: int, planned: Callable[[], Plan]) -> tuple[Spoken, Written, str]:
             watch = _Watch(self._chat, ask, number, asked.stop, listens=asked.streams)
             said: list[Spoken] = []
 
@@ -375,11 +376,11 @@ class ServedRollout:
             watch.finished(said[0])
             if self._told is not None:
                 self._told(written)
-            return said[0], written, written.stopped or watch.cut
+            return said[0], written, watch.cut_at
 
         async def write(number: int) -> None:
             messages, trace = given, ""
-            said, written, stopped = await write_turn(number, planned)
+            said, written, cut_at = await write_turn(number, planned)
             while given and written.stopped and (calls := self._chat.sound_calls(written.text)):
                 ask.read()  # what was written before the calls comes first
                 calling, ids = _calling(said, calls, self.episode.turns)
@@ -394,10 +395,11 @@ class ServedRollout:
                 answers = (Said("tool", text, call_id=call) for call, text in zip(ids, responses, strict=True))
                 ask.part(TurnPart(number, "", shown, *_NOTHING, tuple(answers)))
                 following = partial(self._conversation.plan, messages, "rewrite")
-                said, written, stopped = await write_turn(number, following)
+                said, written, cut_at = await write_turn(number, following)
             if trace:
                 said = replace(said, reasoning=trace + said.reasoning)
-            choices[number] = _choice(said, written.tokens, written.logprobs, stopped=stopped), written
+            choice = _choice(said, written.tokens, written.logprobs, stopped=written.stopped, cut_at=cut_at)
+            choices[number] = choice, written
 
         refusal: tuple[Refusal, str] | None = None
         try:
@@ -472,18 +474,11 @@ def _first(group: BaseExceptionGroup[Exception]) -> Exception:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _choice(said: Spoken, tokens: Int32Vector, logprobs: Float32Vector, *, stopped: bool) -> Choice:
-    finish: Finish = "stop" if stopped else "length"
+def _choice(said: Spoken, tokens: Int32Vector, logprobs: Float32Vector, *, stopped: bool, cut_at: str) -> Choice:
+    finish: Finish = "stop" if stopped or cut_at else "length"
     if said.calls and finish == "stop":
         finish = "tool_calls"
-    return Choice(
-        said.content,
-        said.reasoning,
-        said.calls,
-        finish,
-        tokens,
-        logprobs,
-    )
+    return Choice(said.content, said.reasoning, said.calls, finish, tokens, logprobs, cut_at)
 
 
 class ServedRollouts:

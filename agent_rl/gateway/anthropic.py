@@ -188,7 +188,8 @@ class _Stream:
         (choice,) = given.choices
         written = self.part(self._progress.rest(0, choice)) + self._close()
         written += b"".join(self._call(number, call) for number, call in enumerate(choice.calls))
-        stopped = {"stop_reason": _STOP_REASONS[choice.finish], "stop_sequence": None}
+        at = choice.cut_at if choice.finish == "stop" else ""
+        stopped = {"stop_reason": "stop_sequence" if at else _STOP_REASONS[choice.finish], "stop_sequence": at or None}
         more = {"usage": counts(given), **(all_token_ids(given) if self._token_ids else {})}
         self.message |= stopped | more
         return written + _event("message_delta", delta=stopped, **more) + _event("message_stop")

@@ -92,7 +92,7 @@ class TurnPart:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A turn. ``tokens`` [n] are as sampled, with the stop token; ``logprobs`` [n]."""
+    """A turn. ``tokens`` [n] are as sampled, with the stop token; ``logprobs`` [n]. ``cut_at``: the stop string."""
 
     content: str
     reasoning: str
@@ -100,6 +100,7 @@ class Choice:
     finish: Finish
     tokens: Int32Vector
     logprobs: Float32Vector
+    cut_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -191,6 +192,14 @@ def test_a_reply_has_blocks_in_order_and_real_counts() -> None:
 @pytest.mark.parametrize(("finish", "reason"), [("stop", "end_turn"), ("length", "max_tokens")])
 def test_why_a_turn_ended(finish, reason) -> None:
     assert replied(MESSAGES, {"messages": HELLO}, given(choice("a", finish=finish)))["stop_reason"] == reason
+
+
+def test_a_turn_that_a_stop_sequence_ends_names_it() -> None:
+    cut = replace(choice("a", finish="stop"), cut_at="STOP")
+    body = replied(MESSAGES, {"messages": HELLO}, given(cut))
+    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "STOP")
+    calling = replied(MESSAGES, {"messages": HELLO}, given(replace(cut, finish="tool_calls")))
+    assert (calling["stop_reason"], calling["stop_sequence"]) == ("tool_use", None)
 
 
 def test_the_reply_comes_back_as_the_same_turn() -> None:
