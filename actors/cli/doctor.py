@@ -27,7 +27,6 @@ TRIAL_SECONDS = 300.0
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "peft", "pyzmq", "trio")
 LIBRARIES = {"libnccl.so.2": "NCCL", "librccl.so.1": "RCCL"}
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/sys/module/amdgpu/version")}
-BUILDS = {"": "processors alone", "hip": "ROCm", "cuda": "CUDA"}
 Row = tuple[str, str]
 PIECE_SECONDS = 600.0
 """How long a benchmark of ``--trial`` may take."""

@@ -15,7 +15,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -162,8 +162,3 @@ def initialise_adapters(module: nn.Module, seed: int) -> None:
                 local(parameter).copy_(whole[own_part(parameter)])
             elif ".lora_B." in name:
                 local(parameter).zero_()
-
-
-def rested(module: Any) -> None:
-    """Drop what the last forward pass gathered, so that the next one sees weights that were changed in place."""
-    cast("Any", module).reshard()

@@ -21,10 +21,6 @@ def _none() -> Int32Vector:
     return np.zeros(0, dtype=np.int32)
 
 
-def _no_logprobs() -> Float32Vector:
-    return np.zeros(0, dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class SaidCall:
     """A tool call. ``arguments``: a JSON object, as it was written."""

@@ -26,7 +26,6 @@ from agent_rl.models.templates import template_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 HEADER_BYTES = 100_000_000

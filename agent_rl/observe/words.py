@@ -78,10 +78,3 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def time_marks(seconds: float, count: int) -> range:
-    """Round times from 0 to ``seconds``, at most about ``count``: multiples of seconds, minutes, hours or days."""
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    step = next((step for step in steps if step >= seconds / count), -(-int(seconds) // (count * 86400)) * 86400)
-    return range(0, int(seconds) + 1, step)

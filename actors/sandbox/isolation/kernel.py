@@ -100,7 +100,6 @@ class FilterProgram(ctypes.Structure):
 
 
 NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
-ALL_CAPABILITIES = (ctypes.c_uint32 * 6)(0xFFFFFFFF, 0xFFFFFFFF, 0, 0, 0, 0)
 CAPABILITY_HEADER = CapabilityHeader(CAPABILITY_VERSION, 0)
 
 
