@@ -43,7 +43,7 @@ def status(
     if as_json:
         shown = asdict(document) | {"under_way": under_way}
         for role in shown["roles"].values():
-            del role["settings"], role["keys"]
+            del role["settings"], role["swaps"]
         print(json.dumps(shown, indent=1))
     else:
         console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)

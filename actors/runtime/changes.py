@@ -14,7 +14,8 @@
         more:  all are told the number; the replicas start --(one does not run: the former number holds)-> Changed
         fewer: all are told the number; the last replicas stop in order ---------------------------------> Changed
 
-    the main host's supervisor --ChangesInForce--> all others, also those that start later: numbers
+    the main host's supervisor --ChangesInForce--> all others, also those that start later: numbers, and swaps, which a
+        supervisor carries out that does not have them
 
     agent-rl drain --DrainWanted--> supervisor of the main host --(refused: nothing stops)---------------> Changed
         the supervisor of the host: its actors stop in order, and it ends if it has no other host
@@ -32,6 +33,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,6 +172,21 @@ class Changes:
         """The main host tells what is in force, also from before this host was started."""
         if not self._is_main:
             self._follow(message.numbers)
+            for role, keys in message.swaps.items():
+                if self._nursery is not None and role in self.topology.actors:
+                    self._nursery.start_soon(self._take_up, role, keys)
+
+    async def _take_up(self, role: str, keys: Sequence[str]) -> None:
+        """Have the processes of a role swapped as on the main host, if they are not: this supervisor started since."""
+        async with self._turn:
+            with suppress(TopologyError):  # `_become` says it
+                now, before = load_topology(self._path, keys).actors[role], self.topology.actors[role]
+                if (now.class_path, now.settings) == (before.class_path, before.settings):
+                    return
+            wanted = SwapWanted(role, "", (), fresh=False, only_check=False)
+            answer = await self._become(wanted, lambda: load_topology(self._path, keys), keys)
+        for line in answer.refused:
+            self._say(line)
 
     def _follow(self, numbers: Mapping[str, int]) -> None:
         """Roles have these numbers of processes from now on."""
@@ -183,7 +200,7 @@ class Changes:
     def _tell(self) -> None:
         """Tell all hosts what is in force, from the main host."""
         if self._announced is not None:
-            self._announced.set(ChangesInForce(self._numbers))
+            self._announced.set(ChangesInForce(self._numbers, self._ledger.document.swaps))
 
     def left(self, node: str) -> None:
         """A node has stopped in order: no change waits for another host whose supervisor did, or for its actors."""
@@ -333,8 +350,12 @@ class Changes:
             return Changed((fault,), ())
         for line in changes:
             self._say(line)
-        self._ledger.changed(wanted.role, self.topology, keys)
+        if isinstance(wanted, TakeBackWanted):
+            self._ledger.taken_back(wanted.role, self.topology)
+        else:
+            self._ledger.changed(wanted.role, self.topology, keys)
         refused, done_there = await self._ask_others(wanted)
+        self._tell()
         if refused:
             kept = f"{wanted.role} was swapped on {self._host}, and the hosts named keep the former one; swap it again"
             return Changed((*refused, kept), ())

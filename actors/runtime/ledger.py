@@ -48,6 +48,12 @@ class Ledger:
         self.document.changed(role, topology, keys)
         self._write(f"a supervisor that is started again will not know that {role} was changed")
 
+    def taken_back(self, role: str, topology: Topology) -> None:
+        """The last swap of a role is not in force any more."""
+        self._topology = topology
+        self.document.taken_back(role, topology)
+        self._write(f"a supervisor that is started again will not know that {role} was swapped back")
+
     def drains(self, host: str) -> None:
         """The run goes on without a host, which stops in order."""
         self._host(host, "draining")

@@ -99,6 +99,9 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class ChangesInForce:
-    """How many processes each role with the key ``start`` has, after what was changed since the run began."""
+    """What was changed since the run began: the numbers of processes of roles with the key ``start``, and the swaps of
+    roles, as ``KEY=VALUE`` of the topology.
+    """
 
     numbers: dict[str, int]
+    swaps: dict[str, tuple[str, ...]]

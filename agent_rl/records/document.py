@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -46,14 +47,14 @@ _STATES: Mapping[str, State] = {
 class Role:
     """What a role is to be. ``changed``: it was swapped or scaled in this start.
 
-    ``keys`` are its swaps, as ``KEY=VALUE`` of the topology.
+    ``swaps`` are those in force, each as ``KEY=VALUE`` of the topology.
     """
 
     class_path: str
     settings: dict[str, Any]
     replicas: int
     changed: bool = False
-    keys: list[str] = field(default_factory=list)
+    swaps: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ class Document:
     @property
     def swapped(self) -> list[str]:
         """The roles that were swapped in this start, while that is in force."""
-        return [] if self.ended else [name for name, role in self.roles.items() if role.keys]
+        return [] if self.ended else [name for name, role in self.roles.items() if role.swaps]
 
     def applied(self, topology: Topology) -> Topology:
         """The topology with the swaps and numbers in force. Roles that it has no more are left out."""
@@ -145,7 +146,7 @@ class Document:
         """Want what the topology says, on hosts that are wanted."""
         for name in topology.actors:
             role, former = _role(topology, name), self.roles.get(name)
-            self.roles[name] = role if former is None else replace(role, changed=former.changed, keys=former.keys)
+            self.roles[name] = role if former is None else replace(role, changed=former.changed, swaps=former.swaps)
         wanted: dict[str, tuple[str, str]] = {}
         for host in topology.hosts_in_use:
             if self.hosts.setdefault(host, Host()).wanted:
@@ -159,9 +160,19 @@ class Document:
 
     def changed(self, role: str, topology: Topology, keys: Sequence[str] = ()) -> None:
         """A role is from now on what the topology says. ``keys``: its swap; empty when it was scaled."""
-        former = self.roles[role]
-        former.changed, former.keys = True, [*former.keys, *keys]
+        self.roles[role].changed = True
+        self.roles[role].swaps += [list(keys)] if keys else []
         self.follow(topology)
+
+    def taken_back(self, role: str, topology: Topology) -> None:
+        """The last swap of a role is not in force any more."""
+        del self.roles[role].swaps[-1:]
+        self.follow(topology)
+
+    @property
+    def swaps(self) -> dict[str, tuple[str, ...]]:
+        """The swaps in force, by role, as ``KEY=VALUE`` of the topology."""
+        return {name: tuple(chain.from_iterable(self.roles[name].swaps)) for name in self.swapped}
 
     def edited(self, at: float, what: str, done: Sequence[str], refused: Sequence[str]) -> None:
         """Somebody asked for a change, and was answered."""

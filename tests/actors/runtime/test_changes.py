@@ -31,7 +31,7 @@ from agent_rl.observe.report.graph import read_wanted
 from agent_rl.records.continuing import write_resolved
 from agent_rl.records.document import FILE as STATE
 from agent_rl.records.document import Document
-from agent_rl.records.run_directory import RunRefused
+from agent_rl.records.run_directory import RESTARTS, RunRefused
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
 from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
@@ -364,6 +364,34 @@ async def test_replicas_on_another_host_are_swapped_by_its_supervisor(folder):
         resolved = load_topology(folder / directory / f"topology.{host}.toml")
         assert resolved.actors["second"].class_path == OTHER
         assert resolved.actors["first"].settings == {"number": 3}
+
+
+@pytest.mark.real_time
+async def test_a_supervisor_that_is_killed_and_started_again_takes_up_the_swaps_that_it_missed(folder):
+    path = write_hosts(folder, 'host = "b"')
+    path.write_text(path.read_text().replace("[hosts.b]", "[hosts.b]\noptional = true"))
+    elsewhere = path.with_name("elsewhere.toml")
+    elsewhere.write_text(path.read_text().replace(str(folder / "run"), str(folder / "run_of_b")))
+    other = start_b(elsewhere)
+    try:
+        async with running(path, 2, host="a"):
+            assert (await swap(path, wanted("second", OTHER, "number=2"))).done
+            other.kill()
+            other.wait()
+            before = len(events(folder))
+            other = start_b(elsewhere)
+            await until_events(folder, before + 4)
+            assert events(folder)[before:] == [
+                f"up second.0 {PLAIN} 1",
+                f"ready second.0 {OTHER} 2",
+                f"left second.0 {PLAIN} 1",
+                f"up second.0 {OTHER} 2",
+            ]
+            document = await settled(folder / "run", "swap of second")
+            assert document.processes["second.0"].incarnation >= 2 * RESTARTS
+    finally:
+        other.terminate()
+        other.wait()
 
 
 @pytest.mark.real_time

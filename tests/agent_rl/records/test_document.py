@@ -56,6 +56,7 @@ def test_a_start_after_a_kill_holds_what_was_changed_and_the_file_else(micro: Pa
     document.write(tmp_path)
     read = Document.read(tmp_path)
     assert read.swapped == ["kv_scheduler"]
+    assert read.swaps == {"kv_scheduler": KEYS}
     assert read.applied(load_topology(micro)) == load_topology(micro, KEYS)
     more = ["actors.tool_executor.replicas=3", "actors.tool_executor.start=2"]
     assert len(read.applied(load_topology(micro, more)).wanted("tool_executor")) == 2, "the file was edited meanwhile"
@@ -65,6 +66,16 @@ def test_a_start_after_a_kill_holds_what_was_changed_and_the_file_else(micro: Pa
     topology = load_topology(micro)
     gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
     assert read.applied(gone) == gone
+
+
+def test_a_swap_that_is_taken_back_leaves_those_before_it(micro: Path) -> None:
+    document = swapped(micro)
+    document.taken_back("kv_scheduler", load_topology(micro, KEYS[:1]))
+    assert document.swaps == {"kv_scheduler": KEYS[:1]}
+    assert document.applied(load_topology(micro)) == load_topology(micro, KEYS[:1])
+    document.taken_back("kv_scheduler", load_topology(micro))
+    assert document.swapped == []
+    assert document.applied(load_topology(micro)) == load_topology(micro)
 
 
 @pytest.mark.parametrize("text", [None, "[", "[]", '{"roles": 1}', '{"processes": {"a": {"state": "odd"}}}'])
