@@ -24,9 +24,10 @@ def begin() -> None:
 
 
 def raise_from_now_on() -> None:
-    """From now on an interrupt raises KeyboardInterrupt."""
+    """From now on an interrupt raises KeyboardInterrupt, and so does SIGTERM: what was started is ended."""
     if signal.getsignal(signal.SIGINT) is leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def stop_signals() -> list[signal.Signals]:

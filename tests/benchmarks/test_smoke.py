@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,3 +299,25 @@ def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytes
     assert figures["trl_in_process_signal_per_s"] == 8.0
     assert "over_trl_in_process" in figures
     assert "over_trl_isolated" not in figures
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_told_to_end_leaves_nothing_running(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "actors.cli", "bench", "learning", "quickstart", "--seeds", "1"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        deadline = time.monotonic() + 60
+        while not running_in(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert running_in(tmp_path)
+        process.terminate()
+        assert process.wait(60) == 130
+    assert running_in(tmp_path) == []
+
+
+def running_in(folder: Path) -> list[str]:
+    """The processes whose command names this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += [text for text in [path.read_bytes().replace(b"\0", b" ").decode()] if str(folder) in text]
+    return found
