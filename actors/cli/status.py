@@ -62,29 +62,32 @@ def tables(document: Document, *, under_way: bool) -> Iterator[Table | str]:
     def table(*columns: str) -> Table:
         return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
+    def add(rows: Table, *cells: str) -> None:  # as texts: a cell that is a str would be read as markup
+        rows.add_row(*(Text(visible(cell)) for cell in cells))
+
     ended = "it has ended" if document.ended else "its supervisor was killed; a start goes on with what is wanted"
     yield "under way" if under_way else f"not under way: {ended}"
     hosts = table("host", "wanted", "seen")
     for name, host in document.hosts.items():
-        hosts.add_row(visible(name), "up" if host.wanted else "gone", host.state)
+        add(hosts, name, "up" if host.wanted else "gone", host.state)
     yield hosts
     roles = table("role", "class", "wanted", "seen")
     for name, role in document.roles.items():
         states = Counter(document.seen(each) for each in document.processes.values() if each.role == name)
         seen = ", ".join(f"{count} {state}" for state, count in states.items())
-        roles.add_row(visible(name), Text(visible(role.class_path)), str(role.replicas), seen)
+        add(roles, name, role.class_path, str(role.replicas), seen)
     yield roles
     if under_way and document.others:
         processes = table("not as wanted", "host", "wanted", "seen", "why")
         for name, each in document.others.items():
             state, wanted = document.seen(each), "up" if each.wanted else "gone"
             why = each.detail if state == each.state else f"host {each.host} is not heard"
-            processes.add_row(visible(name), visible(each.host), wanted, state, Text(visible(why)))
+            add(processes, name, each.host, wanted, state, why)
         yield processes
     if document.edits:
         edits = table("asked for", "change", "answer")
         for edit in document.edits:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(edit.at))
             lines = [*edit.done, *(f"refused: {line}" for line in edit.refused)]
-            edits.add_row(at, visible(edit.what), Text(visible("\n".join(lines))))
+            add(edits, at, edit.what, "\n".join(lines))
         yield edits

@@ -86,6 +86,8 @@ if TYPE_CHECKING:
 
 TRIAL_SECONDS = 600.0
 """For so long after a swap the former class comes back when a process of the role spends its restarts."""
+UNREADABLE = (TopologyError, PluginError, ValidationError)
+"""What is raised for a topology whose keys, classes or settings are wrong."""
 CALLS = 4
 """Calls that a supervisor answers at once. Announcements are taken in one at a time beside them."""
 
@@ -179,7 +181,9 @@ class Changes:
     async def _take_up(self, role: str, keys: Sequence[str]) -> None:
         """Have the processes of a role swapped as on the main host, if they are not: this supervisor started since."""
         async with self._turn:
-            with suppress(TopologyError):  # `_become` says it
+            if self._ending.is_set():
+                return
+            with suppress(*UNREADABLE):  # `_become` says it
                 now, before = load_topology(self._path, keys).actors[role], self.topology.actors[role]
                 if (now.class_path, now.settings) == (before.class_path, before.settings):
                     return
@@ -295,6 +299,7 @@ class Changes:
         host = wanted.host
         if self._is_main and self.topology.hosts[host].optional and not self._others.hears(host):
             self._ledger.drains(host)
+            self._ledger.left(host)
             self.left(supervisor_node(host))
             return Changed((), (f"host {host} is not heard: the run goes on without it, and it may come back",))
         if host not in self._hosts:
@@ -341,7 +346,7 @@ class Changes:
         try:
             topology = self._with_numbers(make())
             plan = Plan.of(wanted.role, topology)
-        except (TopologyError, PluginError, ValidationError) as error:  # the dry run read another version of the module
+        except UNREADABLE as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
         changes = differences(wanted.role, self.topology, topology) if self._is_main else []

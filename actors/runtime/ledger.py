@@ -37,7 +37,7 @@ class Ledger:
 
     @property
     def away(self) -> set[str]:
-        """Hosts that the run was to go on without, before this supervisor was killed."""
+        """Hosts that were drained and have not come back."""
         return {name for name, host in self.document.hosts.items() if not host.wanted}
 
     # What is wanted.

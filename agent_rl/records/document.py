@@ -216,7 +216,8 @@ class Document:
         host = self.hosts.get(name)
         if host is None or host.state == state or (host.state == "draining" and state != "gone"):
             return False
-        host.state, host.wanted = state, state == "up" or (host.wanted and state != "draining")
+        host.wanted = state == "up" or (host.wanted and state != "draining")
+        host.state = "gone" if host.state == "gone" and state == "draining" else state  # it may leave before the answer
         self.follow(topology)
         return True
 

@@ -43,14 +43,14 @@ def test_what_is_not_as_it_is_wanted_is_named_with_its_reason_and_who_asked_for_
 ) -> None:
     directory, document = run
     document.process("tool_executor.0", "failed", "no [bold]room\x1b[31m left")
-    document.edited(0.0, "scaling of tool_executor", [], ["there is no room"])
+    document.edited(0.0, "scaling of [bold]", [], ["there is no room"])
     document.write(directory)
     with run_lock(directory, ["local"]):
         assert main(["status", str(directory)]) == 1
         lines = printed(capsys)
         assert main(["status", str(directory), "--json"]) == 1
     assert "tool_executor.0 local up gone no [bold]room␛[31m left" in lines
-    assert lines[-1].endswith("scaling of tool_executor refused: there is no room")
+    assert lines[-1].endswith("scaling of [bold] refused: there is no room")
     shown = json.loads(capsys.readouterr().out)
     assert (shown["under_way"], shown["processes"]["tool_executor.0"]["state"]) == (True, "gone")
     assert "settings" not in shown["roles"]["learner"], "settings may hold secrets"

@@ -136,6 +136,18 @@ def test_a_host_that_leaves_takes_its_processes_along_and_may_come_back(tmp_path
     assert {*there} <= again.processes.keys()
 
 
+def test_a_host_that_left_before_it_was_said_to_drain_may_come_back(tmp_path: Path) -> None:
+    path, _ = write_two_hosts(tmp_path, (7000, 7100))
+    topology = load_topology(path)
+    document = begun(topology)
+    for states in (("gone", "draining"), ("draining", "gone")):
+        for state in states:
+            document.host("b", state, topology)
+        assert (document.hosts["b"].wanted, document.hosts["b"].state) == (False, "gone")
+        assert document.host("b", "up", topology)
+        assert (document.hosts["b"].wanted, document.hosts["b"].state) == (True, "up")
+
+
 EVENTS = st.one_of(
     st.tuples(st.just("process"), st.integers(0, 3), st.sampled_from(["starting", "running", "stopping", "stopped"])),
     st.tuples(st.just("scale"), st.integers(1, 4), st.none()),
