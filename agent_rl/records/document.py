@@ -102,8 +102,9 @@ class Document:
         """The document of a start by the supervisor of ``hosts``: what is in force of the former one holds."""
         document = cls()
         if former is not None and not former.ended:
-            known = {name: Host(host.wanted) for name, host in former.hosts.items()}
-            document = cls(former.roles, known, edits=former.edits)
+            roles = {name: role for name, role in former.roles.items() if name in topology.actors}
+            known = {name: Host(host.wanted) for name, host in former.hosts.items() if name in topology.hosts_in_use}
+            document = cls(roles, known, edits=former.edits)
         document.hosts |= {name: Host(state="up") for name in hosts}
         document.follow(topology)
         return document

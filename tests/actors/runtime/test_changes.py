@@ -30,7 +30,7 @@ from agent_rl.messages import ActorStatus, Changed, DrainWanted, ReplicasWanted,
 from agent_rl.observe.report.graph import read_wanted
 from agent_rl.records.continuing import write_resolved
 from agent_rl.records.document import FILE as STATE
-from agent_rl.records.document import Document
+from agent_rl.records.document import Document, Host
 from agent_rl.records.run_directory import RESTARTS, RunRefused
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
@@ -738,6 +738,7 @@ def test_an_optional_host_that_is_not_heard_is_done_without_when_it_is_drained(t
     alone.back = ["supervisor.d"]
     assert "it may come back" in alone.ask(DrainWanted("d"), after=10.0).done[0]
     assert alone.changes._left == {"d"}
+    assert alone.changes._ledger.document.hosts["d"] == Host(wanted=False, state="gone")
     assert Alone(tmp_path, monkeypatch).ask(DrainWanted("b"), after=10.0).refused, "it is not optional"
 
 

@@ -66,6 +66,7 @@ def test_a_start_after_a_kill_holds_what_was_changed_and_the_file_else(micro: Pa
     topology = load_topology(micro)
     gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
     assert read.applied(gone) == gone
+    assert begun(gone, read).roles.keys() == {"learner"}
 
 
 def test_a_swap_that_is_taken_back_leaves_those_before_it(micro: Path) -> None:
