@@ -67,15 +67,16 @@ def tables(document: Document, *, under_way: bool) -> Iterator[Table | str]:
 
     ended = "it has ended" if document.ended else "its supervisor was killed; a start goes on with what is wanted"
     yield "under way" if under_way else f"not under way: {ended}"
-    hosts = table("host", "wanted", "seen")
+    seen = "seen" if under_way else "seen last"
+    hosts = table("host", "wanted", seen)
     for name, host in document.hosts.items():
         add(hosts, name, "up" if host.wanted else "gone", host.state)
     yield hosts
-    roles = table("role", "class", "wanted", "seen")
+    roles = table("role", "class", "wanted", seen)
     for name, role in document.roles.items():
         states = Counter(document.seen(each) for each in document.processes.values() if each.role == name)
-        seen = ", ".join(f"{count} {state}" for state, count in states.items())
-        add(roles, name, role.class_path, str(role.replicas), seen)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        add(roles, name, role.class_path, str(role.replicas), counts)
     yield roles
     if under_way and document.others:
         processes = table("not as wanted", "host", "wanted", "seen", "why")

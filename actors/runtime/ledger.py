@@ -105,7 +105,7 @@ class Ledger:
 
     def end(self) -> None:
         """The run ends, or is stopped: nothing is in force any more."""
-        self.document.ended = True
+        self.document.end()
         self._write("the next start takes changes of this one as in force")
 
     def _write(self, consequence: str) -> None:

@@ -222,6 +222,12 @@ class Document:
         self.follow(topology)
         return True
 
+    def end(self) -> None:
+        """The run ends, or is stopped: its hosts leave, and nothing is in force."""
+        self.ended = True
+        for host in self.hosts.values():
+            host.state = "gone"
+
     def seen(self, process: Process) -> State:
         """The state of a process. With a host that is gone, its processes are."""
         host = self.hosts.get(process.host)

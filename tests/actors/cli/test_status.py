@@ -61,11 +61,15 @@ def test_a_run_that_ended_and_one_whose_supervisor_was_killed(
 ) -> None:
     directory, document = run
     assert main(["status", str(directory)]) == 1
-    assert printed(capsys)[0].startswith("not under way: its supervisor was killed")
-    document.ended = True
+    lines = printed(capsys)
+    assert lines[0].startswith("not under way: its supervisor was killed")
+    assert lines[1:3] == ["host wanted seen last", "local up up"]
+    document.end()
     document.write(directory)
     assert main(["status", str(directory)]) == 1
-    assert printed(capsys)[0] == "not under way: it has ended"
+    lines = printed(capsys)
+    assert lines[:3] == ["not under way: it has ended", "host wanted seen last", "local up gone"]
+    assert "learner actors.learner:Learner 1 1 gone" in lines
 
 
 def test_a_directory_without_a_document_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -383,7 +383,7 @@ async def test_a_supervisor_that_is_killed_and_started_again_takes_up_the_swaps_
             assert (await swap(path, wanted("second", OTHER, "number=2"))).done
             await until_event(folder, f"up second.0 {OTHER} 2")
             other.kill()
-            other.wait()
+            other.wait(60)
             before = len(events(folder))
             other = start_b(elsewhere)
             await until_event(folder, f"up second.0 {OTHER} 2", before)
@@ -391,7 +391,7 @@ async def test_a_supervisor_that_is_killed_and_started_again_takes_up_the_swaps_
             assert document.processes["second.0"].incarnation >= 2 * RESTARTS
     finally:
         other.terminate()
-        other.wait()
+        other.wait(60)
 
 
 @pytest.mark.real_time
@@ -880,7 +880,7 @@ def test_the_page_wants_of_a_role_what_it_was_scaled_to(tmp_path):
     document.processes["tool_executor.2"].wanted = False  # its host was drained
     document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 2
-    document.ended = True
+    document.end()
     document.write(directory)
     assert read_wanted(directory)["tool_executor"].processes == 1
 

@@ -39,7 +39,7 @@ def test_a_start_after_an_end_says_what_the_last_one_had_changed(micro: Path, tm
     topology, document = load_topology(micro), swapped(micro)
     assert list(document.differences(topology)) == [], "it is in force"
     document.changed("learner", load_topology(micro, KEYS))
-    document.ended = True
+    document.end()
     document.write(tmp_path)
     read = Document.read(tmp_path)
     assert read == document
