@@ -178,9 +178,9 @@ def assert_equal_to_the_reference(
     for update, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         assert ours.keys() == theirs.keys()
         worst = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-        # After a long descent the weights themselves differ by what fp32 rounds: then by the gradient's own size.
+        # fp32 rounds by the gradient's own size; after a long descent the weights themselves differ by that too.
         norm = math.sqrt(sum(float(g.square().sum()) for g in theirs.values()))
-        assert worst < 1e-5 * (max(1.0, norm) if update else 1.0)
+        assert worst < (1e-5 * max(1.0, norm) if update else 1e-6 * max(10.0, norm))
     assert max(float(g.abs().max()) for theirs in expected for g in theirs.values()) > least  # else little is compared
     return figures
 
