@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING
 import trio
 from pydantic import ValidationError
 
-from actors.runtime.actor_process import ActorProcess, Plan, Reports, stop_in_order
 from actors.runtime.change_rules import (
     ENDING,
     Wanted,
@@ -56,9 +55,9 @@ from actors.runtime.dry_run import faults_of
 from actors.runtime.ledger import Ledger
 from actors.runtime.lifecycle import drain_order
 from actors.runtime.networks import with_whole_paths
+from actors.runtime.processes import Process, Processes, plan_of, stop_in_order
+from actors.runtime.reconcile import Plan
 from actors.runtime.remote_changes import RemoteChanges
-from actors.runtime.replicas import Replicas
-from actors.runtime.starting import Starting
 from agent_rl.config.addresses import CONTROL, actor_nodes, supervisor_node, wanted_nodes
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import PluginError
@@ -68,7 +67,6 @@ from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
 from agent_rl.messages import (
-    ActorStatus,
     Changed,
     ChangesInForce,
     DrainWanted,
@@ -82,6 +80,7 @@ from agent_rl.observe.logs import log_directory
 from agent_rl.records.continuing import write_resolved
 
 if TYPE_CHECKING:
+    from actors.runtime.supervise import Supervisor
     from transport import AnnounceLink, Node
 
 TRIAL_SECONDS = 600.0
@@ -101,18 +100,18 @@ class Changes:
         path: Path,
         beside: Path,
         hosts: Sequence[str],
-        replicas: Replicas,
+        kept: Processes,
         ledger: Ledger,
         *,
         again: str,
-        reports: Reports,
+        reports: Supervisor,
         ending: trio.Event,
         leave: Callable[[int, str], None],
-        numbered: Callable[[Topology], None],
+        numbered: Callable[[], None],
     ) -> None:
         """``path`` is the resolved topology, ``beside`` the file from whose folder relative paths start.
 
-        ``leave`` ends this supervisor, by exit code and reason. ``numbered`` hears which replicas are to run now.
+        ``leave`` ends this supervisor, by exit code and reason. ``numbered`` is called when other replicas are to run.
         """
         self.topology = with_whole_paths(topology, beside.parent)
         """The topology with the changes that were carried out."""
@@ -123,8 +122,8 @@ class Changes:
         self._is_main = topology.main_host in hosts
         self._main = supervisor_node(topology.main_host)
         self._others = RemoteChanges()
-        self._replicas = replicas
-        self._actors = replicas.actors
+        self._processes = kept
+        self._actors = kept.actors
         self._announced: AnnounceLink | None = None
         self._again = again
         self._reports = reports
@@ -132,13 +131,9 @@ class Changes:
         self._leave = leave
         self._numbered = numbered
         self._ledger = ledger
-        optional = {name for name, host in topology.hosts.items() if host.optional}
-        self._left = (optional | ledger.away) - set(hosts)
-        """Hosts whose actors have stopped in order, and optional ones that are not heard yet."""
         self._ending = ending
         self._before: dict[str, tuple[float, ActorEntry]] = {}
         """When roles were swapped last, and what they were before; infinity while the swap is under way."""
-        self._starting = Starting(self._watched)
         self._under_way: list[str] = []
         """The change that is carried out, and those that wait for their turn."""
         self._turn = trio.Lock()
@@ -164,12 +159,6 @@ class Changes:
         """The supervisors of the other processes."""
         return [supervisor_node(host) for host in self.topology.hosts_in_use if host not in self._hosts]
 
-    @property
-    def _watched(self) -> list[str]:
-        """The actors whose starts count: those of all hosts at the main host, else those of this process."""
-        hosts = [host for host in self.topology.hosts_in_use if self._is_main and host not in self._left]
-        return [name for host in hosts or self._hosts for name in wanted_nodes(self.topology, host)]
-
     def told(self, message: ChangesInForce) -> None:
         """The main host tells what is in force, also from before this host was started."""
         if not self._is_main:
@@ -194,39 +183,15 @@ class Changes:
 
     def _follow(self, numbers: Mapping[str, int]) -> None:
         """Roles have these numbers of processes from now on."""
-        before = {*self._watched}
         self.topology = self.topology.scaled({role: numbers[role] for role in numbers.keys() & self.topology.actors})
-        self._starting.starts(*(name for name in self._watched if name not in before))
-        self._starting.forget(*before - {*self._watched})
-        self._numbered(self.topology)
-        self._replicas.follow(self.topology)
+        self._ledger.follow(self.topology)
+        self._numbered()
+        self._processes.follow(self.topology)
 
     def _tell(self) -> None:
         """Tell all hosts what is in force, from the main host."""
         if self._announced is not None:
             self._announced.set(ChangesInForce(self._numbers, self._ledger.document.swaps))
-
-    def left(self, node: str) -> None:
-        """A node has stopped in order: no change waits for another host whose supervisor did, or for its actors."""
-        if node in self._remote:
-            host = node.removeprefix(supervisor_node(""))
-            self._left.add(host)
-            self._starting.forget(*wanted_nodes(self.topology, host))
-
-    def back(self, node: str) -> None:
-        """The supervisor of another host is heard."""
-        self._left.discard(node.removeprefix(supervisor_node("")))
-
-    def starts(self, actor: str) -> None:
-        """A process of this actor starts."""
-        self._starting.starts(actor)
-
-    def heard(self, status: ActorStatus) -> None:
-        """Take in whether an actor is ready."""
-        if status.state in {"starting", "failed"}:
-            self._starting.starts(status.actor)
-        else:
-            self._starting.runs(status.actor)
 
     async def asked(self, sender: str, wanted: Wanted) -> Changed:
         """Carry out a change. Raises CallRefused for a sender that may not ask."""
@@ -242,8 +207,8 @@ class Changes:
         if back:  # its role cannot be waited for
             return await self._in_turn(wanted)
         if not self._why_not(wanted, ()):
-            await self._starting.restarted(without=wanted.starts if isinstance(wanted, ReplicasWanted) else ())
-        reason = self._why_not(wanted, self._starting)
+            await self._ledger.restarted(without=wanted.starts if isinstance(wanted, ReplicasWanted) else ())
+        reason = self._why_not(wanted, self._ledger.starting)
         if reason or self._nursery is None:
             return self._answered(
                 wanted, Changed((reason or "the run is starting; ask again when all actors run",), ())
@@ -262,7 +227,7 @@ class Changes:
 
     def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
         ending, busy = self._ending.is_set(), next(iter(self._under_way), "")
-        return why_not(wanted, self.topology, [*starting], ending=ending, busy=busy, left=self._left)
+        return why_not(wanted, self.topology, [*starting], ending=ending, busy=busy, left=self._ledger.absent)
 
     async def _in_turn(self, wanted: Wanted) -> Changed:
         """Carry out a change after those that are under way, also when who asked for it is gone."""
@@ -300,7 +265,6 @@ class Changes:
         if self._is_main and self.topology.hosts[host].optional and not self._others.hears(host):
             self._ledger.drains(host)
             self._ledger.left(host)
-            self.left(supervisor_node(host))
             return Changed((), (f"host {host} is not heard: the run goes on without it, and it may come back",))
         if host not in self._hosts:
             refused, done = await self._ask_others(wanted, [host])
@@ -314,8 +278,7 @@ class Changes:
         self._ledger.drains(host)
         self._say(f"host {host} leaves: its actors stop in order")
         actors = [self._actors[name] for name in names]
-        await stop_in_order(drain_order(self.topology), actors, self._reports, failed=False)
-        self._left.add(host)
+        await stop_in_order(drain_order(self.topology), actors)
         self._ledger.left(host)
         return Changed((), (f"host {host} has left: {', '.join(names)}",))
 
@@ -345,7 +308,7 @@ class Changes:
         """Replace the processes of a role by those of the topology that ``make`` makes, here and on the other hosts."""
         try:
             topology = self._with_numbers(make())
-            plan = Plan.of(wanted.role, topology)
+            plan = plan_of(wanted.role, topology)
         except UNREADABLE as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"
             return Changed((f"{wanted.role} cannot be swapped: {error}; {remedy}",), ())
@@ -381,7 +344,7 @@ class Changes:
         starts = {f"{role}.{number}": host for number, host in now.items() if number not in former}
         stops = {f"{role}.{number}": former[number] for number in reversed(former) if number not in now}
         others = [host for host in self.topology.hosts_in_use if host not in self._hosts]
-        away = {host for host in others if host in self._left or not self._others.hears(host)}
+        away = {host for host in others if host in self._ledger.absent or not self._others.hears(host)}
         self._set_number(role, wanted.number)
         refused, done = await self._replicas_of_here(starts, stops)
         there = {host for host in (*starts.values(), *stops.values()) if host not in self._hosts} - away
@@ -405,7 +368,7 @@ class Changes:
         """Wait for those of these replicas that are of the hosts of this process."""
         here = {node for host in self._hosts for node, _ in actor_nodes(self.topology, host)}
         starts, stops = ([name for name in names if name in here] for names in (starts, stops))
-        return await self._replicas.carry_out(starts, stops, self.topology)
+        return await self._processes.carry_out(starts, stops, self.topology)
 
     async def _dry_run(self, keys: Sequence[str]) -> list[str]:
         """Why a change is refused, as lines. Tried in a process of its own."""
@@ -417,7 +380,7 @@ class Changes:
         """Have the other supervisors check or carry out the change: all that are there, or those of ``hosts``."""
         if not self._is_main:
             return [], []
-        asked = [host for host in self.topology.hosts_in_use if host not in (*self._hosts, *self._left)]
+        asked = [host for host in self.topology.hosts_in_use if host not in (*self._hosts, *self._ledger.absent)]
         return await self._others.ask(wanted, [host for host in asked if not hosts or host in hosts])
 
     async def _replace(self, role: str, topology: Topology, plan: Plan) -> tuple[list[str], str]:
@@ -428,22 +391,22 @@ class Changes:
         if fault := self._store(topology):
             return [], f"{role} was not swapped: {fault}"
         assert self._janitor is not None
-        former = Plan.of(role, self.topology)
+        former = plan_of(role, self.topology)
         before = dict(self._before)
         self._before[role] = math.inf, self.topology.actors[role]
-        swapped: list[ActorProcess] = []
+        swapped: list[Process] = []
         done = []
         for actor in [actor for actor in self._actors.values() if actor.role == role and not actor.ended.is_set()]:
             needed = None if actor.child is None else group_bytes(actor.child.pid)
-            why = in_place(actor.entry, plan.entry, needed, available_bytes())
-            fault, seconds, died = await actor.replaced(plan, self._janitor, beside=not why)
+            why = in_place(actor.life.plan.entry, plan.entry, needed, available_bytes())
+            fault, seconds, died = await actor.replaced(plan, beside=not why)
             if fault:
                 swapped += [actor] if died else []  # its next process read the file of the new ones
                 self._say(f"{fault}; the former class and settings of {role} hold again")
                 if fault_of_disk := self._store(self.topology):
                     self._say(f"processes of {role} that start later get the refused ones: {fault_of_disk}")
                 for each in swapped:
-                    await each.replaced(former, self._janitor, beside=False)
+                    await each.replaced(former, beside=False)
                 self._before = before
                 return [], f"{fault}; the former class and settings hold again"
             swapped.append(actor)
@@ -454,23 +417,23 @@ class Changes:
         self.topology = self._with_numbers(topology)
         return done, ""
 
-    def take_back(self, actor: ActorProcess, why: str) -> bool:
-        """A process has spent its restarts (``why``): whether its role is swapped back, since it was swapped just now.
+    def swapped_lately(self, role: str) -> bool:
+        """Whether a role is swapped back where a process of it has spent its restarts: it was swapped just now."""
+        since, _ = self._before.get(role, (-math.inf, None))
+        return trio.current_time() - since < TRIAL_SECONDS and not self._ending.is_set()
 
-        If so, the process waits for its turn (`ActorProcess.waits`), and the run fails where none comes.
-        """
-        since, _ = self._before.get(actor.role, (-math.inf, None))
-        if trio.current_time() - since >= TRIAL_SECONDS or self._nursery is None or self._ending.is_set():
-            return False
-        self._nursery.start_soon(self._take_back, actor, _take_back_of(actor.role, actor.entry), why)
-        return True
+    def take_back(self, actor: Process, why: str) -> None:
+        """Swap the role of a process back that waits for it; the run fails where that does not come (``why``)."""
+        if self._nursery is not None:
+            wanted = _take_back_of(actor.role, actor.life.plan.entry)
+            self._nursery.start_soon(self._take_back, actor, wanted, why)
 
-    async def _take_back(self, actor: ActorProcess, wanted: TakeBackWanted, why: str) -> None:
+    async def _take_back(self, actor: Process, wanted: TakeBackWanted, why: str) -> None:
         if self._is_main:
             refused = [*(await self._in_turn(wanted)).refused]
         else:
             refused, _ = await self._others.ask(wanted, [self.topology.main_host])
-        if actor.waits and not self._ending.is_set():
+        if actor.life.state == "waiting" and not self._ending.is_set():
             self._reports.fail("\n  ".join([why, *refused]), 1)
         else:
             for line in refused:

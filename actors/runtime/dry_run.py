@@ -13,8 +13,8 @@ from pathlib import Path
 
 import trio
 
-from actors.runtime.actor_process import USER_MISTAKE
 from actors.runtime.children import leave_message, start_child
+from actors.runtime.reconcile import USER_MISTAKE
 from actors.weights.transfer import way_of
 from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve

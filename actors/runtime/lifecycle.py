@@ -1,11 +1,9 @@
-"""Decisions of the supervisor: which actors are restarted, the order of stopping, the hosts that a process serves."""
+"""Decisions of the supervisor: the order of stopping, the hosts that a process serves, what a process is given."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +13,6 @@ from agent_rl.config.processes import ActorEntry
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Machine, cores_near, gpus_here, visible_devices
 from agent_rl.records.run_directory import RunRefused
-
-
-@dataclass
-class RestartBudget:
-    """Limits restarts within a time window, and restarts in a row of a process that dies before it does any work.
-
-    The second limit is needed for a process that loads a model for minutes and then dies. Such a process would never
-    exceed the first limit.
-    """
-
-    restarts: int
-    seconds: float
-    within: str = ""
-    """Part of the message when no restart is left: what the restarts are counted in."""
-    _spent: deque[float] = field(default_factory=deque)
-    _early: int = 0
-
-    def spend(self, now: float, *, early: bool = False) -> bool:
-        """Take a restart at time ``now``; False when none is left. ``early``: the process died before any work."""
-        self._early = self._early + 1 if early else 0
-        while self._spent and self._spent[0] <= now - self.seconds:
-            self._spent.popleft()
-        if len(self._spent) >= self.restarts:
-            self.within = f"in {self.seconds:g} s"
-            return False
-        if self._early > self.restarts:
-            self.within = "in a row, before it did anything,"
-            return False
-        self._spent.append(now)
-        return True
 
 
 def drain_order(topology: Topology) -> list[str]:

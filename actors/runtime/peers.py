@@ -4,9 +4,9 @@
 
     HostHello, Incarnations ---> Handshake --(admitted)--> Roster --> nodes of this process, its actors (lifelines)
     SwapWanted, ScaleWanted, DrainWanted, StopWanted, ChangesInForce ---> Changes --> processes of actors
-    RunState, status of a supervisor ---> OtherHosts --> Supervision.end
-    silence of a supervisor, replicas --> LostHosts --> nodes of the actors of this process (lifelines)
-    status of an actor --------------------------------> Supervision.hear_actor
+    RunState, status of a supervisor ---> OtherHosts --> Supervisor.end
+    silence of a supervisor, replicas --> Ledger.doubted --> nodes of the actors of this process (lifelines)
+    status of an actor --------------------------------> Supervisor.hear_actor
                        `-(not the main host)-----------> StatusReports --HostReport--> the main host
 """
 
@@ -15,17 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
-from actors.runtime import actor_process
 from actors.runtime.changes import CALLS, Changes
 from actors.runtime.handshake import Handshake, Reports
 from actors.runtime.ledger import Ledger
-from actors.runtime.lost_hosts import LostHosts
 from actors.runtime.other_hosts import OtherHosts, is_supervisor
-from actors.runtime.replicas import Replicas
 from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster
 from agent_rl import messages
@@ -51,21 +48,9 @@ from agent_rl.messages.pipes import Doubt, Expect
 if TYPE_CHECKING:
     import structlog
 
+    from actors.runtime.processes import Processes
+    from actors.runtime.supervise import Supervisor
     from transport import Delivery, LinkEvent, Network
-    from transport.inbound import Inbound
-
-
-class Supervision(actor_process.Reports, Protocol):
-    """The supervisor to which these parts report."""
-
-    def end(self, exit_code: int, reason: str, *, finished: bool = False) -> None:
-        """Begin to end the run on the hosts of this process."""
-
-    def hear_actor(self, status: ActorStatus, sender: Inbound) -> None:
-        """An actor tells its status."""
-
-    def left(self, node: str) -> None:
-        """A node of another process has stopped in order, or is replaced."""
 
 
 class Peers:
@@ -81,9 +66,9 @@ class Peers:
         path: Path,
         beside: Path,
         hosts: Sequence[str],
-        replicas: Replicas,
+        kept: Processes,
         ledger: Ledger,
-        supervision: Supervision,
+        supervision: Supervisor,
         *,
         again: str,
         agreed: dict[str, str],
@@ -93,7 +78,7 @@ class Peers:
     ) -> None:
         self._main = supervisor_node(topology.main_host)
         self._hosts = tuple(hosts)
-        self._actors = replicas.actors
+        self._actors = kept.actors
         self._ledger = ledger
         self._supervision = supervision
         self._incarnation = incarnation
@@ -102,7 +87,7 @@ class Peers:
         self.others = OtherHosts(topology, hosts)
         self._roster = Roster(topology, hosts, incarnation)
         self._roster.tell_actors = self._tell_actors
-        self._lost = LostHosts(topology, hosts, self._tell_actors, ledger.away)
+        self._doubted = ledger.doubted
         self._host_lost_after = topology.run.host_lost_after_seconds
         self._reports = StatusReports(topology, hosts, self._roster)
         reports = Reports(self._say_of_host, self._refused, self._roster.heard)
@@ -112,13 +97,13 @@ class Peers:
             path,
             beside,
             hosts,
-            replicas,
+            kept,
             ledger,
             again=again,
             reports=supervision,
             ending=ending,
             leave=supervision.end,
-            numbered=self._lost.follow,
+            numbered=self._tell_doubts,
         )
         self._optional = {supervisor_node(name) for name, host in topology.hosts.items() if host.optional}
 
@@ -156,9 +141,8 @@ class Peers:
                 return await self.changes.asked(sender, message)
             case Incarnations() if is_supervisor(sender):
                 self.others.up(sender)
-                self.changes.back(sender)
-                self._lost.heard(sender)
                 self._ledger.heard(sender)
+                self._tell_doubts()
                 self._handshake.told(sender, message)
             case ChangesInForce() if sender == self._main:
                 self.changes.told(message)
@@ -170,7 +154,7 @@ class Peers:
                 else:
                     actor = self._actors.get(sender)
                     if actor is not None and not actor.ended.is_set():
-                        self._reports.observe(message, delivery.inbound.incarnation, at_once=actor.stopping)
+                        self._reports.observe(message, delivery.inbound.incarnation, at_once=actor.life.stops)
                     self._supervision.hear_actor(message, delivery.inbound)
             case HostReport():
                 statuses, stopped = self._reports.heard(sender, message)
@@ -197,12 +181,11 @@ class Peers:
             self.others.left(event.peer)
             for node in (event.peer, *self._reports.left(event.peer)):
                 self._supervision.left(node)
-            self.changes.left(event.peer)
         away = self._optional.union(map(supervisor_node, self._ledger.away))
         if not (isinstance(event, PeerSilent) and event.peer in away):  # no mistake: it may come or go
             self._handshake.link_event(event)
-        self._lost.link_event(event)
         self._ledger.link_event(event)
+        self._tell_doubts()
 
     @property
     def incarnations(self) -> Mapping[str, int]:
@@ -215,7 +198,6 @@ class Peers:
         """A process of an actor of this host starts."""
         self._roster.started(actor, incarnation)
         self._reports.forget(actor)
-        self.changes.starts(actor)
 
     def ended(self, actor: str) -> None:
         """An actor of this host has ended, and is not started again."""
@@ -223,7 +205,12 @@ class Peers:
 
     def known(self) -> tuple[Doubt, Expect]:
         """What a new process is told first: lost hosts, all incarnations."""
-        return self._lost.doubted, Expect(dict(self._roster.incarnations))
+        return self._doubted, Expect(dict(self._roster.incarnations))
+
+    def _tell_doubts(self) -> None:
+        if self._doubted != self._ledger.doubted:
+            self._doubted = self._ledger.doubted
+            self._tell_actors(self._doubted)
 
     def _tell_actors(self, message: Doubt | Expect) -> None:
         for actor in self._actors.values():

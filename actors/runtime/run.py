@@ -12,10 +12,10 @@ from typing import Any
 import trio
 from pydantic import ValidationError
 
-from actors.runtime.actor_process import Plan
 from actors.runtime.interrupts import stop_signals
 from actors.runtime.lifecycle import hosts_to_start
 from actors.runtime.networks import supervisor_network, with_whole_paths
+from actors.runtime.processes import plan_of
 from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.config.addresses import (
     actor_nodes,
@@ -155,7 +155,7 @@ def _as_before(topology: Topology, former: Document) -> Topology:
     for role in former.swapped:
         try:
             if role in kept.actors:
-                Plan.of(role, kept)
+                plan_of(role, kept)
         except (PluginError, ValidationError) as error:
             remedy = f"put its module back, or remove {topology.run.directory / STATE} to go by the file"
             raise RunRefused(f"{role} was swapped, and cannot be started again: {error}; {remedy}") from error

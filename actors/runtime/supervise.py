@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.runtime.actor_process import ActorProcess, stop_in_order
 from actors.runtime.ledger import Ledger
 from actors.runtime.lifecycle import drain_order, needed_to_drain
 from actors.runtime.peers import Peers
-from actors.runtime.replicas import Replicas
+from actors.runtime.processes import Process, Processes, stop_in_order
 from actors.runtime.scraping import listeners_of, serve_metrics
 from actors.runtime.tracking import Tracking, writes_rows
 from agent_rl.config.hidden import redacted
@@ -106,25 +105,18 @@ class Supervisor:
         self._silence = Silence(self._look)
         self._missing = Missing()
         self._movement = Movement(topology.run.report_standstill_seconds)
-        make = partial(
-            ActorProcess,
-            path=path,
-            base=base,
-            incarnation=incarnation,
-            started_at=started_at,
-            epoch=epoch,
-            entry_module=entry_module,
-            reports=self,
-        )
-        self._replicas = Replicas(topology, hosts, make, self, self._ending)
-        self._actors = self._replicas.actors
+        arguments = ["--topology", str(path), "--base", str(base)]
+        arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
+        make = partial(Process, entry_module=entry_module, arguments=arguments, incarnation=incarnation, reports=self)
+        self._processes = Processes(topology, hosts, make, self._ending)
+        self._actors = self._processes.actors
         self._ledger = Ledger(topology, hosts, former, self.say)
         self._peers = Peers(
             topology,
             path,
             base / path.name,
             hosts,
-            self._replicas,
+            self._processes,
             self._ledger,
             self,
             again=again,
@@ -171,7 +163,7 @@ class Supervisor:
                 nursery.start_soon(self._watch)
                 if self._tracking is not None:
                     nursery.start_soon(self._tracking.run, janitor)
-                self._replicas.begin(nursery, janitor, self._log.info)
+                self._processes.begin(nursery, janitor, self._log.info)
                 await self._ending.wait()
                 await self._drain()
                 self._record_end()
@@ -214,9 +206,7 @@ class Supervisor:
         actor = self._actors.get(status.actor)
         if actor is not None:
             actor.heard(status, sender.incarnation)
-        if actor is None or sender.incarnation == actor.incarnation:
-            self._peers.changes.heard(status)
-        if not sender.gone if actor is None else not actor.stopping:
+        if not sender.gone if actor is None else sender.incarnation == actor.life.incarnation and not actor.life.stops:
             self._ledger.observe(status)
             self._silence.heard(status)
             if not self._ending.is_set():
@@ -247,7 +237,7 @@ class Supervisor:
             actor = self._actors.get(each.actor)
             if isinstance(each, Overdue):
                 self._log.error("silent too long", actor=each.actor, text=each.text)
-                if actor is not None and not actor.stopping:
+                if actor is not None and not actor.life.stops:
                     actor.kill(each.text)
             else:
                 self._log.warning("silence", actor=each.actor, text=each.text)
@@ -275,18 +265,17 @@ class Supervisor:
                 if self._tracking is not None:
                     self._tracking.abandon()
                 for actor in self._actors.values():
-                    actor.stopping = True
-                    actor.kill()
+                    actor.kill(last=True)
 
     # Reports of the actors' processes.
 
-    def process(self, actor: ActorProcess, state: str) -> None:
+    def process(self, actor: Process, state: str) -> None:
         """An actor's process is starting, restarting, stopping or stopped."""
         self._view.process(actor.name, state)
         self._ledger.process(actor.name, state)
         if state in {"starting", "restarting"}:
-            self._peers.starts(actor.name, actor.incarnation)
-            self._silence.started(actor.name, actor.entry.silent_seconds)
+            self._peers.starts(actor.name, actor.life.incarnation)
+            self._silence.started(actor.name, actor.life.plan.entry.silent_seconds)
         else:
             self.left(actor.name)
             if state == "stopped":
@@ -301,11 +290,15 @@ class Supervisor:
         self._log.info("notice", text=text)
         self._display.notice(text)
 
-    def take_back(self, actor: ActorProcess, why: str) -> bool:
-        """The process keeps dying: whether its role is swapped back."""
-        return self._peers.changes.take_back(actor, why)
+    def swapped_lately(self, role: str) -> bool:
+        """Whether a role is swapped back where its processes keep dying."""
+        return self._peers.changes.swapped_lately(role)
 
-    def lacked_memory(self, actor: ActorProcess) -> None:
+    def take_back(self, actor: Process, why: str) -> None:
+        """The process keeps dying, and its role is swapped back."""
+        self._peers.changes.take_back(actor, why)
+
+    def lacked_memory(self, actor: Process) -> None:
         """Record for summary and report that the kernel killed the process. Only the main host writes the record."""
         if self._topology.main_host in self._hosts:
             try:
@@ -343,7 +336,7 @@ class Supervisor:
             if name in self._actors:
                 self._end_silence(self._actors[name])
         order = drain_order(self._peers.changes.topology)
-        await stop_in_order(order, list(self._actors.values()), self, failed=self._exit_code != 0)
+        await stop_in_order(order, list(self._actors.values()), failed=self._exit_code != 0)
         patient = self._exit_code != KILLED
         unheard = await self._peers.leave(self._exit_code, self._reason, patient=patient)
         if unheard:
@@ -357,12 +350,11 @@ class Supervisor:
             except DiskError as error:
                 self._log.warning("why the run ended is not on disk", error=str(error))
 
-    def _end_silence(self, actor: ActorProcess) -> None:
+    def _end_silence(self, actor: Process) -> None:
         """Kill a silent actor. If others still have messages for it, a new process takes its place to receive them."""
         text = self._silence.describe(actor.name)
         if not self._exit_code and needed_to_drain(self._peers.changes.topology, actor.role):
             actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
         else:
             self.say(f"{text}; it is killed")
-            actor.stopping = True
-            actor.kill()
+            actor.kill(last=True)

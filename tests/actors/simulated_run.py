@@ -31,7 +31,7 @@ from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.lost_hosts import LostHosts
+from actors.runtime.ledger import Ledger
 from actors.testing import Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, supervisor_node
@@ -55,7 +55,7 @@ from agent_rl.messages import (
 )
 from agent_rl.messages.pipes import Doubt
 from agent_rl.rollout.episode import Episode
-from transport import Delivery, Limits, MemoryNetwork, Node, Registry
+from transport import Delivery, Limits, LinkEvent, MemoryNetwork, Node, Registry
 from transport.network import MemoryPort, read_identity
 from transport.plans import Buffer
 
@@ -279,9 +279,14 @@ class SimulatedRun:
     async def supervise(self) -> None:
         """Start what supervisors do for `host_vanishes`: they hear each other, and tell the actors of lost hosts."""
         limits = Limits(lost_after=self.topology.run.host_lost_after_seconds)
-        lost = LostHosts(self.topology, [NEAR], self._doubt)
+        ledger = Ledger(self.topology, [NEAR], None, print)
+
+        def on_event(event: LinkEvent) -> None:
+            ledger.link_event(event)
+            self._doubt(ledger.doubted)
+
         registry = self.stage.registry
-        near = Node("witness", self.network, registry, incarnation=1, limits=limits, on_event=lost.link_event)
+        near = Node("witness", self.network, registry, incarnation=1, limits=limits, on_event=on_event)
         near.announce("incarnations", [supervisor_node(FAR)])
         await self.stand_in(supervisor_node(FAR))
         await self._nursery.start(near.run, _ignore)

@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from actors.exits import describe_exit
-from actors.runtime import process
-from actors.runtime.actor_process import ActorProcess, Plan
+from actors.runtime import process, processes
 from actors.runtime.children import ActorChild, telling
+from actors.runtime.processes import Process, plan_of
 from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
 from tests.transport.clouds import Point
@@ -59,6 +59,9 @@ class Child:
 
     def tell(self, *_: object) -> bool:
         return True
+
+    def stay_on(self, cores: object) -> None:
+        pass
 
     def last_words(self, lines: int = 20) -> list[str]:
         return []
@@ -110,26 +113,23 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
     groups: set[int] = set()
     janitor: Any = SimpleNamespace(started=groups.add, ended=groups.discard)
     nothing = lambda *_, **__: None  # noqa: E731
-    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, known=tuple)
+    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, known=tuple, swapped_lately=nothing)
 
     async def main() -> str:
         ready, children, told = trio.Event(), [], []
 
-        def start(*_: Any, **options: Any) -> Child:
-            told.append(options)
+        def start(_: str, arguments: list[str], *, beside: bool, **__: Any) -> Child:
+            told.append("beside" if beside else "restarted" if "--restarted" in arguments else "first")
             children.append(Child(len(children) + 1, ready))
             return children[-1]
 
-        monkeypatch.setattr(ActorProcess, "_child", start)
+        monkeypatch.setattr(processes, "start_child", start)
         role = "tool_executor"
-        actor = ActorProcess(
-            f"{role}.0", role, topology, path=path, base=tmp_path, incarnation=0, started_at=0.0, epoch=0.0,
-            entry_module="", reports=reports,
-        )  # fmt: skip
+        actor = Process(f"{role}.0", role, topology, entry_module="", arguments=[], incarnation=0, reports=reports)
         faults = []
 
         async def replace() -> None:
-            faults.append((await actor.replaced(Plan.of(role, topology), janitor, beside=True)).fault)
+            faults.append((await actor.replaced(plan_of(role, topology), beside=True)).fault)
 
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
@@ -139,16 +139,16 @@ def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
                 await trio.testing.wait_all_tasks_blocked()
                 assert groups == {1, 2}
                 if ends == "when it is ready":
-                    actor.stopping = True
+                    actor.kill(last=True)
                     ready.set()
                 elif ends == "while it gets ready":
-                    actor.terminate()
+                    actor.stop(10.0)
                 else:
                     children[0].end()
                     await trio.testing.wait_all_tasks_blocked()
                     assert groups == {3}, "the next process of the former class"
-                    assert told == [{"restarted": False}, {"beside": True}, {"restarted": True}]
-                    actor.terminate()
+                    assert told == ["first", "beside", "restarted"]
+                    actor.stop(10.0)
         assert all(child.ended for child in children)
         return faults[0]
 

@@ -17,10 +17,9 @@ from actors.runtime.change_rules import changed_keys, differences, in_place, why
 from actors.runtime.changes import Changes, available_bytes, group_bytes
 from actors.runtime.control import ask_run
 from actors.runtime.dry_run import shared_faults
-from actors.runtime.ledger import Ledger
-from actors.runtime.replicas import has_left
+from actors.runtime.ledger import RESTART_SECONDS, Ledger
+from actors.runtime.processes import has_left
 from actors.runtime.run import run_topology
-from actors.runtime.starting import RESTART_SECONDS
 from agent_rl import messages
 from agent_rl.config.addresses import CONTROL, actor_nodes, control_address, runtime_directory
 from agent_rl.config.load import load_topology
@@ -34,7 +33,7 @@ from agent_rl.records.document import Document, Host
 from agent_rl.records.run_directory import RESTARTS, RunRefused
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_micro, write_two_hosts
-from transport import CallRefused, CurveKeys, MemoryNetwork, Node, Registry
+from transport import CallRefused, CurveKeys, MemoryNetwork, Node, PeerLeft, Registry
 
 ENTRY = "tests.actors.runtime.swap_entry"
 PLAIN, OTHER = f"{ENTRY}:Plain", f"{ENTRY}:Other"
@@ -191,12 +190,12 @@ async def test_a_process_that_does_not_start_leaves_its_place_to_the_former_one(
 async def test_a_process_that_never_starts_leaves_its_place_to_the_former_one(folder):
     """Its `prepare` or its `start` does not return: the change has a deadline, and says which it was."""
     path = write(folder, settings="number = 1")
-    path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nstart_seconds = 3.0"))
+    path.write_text(path.read_text().replace("[actors.second]", "[actors.second]\nstart_seconds = 6.0"))
     async with running(path, 2):
         for setting in ("blocks=true", "waits=true"):
             answer = await swap(path, wanted("second", OTHER, setting))
             assert not answer.done
-            late = "second.0 was not ready after 3 s (actors.second.start_seconds) and is killed"
+            late = "second.0 was not ready after 6 s (actors.second.start_seconds) and is killed"
             assert late in answer.refused[0], answer
             assert "the former class and settings hold again" in answer.refused[0]
         await until_events(folder, 7)
@@ -599,14 +598,14 @@ async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_on
     async with trio.open_nursery() as nursery:
         node = Node("supervisor.a", network, Registry.of(messages), incarnation=1)
         reports = SimpleNamespace(say=print)
-        none = SimpleNamespace(actors={}, follow=print)
+        none, ledger = SimpleNamespace(actors={}, follow=print), Ledger(topology, ["a"], None, print)
         run = Changes(
             topology,
             path,
             path,
             ["a"],
             none,
-            Ledger(topology, ["a"], None, print),
+            ledger,
             again="",
             reports=reports,
             ending=trio.Event(),
@@ -616,7 +615,7 @@ async def test_a_change_of_a_host_that_is_not_heard_is_refused_by_its_name_at_on
         run.begin(nursery, None)
         run.link(node)
         for name in heard:
-            run.heard(ActorStatus(name, name, "running", "", ActorFigures(), "", 0.0, 0.0))
+            ledger.observe(ActorStatus(name, name, "running", "", ActorFigures(), "", 0.0, 0.0))
         await nursery.start(node.run, lambda _: None)
         await trio.sleep(10)
         with trio.fail_after(1):
@@ -651,8 +650,7 @@ class Alone:
             role="first",
             ended=trio.Event(),
             child=None,
-            entry=self.topology.actors["first"],
-            waits=False,
+            life=SimpleNamespace(plan=SimpleNamespace(entry=self.topology.actors["first"]), state="up"),
         )
         self.classes, self.failed = [], []
         self.lines = []
@@ -662,34 +660,37 @@ class Alone:
             follow=lambda _: None,
             carry_out=self.carry_out,
         )
+        self.ledger = Ledger(self.topology, ["a"], None, print)
         self.changes = Changes(
             self.topology,
             path,
             path,
             ["a"],
             replicas,
-            Ledger(self.topology, ["a"], None, print),
+            self.ledger,
             again="",
             reports=SimpleNamespace(say=print, fail=lambda reason, _: self.failed.append(reason)),
             ending=trio.Event(),
             leave=print,
-            numbered=lambda _: None,
+            numbered=lambda: None,
         )
 
     async def faults_of(self, *_):
         self.during()
         return []
 
-    async def replaced(self, plan, janitor, *, beside):
+    async def replaced(self, plan, *, beside):
         self.classes.append(plan.entry.class_path)
-        self.actor.entry, self.actor.waits = plan.entry, False
+        self.actor.life.plan, self.actor.life.state = plan, "up"
         self.during()
         await trio.sleep(0.1)
         return "", 0.0, False
 
     def dies_for_good(self):
         """The restarts of the actor are spent."""
-        self.actor.waits = self.changes.take_back(self.actor, "it died")
+        if self.changes.swapped_lately("first"):
+            self.actor.life.state = "waiting"
+            self.changes.take_back(self.actor, "it died")
 
     async def carry_out(self, starts, stops, topology):
         return [], [*(f"{name} runs" for name in starts), *(has_left(name) for name in stops)]
@@ -699,7 +700,7 @@ class Alone:
 
         def hear(name, state):
             role = name.partition(".")[0]
-            self.changes.heard(ActorStatus(name, role, state, "", ActorFigures(), "", 0.0, 0.0))
+            self.ledger.observe(ActorStatus(name, role, state, "", ActorFigures(), "", 0.0, 0.0))
 
         async def come_back():
             await trio.sleep(back)
@@ -715,13 +716,13 @@ class Alone:
                     for name, _ in actor_nodes(self.topology, host):
                         hear(name, "starting" if name in starting else "running")
                 for name in self.back:
-                    self.changes.back(name)
+                    self.ledger.heard(name)
                 for name in absent:
-                    self.changes.left(name)
+                    self.ledger.link_event(PeerLeft(name))
                 await nursery.start(node.run, lambda _: None)
                 await trio.sleep(after)
                 if dead:
-                    self.changes.starts(dead)
+                    self.ledger.process(dead, "restarting")
                     nursery.start_soon(come_back)
                 answer = await self.changes.asked(CONTROL, asked)
                 await self.afterwards()
@@ -737,8 +738,8 @@ def test_an_optional_host_that_is_not_heard_is_done_without_when_it_is_drained(t
     alone = Alone(tmp_path, monkeypatch)
     alone.back = ["supervisor.d"]
     assert "it may come back" in alone.ask(DrainWanted("d"), after=10.0).done[0]
-    assert alone.changes._left == {"d"}
-    assert alone.changes._ledger.document.hosts["d"] == Host(wanted=False, state="gone")
+    assert alone.ledger.absent == {"d"}
+    assert alone.ledger.document.hosts["d"] == Host(wanted=False, state="gone")
     assert Alone(tmp_path, monkeypatch).ask(DrainWanted("b"), after=10.0).refused, "it is not optional"
 
 
@@ -756,7 +757,7 @@ def test_a_change_waits_for_actors_that_are_started_again(tmp_path, monkeypatch)
     assert "first.0 has not started yet" in never.refused[0]
     alone = Alone(tmp_path, monkeypatch)
     first_start = alone.ask(more, starting=["second.0"], dead="first.0", back=1.0)
-    assert "second.0, first.0 has not started yet" in first_start.refused[0]
+    assert "first.0, second.0 has not started yet" in first_start.refused[0]
 
 
 def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_end_of_the_swap(tmp_path, monkeypatch):
@@ -768,7 +769,7 @@ def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_
     def during():
         if alone.classes == [OTHER]:
             alone.dies_for_good()
-            assert alone.actor.waits
+            assert alone.actor.life.state == "waiting"
             assert load_topology(file).actors["first"].class_path == OTHER, "the swap goes on"
 
     async def afterwards():
@@ -779,7 +780,7 @@ def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_
             assert now.actors["first"].class_path == PLAIN
         assert (alone.classes, alone.failed) == ([OTHER, PLAIN], [])
         alone.dies_for_good()
-        assert not alone.actor.waits, "there is no class left to come back"
+        assert alone.actor.life.state != "waiting", "there is no class left to come back"
 
     alone.during, alone.afterwards = during, afterwards
     assert not alone.ask(wanted("first", OTHER), "supervisor.b", "supervisor.d").refused

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from actors.runtime.replicas import Replicas, has_left
+from actors.runtime.processes import Processes, has_left
 from agent_rl.config.topology import Topology
 from tests.agent_rl.config.test_placement import topology
 
@@ -19,13 +19,14 @@ def start_of(number: int) -> Topology:
     ).scaled({"executor": number})
 
 
-def make(name: str, role: str, now: Any) -> Any:
-    return SimpleNamespace(name=name, role=role, ended=trio.Event(), stopping=False, incarnation=1, adds=lambda: None)
+def make(name: str, role: str, now: Any, *, added: bool = False, incarnation: int = 1) -> Any:
+    life = SimpleNamespace(stops=False, incarnation=incarnation)
+    return SimpleNamespace(name=name, role=role, ended=trio.Event(), life=life, added=added)
 
 
 def test_a_run_that_ends_while_it_is_scaled_says_so() -> None:
     ending = trio.Event()
-    kept: Any = Replicas(start_of(2), ["a"], make, SimpleNamespace(), ending)  # type: ignore[arg-type]
+    kept: Any = Processes(start_of(2), ["a"], make, ending)
     ending.set()
     kept.follow(start_of(3))
     faults, done = trio.run(kept.carry_out, ["executor.2"], [], start_of(3))
@@ -35,7 +36,7 @@ def test_a_run_that_ends_while_it_is_scaled_says_so() -> None:
 
 def test_what_was_removed_before_the_first_process_starts_is_never_started() -> None:
     """The main host's news may come while a supervisor that was started again opens its nodes."""
-    kept: Any = Replicas(start_of(6), ["a"], make, SimpleNamespace(), trio.Event())  # type: ignore[arg-type]
+    kept: Any = Processes(start_of(6), ["a"], make, trio.Event())
     assert list(kept.actors) == ["executor.0", "executor.2", "executor.4"]
     kept.follow(start_of(4))
     assert list(kept.actors) == ["executor.0", "executor.2"]
@@ -44,13 +45,13 @@ def test_what_was_removed_before_the_first_process_starts_is_never_started() -> 
 def test_a_replica_that_comes_again_is_newer_than_the_one_that_left() -> None:
     """Its peers refuse an older process, and the GPUs and the port of its number are its own."""
     started: list[Any] = []
-    kept: Any = Replicas(start_of(3), ["a"], make, SimpleNamespace(), trio.Event())  # type: ignore[arg-type]
-    kept._start, kept._stop = started.append, lambda *_: None
+    kept: Any = Processes(start_of(3), ["a"], make, trio.Event())
+    kept._keep, kept._start = started.append, lambda *_: None
     former = kept.actors["executor.2"]
     kept.follow(start_of(2))
-    former.stopping = True
+    former.life.stops = True
     kept.follow(start_of(3))
     assert kept.actors["executor.2"] is former, "the former process stops still"
     former.ended.set()
     kept.follow(start_of(3))
-    assert [(actor.name, actor.incarnation) for actor in started] == [("executor.2", 2)]
+    assert [(actor.name, actor.life.incarnation, actor.added) for actor in started] == [("executor.2", 2, True)]

@@ -161,7 +161,9 @@ async def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_th
     async def ignore(_: object) -> None:
         """Nobody sends the actor anything."""
 
-    process: Any = SimpleNamespace(name="x.0", stopping=False, ended=trio.Event(), tell=lambda _: None)
+    process: Any = SimpleNamespace(
+        name="x.0", life=SimpleNamespace(stops=False), ended=trio.Event(), tell=lambda _: None
+    )
     heard = {host: Supervision() for host in "ab"}
     async with trio.open_nursery() as nursery:
         for host, supervision in heard.items():

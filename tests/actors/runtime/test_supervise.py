@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.exits import describe_exit
 from actors.runtime.handshake import Handshake
-from actors.runtime.lifecycle import RestartBudget, drain_order, hosts_to_start, needed_to_drain
+from actors.runtime.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.run import run_topology
 from agent_rl.config.addresses import addresses, runtime_directory
 from agent_rl.config.load import load_topology
@@ -280,25 +280,6 @@ def assert_gone(pids, within=5.0):
 
 def press(number):
     os.kill(os.getpid(), number)
-
-
-def test_a_restart_budget_counts_within_its_window():
-    budget = RestartBudget(restarts=2, seconds=10)
-    assert budget.spend(0.0)
-    assert budget.spend(5.0)
-    assert not budget.spend(9.9)
-    assert budget.spend(10.0)
-    assert not budget.spend(14.9)
-    assert budget.spend(15.0)
-    assert not RestartBudget(restarts=0, seconds=10).spend(0.0)
-
-
-def test_a_process_that_dies_before_it_did_anything_is_not_started_for_ever_however_long_it_starts():
-    budget = RestartBudget(restarts=2, seconds=10)
-    assert [budget.spend(100.0 * turn, early=True) for turn in range(3)] == [True, True, False]
-    assert budget.within == "in a row, before it did anything,"
-    budget = RestartBudget(restarts=2, seconds=10)
-    assert all(budget.spend(100.0 * turn, early=turn % 3 != 2) for turn in range(30))
 
 
 def test_exit_statuses_in_words():

@@ -703,7 +703,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("actors.runtime.actor_process.start_child", start)
+    monkeypatch.setattr("actors.runtime.processes.start_child", start)
     monkeypatch.setattr("actors.runtime.supervise.Janitor", start)
 
 

@@ -1,0 +1,261 @@
+"""What becomes of the process of one actor, over random orders of events, and each row of its table."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actors.runtime.reconcile import (
+    TOGETHER,
+    USER_MISTAKE,
+    Action,
+    Ending,
+    Fail,
+    Life,
+    Plan,
+    Replaced,
+    RestartBudget,
+    Say,
+    Start,
+    TakeBack,
+    Word,
+)
+from agent_rl.config.processes import ActorEntry
+from agent_rl.groups.outages import FAULTS
+
+START, DRAIN = 100.0, 30.0
+
+
+def plan(name: str, restarts: int = 2) -> Plan:
+    entry = ActorEntry.model_validate(
+        {"class": f"m:{name}", "host": "a", "restarts": restarts, "restart_window_seconds": 60, "start_seconds": START}
+    )
+    return Plan(entry, DRAIN, {})
+
+
+def ending(status: int, **given: Any) -> Ending:
+    return Ending(status, f"ended with {status}", **given)
+
+
+STATUSES = st.sampled_from([0, 1, 1, 1, USER_MISTAKE, TOGETHER, TOGETHER, -signal.SIGKILL, -signal.SIGTERM])
+
+
+class Lives(RuleBasedStateMachine):
+    """A shell that does what it is told, around a life. The environment ends, readies and is late as it likes."""
+
+    @initialize(added=st.booleans())
+    def begin(self, added: bool) -> None:
+        self.now, self.plans, self.added = 0.0, 0, added
+        self.life = Life("a.0", "a", plan("first", restarts=6), 7, "log", added=added)
+        self.asked = int(added)
+        """How many answers are due."""
+        self.running: Start | None = None
+        self.successor: Start | None = None
+        self.signals: list[str] = []
+        self.numbers: list[int] = []
+        self.ended = self.failed = self.wanted_no_more = False
+        self.do(self.life.start(self.now))
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert not self.ended or isinstance(action, Replaced), "nothing follows the end but an answer"
+            match action:
+                case Start(beside=True):
+                    assert self.running is not None
+                    assert self.successor is None
+                    self.successor = action
+                case Start():
+                    assert self.running is None, "one process at a time"
+                    assert self.successor is None
+                    self.running, self.signals = action, []
+                    self.numbers.append(action.incarnation)
+                case "promote":
+                    assert self.running is None
+                    self.running, self.successor, self.signals = self.successor, None, []
+                    assert self.running is not None
+                    self.numbers.append(self.running.incarnation)
+                case "terminate":
+                    assert self.running is not None
+                    assert "terminate" not in self.signals, "a second SIGTERM would end it before it has drained"
+                    self.signals.append(action)
+                case "kill":
+                    assert self.running is not None
+                    self.signals.append(action)
+                case "kill successor" | "drop successor":
+                    assert self.successor is not None
+                    self.signals.append(action)
+                    if action == "drop successor":
+                        self.successor = None
+                case Replaced():
+                    self.asked -= 1
+                    assert self.asked >= 0, "nobody asked"
+                case Fail():
+                    self.failed = True
+                case Word("stopped") if self.life.state != "waiting":
+                    self.ended = True
+                case Say() | Word() | TakeBack():
+                    pass
+
+    @rule(seconds=st.sampled_from([0.5, 10.0, 200.0]))
+    def time(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.life.elapsed(self.now))
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def ready(self) -> None:
+        self.do(self.life.ready(self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(status=STATUSES, lately=st.booleans(), blocked=st.sampled_from(["", "", "user.py:3"]))
+    def end(self, status: int, lately: bool, blocked: str) -> None:
+        self.running = None
+        self.do(self.life.ended(ending(status, blocked_at=blocked), self.now, swapped_lately=lately))
+
+    @precondition(lambda self: self.successor)
+    @rule()
+    def prepared(self) -> None:
+        self.do(self.life.prepared(self.now))
+
+    @precondition(lambda self: self.successor)
+    @rule(status=STATUSES)
+    def successor_ends(self, status: int) -> None:
+        self.successor = None
+        self.do(self.life.successor_ended(ending(status)))
+
+    @precondition(lambda self: not self.asked)
+    @rule(beside=st.booleans())
+    def replace(self, beside: bool) -> None:
+        self.asked, self.plans = 1, self.plans + 1
+        self.do(self.life.replace(plan(f"p{self.plans}", restarts=6), self.now, beside=beside))
+
+    @precondition(lambda self: self.now > 300.0)  # else most lives would be short
+    @rule()
+    def stop(self) -> None:
+        self.wanted_no_more = True
+        self.do(self.life.stop(self.now, DRAIN))
+
+    @rule(last=st.booleans())
+    def kill(self, last: bool) -> None:
+        last &= self.now > 300.0
+        self.wanted_no_more |= last
+        self.do(self.life.kill("because", last=last))
+
+    @invariant()
+    def is_sound(self) -> None:
+        life = self.life
+        assert self.numbers == sorted(set(self.numbers)), "peers refuse a process that is not newer"
+        assert self.ended == (life.state == "gone")
+        assert (self.running is not None) == (life.state in {"starting", "up", "draining"})
+        if self.running is not None:
+            assert (self.running.plan, self.running.incarnation) == (life.plan, life.incarnation)
+        if self.wanted_no_more:
+            assert life.stops
+            assert self.successor is None
+        if self.ended:
+            assert not self.asked, "everybody has an answer"
+        if self.asked and not {"kill", "kill successor"} & {*self.signals}:
+            assert life.deadline < math.inf, "who waits for an answer gets one"
+        if not self.asked and life.state in {"starting", "up"}:
+            assert life.deadline == math.inf, "it is killed for silence alone"
+        if life.state == "gone" and not self.wanted_no_more and not self.added:
+            assert self.failed, "an actor that is wanted ends only with the run"
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+def a_life(*, added: bool = False, restarts: int = 2) -> Life:
+    life = Life("a.0", "a", plan("first", restarts), 7, "log", added=added)
+    life.start(0.0)
+    return life
+
+
+def told(actions: list[Action]) -> list[Any]:
+    """What is done, without what is shown."""
+    return [action for action in actions if not isinstance(action, Word | Say)]
+
+
+FIRST, OTHER = plan("first"), plan("other")
+
+
+def test_a_process_is_replaced_in_place_and_the_answer_comes_when_the_new_one_is_ready() -> None:
+    life = a_life()
+    life.ready(1.0)
+    assert told(life.replace(OTHER, 2.0, beside=False)) == ["terminate"]
+    assert told(life.ended(ending(0), 3.0)) == [Start(OTHER, 8)]
+    assert life.ready(5.0) == [Replaced("", 2.0)]
+
+
+def test_a_successor_is_prepared_first_and_takes_the_place_of_the_former_one() -> None:
+    life = a_life()
+    assert life.replace(OTHER, 2.0, beside=True) == [Start(OTHER, 8, beside=True)]
+    assert told(life.prepared(3.0)) == ["terminate"]
+    assert told(life.ended(ending(0), 4.0)) == ["promote"]
+    assert (life.plan, life.incarnation) == (OTHER, 8)
+
+
+@pytest.mark.parametrize("kind", ["dies", "late"])
+def test_the_former_plan_comes_back_where_the_new_process_does_not_run(kind: str) -> None:
+    life = a_life()
+    life.replace(OTHER, 2.0, beside=False)
+    life.ended(ending(0), 3.0)
+    if kind == "late":
+        assert life.elapsed(3.0 + START) == ["kill"]
+    answer, start = told(life.ended(ending(-9, words=("no such device",)), 104.0))
+    assert start == Start(FIRST, 9)
+    late = "a.0 was not ready after 100 s (actors.a.start_seconds) and is killed: see `prepare` and `start` of m:other"
+    assert answer.fault.startswith(late if kind == "late" else "a.0 ended with -9 before it was ready: no such device")
+    assert life.deadline == math.inf, "no trial: the former one has run"
+
+
+def test_a_replica_that_cannot_start_is_not_started_again_and_fails_no_run() -> None:
+    life = a_life(added=True)
+    assert told(life.ended(ending(1), 1.0)) == [
+        Replaced("a.0 ended with 1 before it was ready: cannot run as it is configured")
+    ]
+    assert life.state == "gone"
+
+
+def test_a_process_that_ends_with_another_spends_no_restart_and_says_nothing() -> None:
+    life = a_life(restarts=0)
+    for number in range(8, 12):
+        assert life.ended(ending(TOGETHER), 1.0) == [Word("restarting"), Start(life.plan, number)]
+    assert isinstance(life.ended(ending(1), 1.0)[0], Fail)
+
+
+def test_spent_restarts_end_the_run_or_wait_for_the_way_back_of_a_swap() -> None:
+    life = a_life(restarts=0)
+    *_, back = life.ended(ending(1, words=("oh",)), 1.0, swapped_lately=True)
+    assert back == TakeBack("a.0 ended with 1, and its 0 restarts in 60 s are spent\n  oh\n  more in log")
+    assert told(life.replace(OTHER, 2.0, beside=True)) == [Start(OTHER, 8)], "there is nothing to stand beside"
+    life.ready(2.5)
+    assert told(life.ended(ending(1), 3.0))[0] == Start(OTHER, 9, restarted=True)
+
+
+def test_a_mistake_and_code_that_blocks_again_and_again_end_the_run() -> None:
+    assert told(a_life().ended(ending(USER_MISTAKE, message="no"), 1.0)) == [Fail("a.0: no", 2)]
+    life = a_life(restarts=FAULTS)
+    faults = [life.ended(ending(-9, blocked_at="user.py:3"), 1.0)[0] for _ in range(FAULTS)]
+    assert [type(fault) for fault in faults] == [Say] * (FAULTS - 1) + [Fail]
+
+
+def test_a_restart_budget_counts_within_its_window() -> None:
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert [budget.spend(now) for now in (0.0, 5.0, 9.9, 10.0, 14.9, 15.0)] == [True, True, False, True, False, True]
+    assert not RestartBudget(restarts=0, seconds=10).spend(0.0)
+
+
+def test_a_process_that_dies_before_it_did_anything_is_not_started_for_ever_however_long_it_starts() -> None:
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert [budget.spend(100.0 * turn, early=True) for turn in range(3)] == [True, True, False]
+    assert budget.within == "in a row, before it did anything,"
+    budget = RestartBudget(restarts=2, seconds=10)
+    assert all(budget.spend(100.0 * turn, early=turn % 3 != 2) for turn in range(30))
