@@ -94,6 +94,15 @@ def test_no_folder_of_the_working_directory_takes_the_place_of_a_package(elsewhe
     assert "--topology" in done.stdout
 
 
+@pytest.mark.parametrize(("options", "clones"), [([], []), ([], [str(ROOT)]), (["-P"], [str(ROOT)])], ids=str)
+def test_a_clone_that_is_not_installed_runs_in_its_own_folder(options, clones):
+    folders = [*clones, sysconfig.get_path("purelib")]
+    command = [sys.executable, "-S", *options, "-m", "actors.cli", "check", "quickstart"]  # -S: nothing is installed
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert "quickstart.toml is sound" in done.stdout, done.stderr
+
+
 @pytest.mark.slow
 def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
