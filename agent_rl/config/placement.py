@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,20 +136,20 @@ def _devices_in_turns(topology: Topology) -> dict[str, set[tuple[str, str, int]]
 def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> int:
     """Threads of torch of an actor with ``threads = "auto"`` and a model of so many weights, on a host of ``cores``.
 
-    The cores are divided among the processes of the host that compute on its processor; those that take turns count as
-    one. Small models get one thread, since more would wait for each other.
+    The cores are divided among the processes of the host that hold a model, also on a GPU. Roles that take turns count
+    as the largest of them. Small models get one thread, since more would wait for each other.
     """
     if weights < LEAST_WEIGHTS:
         return 1
     role, _, number = actor.rpartition(".")
     host = topology.homes(role).get(int(number), topology.main_host)
-    computing, in_turns = 0, 0
+    holding = Counter[str]()
     for _, other in actor_nodes(topology, host):
         entry = topology.actors[other]
-        if "device" in resolve("actor", entry.class_path).Settings.model_fields and _device(entry)[0] == "cpu":
-            computing += 0 if entry.share == IN_TURNS else entry.ranks_per_host
-            in_turns |= entry.share == IN_TURNS
-    return max(1, cores // max(1, computing + in_turns))
+        if "device" in resolve("actor", entry.class_path).Settings.model_fields:
+            holding[other] += entry.ranks_per_host
+    in_turns = [count for other, count in holding.items() if topology.actors[other].share == IN_TURNS]
+    return max(1, cores // max(1, holding.total() - sum(in_turns) + max(in_turns, default=0)))
 
 
 def conflicts(placed: list[Placed]) -> list[Conflict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,19 +197,29 @@ def test_a_type_that_the_processor_is_slow_at_is_warned_of(
     assert {finding[0] for finding in found} == ({("model", key)} if key else set())
 
 
+ON_THREE_GPUS = ("actors.rollout_generator.replicas=3", 'actors.rollout_generator.settings.device="cuda"')
+IN_TURNS = ("actors.learner.share='time'", "actors.rollout_generator.share='time'")
+
+
 @pytest.mark.parametrize(
     ("settings", "cores", "threads"),
     [
         ([], 2, {"learner.0": 1, "rollout_generator.0": 1}),
         ([], 16, {"learner.0": 8, "rollout_generator.0": 8}),
         (["actors.rollout_generator.replicas=3"], 16, {"learner.0": 4, "rollout_generator.2": 4}),
-        (['actors.rollout_generator.settings.device="cuda"'], 16, {"learner.0": 16}),
+        (['actors.rollout_generator.settings.device="cuda"'], 16, {"learner.0": 8, "rollout_generator.0": 8}),
+        (
+            ['actors.learner.settings.device="cuda"', "actors.learner.ranks=4", *ON_THREE_GPUS],
+            16,
+            {"learner.0": 2, "rollout_generator.2": 2},
+        ),
         (["actors.learner.ranks=4"], 10, {"learner.0": 2, "rollout_generator.0": 2}),
-        (["actors.learner.share='time'", "actors.rollout_generator.share='time'"], 6, {"learner.0": 6}),
+        (IN_TURNS, 6, {"learner.0": 6}),
+        ([*IN_TURNS, *ON_THREE_GPUS, 'actors.learner.settings.device="cuda"'], 6, {"learner.0": 2}),
     ],
 )
 def test_processes_of_a_host_share_its_cores(
-    tmp_path: Path, settings: list[str], cores: int, threads: dict[str, int]
+    tmp_path: Path, settings: Sequence[str], cores: int, threads: dict[str, int]
 ) -> None:
     topology = load(tmp_path, HEAD + RL, *settings)
     for actor, count in threads.items():
