@@ -109,8 +109,8 @@ def packed_attention(
         )
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, norms of heads leave float32
     groups = query.shape[1] // key.shape[1]
-    kernel = variable_length_kernel() if query.is_cuda and query.dtype in _HALF and not dropout else None
-    if kernel is not None:
+    suits = query.is_cuda and query.dtype in _HALF and not dropout and not packed.shared
+    if suits and (kernel := variable_length_kernel()) is not None:
         rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
         return kernel(rows[0], rows[1], rows[2], packed, scaling).unsqueeze(0), None
     if groups > 1:
@@ -126,7 +126,8 @@ def packed_attention(
 
 
 Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Packed, "float | None"], Tensor]
-"""From query [n, heads, head_dim], key and value [n, kv_heads, head_dim] to [n, heads, head_dim]."""
+"""From query [n, heads, head_dim], key and value [n, kv_heads, head_dim] to [n, heads, head_dim]. It only knows
+sequences that share nothing."""
 
 
 @cache
@@ -152,24 +153,16 @@ def _torch_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    if not {"enable_gqa", "window_size"} <= signature(varlen_attn).parameters.keys():  # too old a version of torch
+    if "window_size" not in signature(varlen_attn).parameters:  # too old a version of torch
         return None
 
     def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scaling: float | None) -> Tensor:
         bounds, longest = packed.bounds, packed.longest
         causal = (-1, 0)  # everything before, nothing behind
-        attended = varlen_attn(
-            query,
-            key,
-            value,
-            bounds,
-            bounds,
-            longest,
-            longest,
-            scale=scaling,
-            window_size=causal,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        groups = query.shape[1] // key.shape[1]
+        # Not enable_gqa, which not every version of torch has.
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        attended = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, window_size=causal)
         assert isinstance(attended, Tensor)
         return attended
 

@@ -147,19 +147,10 @@ def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypat
         return attend(q, k, v, cu_q, most_q, more["softmax_scale"])
 
     def varlen(
-        q: Any,
-        k: Any,
-        v: Any,
-        cu_q: Any,
-        cu_k: Any,
-        most_q: int,
-        most_k: int,
-        *,
-        scale: Any,
-        window_size: Any,
-        enable_gqa: Any,
+        q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, most_q: int, most_k: int, *, scale: Any, window_size: Any
     ) -> Any:
-        assert (window_size, enable_gqa) == ((-1, 0), True)
+        assert window_size == (-1, 0)
+        assert q.shape == k.shape == v.shape
         return attend(q, k, v, cu_q, most_q, scale)
 
     if library == "flash_attn":
@@ -178,3 +169,24 @@ def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypat
     made = kernel(*(x[0].transpose(0, 1) for x in (query, key, value)), row, 0.3)
     expected, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packed=row, scaling=0.3)
     assert torch.allclose(made, expected[0], atol=1e-6)
+
+
+def test_a_kernel_for_gpus_is_never_given_what_sequences_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    def kernel(query: torch.Tensor, *_: Any) -> torch.Tensor:
+        reached.append(len(query))
+        return query
+
+    monkeypatch.setattr(packing, "variable_length_kernel", lambda: kernel)
+    reached: list[int] = []
+    given = [torch.cat([sequences()[1], torch.tensor([end])]) for end in range(2)]
+    for block in (0, 1):
+        row = pack(given, torch.device("cpu"), block=block)
+        qkv = [torch.randn(1, 2, sum(row.lengths), 8).bfloat16() for _ in range(3)]
+        made, _ = packed_attention(torch.nn.Identity(), *(each.as_subclass(OnGpu) for each in qkv), None, packed=row)
+    assert reached == [36]
+    assert row.shared
+    expected, _ = packed_attention(torch.nn.Identity(), *qkv, None, packed=row)
+    assert torch.equal(made, expected)
