@@ -158,7 +158,8 @@ class CausalModel:
     def replace_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the result of ``read_weights`` into the model, in place."""
         for name, tensor in weights.items():
-            self._tensors[name].copy_(tensor)
+            held = self._tensors[name]  # to copy_ between devices and types at once is to convert on the processor
+            held.copy_(tensor if tensor.dtype == held.dtype else tensor.to(held.device))
         if self._fused is not None:
             self._fused.refresh()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engines.torch.model import CausalModel, read_weights
 from agent_rl.config.placement import threads_of
@@ -143,6 +144,24 @@ def test_an_engine_takes_what_is_published_whatever_it_computes_in(
     engine.replace_weights(read_weights(path, engine.specs))
     assert {tensor.dtype for tensor in engine._tensors.values()} == {TYPES[compute]}
     assert engine.new_cache(1)._data.dtype == TYPES[compute]
+
+
+def test_an_engine_converts_what_is_published_on_its_device(model: Path) -> None:
+    engine = CausalModel(model, dtype="float32", device=torch.device("meta"), compute="bfloat16")
+    copied = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.copy_.default:
+                copied.append((args[0].dtype, args[1].dtype, args[1].device.type))
+            return func(*args, **(kwargs or {}))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = {name: torch.zeros(tensor.shape, dtype=dtype) for name, tensor in engine._tensors.items()}
+        with Seen():
+            engine.replace_weights(weights)
+    converted, plain = (torch.bfloat16, torch.float32, "meta"), (torch.bfloat16, torch.bfloat16, "cpu")
+    assert copied == [converted] * len(weights) + [plain] * len(weights)
 
 
 def test_the_first_update_is_foretold_and_later_ones_are_not(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
