@@ -21,6 +21,8 @@ SPAN_ELEMENTS = 1 << 15
 _SPAN_ROWS = 4
 _WASTE = 2
 """Sequences are padded together while the longest has at most this many times the new tokens of the shortest."""
+_PADDED_TOKENS = 4096
+"""On a GPU, where a call of a kernel costs more than padding: while they have at most so many tokens with padding."""
 
 _WHOLE = 1.5
 """Whole rows of the cache are read in place of parts that are not shorter by more than this factor."""
@@ -91,7 +93,8 @@ def pack(
         ends = rows.copy()
         packed_tokens, packed_positions, packed_rows = [tokens], [positions], [token_rows]
         at = decoding
-        for first, last in _parts((total - cached)[: len(slots) - len(shared_rows)], decoding):
+        new_tokens = (total - cached)[: len(slots) - len(shared_rows)]
+        for first, last in prefill_parts(new_tokens, decoding, on_cpu=cache.device.type == "cpu"):
             part, lengths = _prefill(first, cached[first:last], total[first:last], at, cache)
             prefills.append(part)
             ends[first:last] = at + lengths.cumsum() - 1
@@ -124,11 +127,19 @@ def pack(
     )
 
 
-def _parts(new_tokens: NDArray[np.int64], first: int) -> list[tuple[int, int]]:
-    """Split the rows from ``first`` on into runs (first, last) with similar numbers of new tokens."""
+def prefill_parts(new_tokens: NDArray[np.int64], first: int, *, on_cpu: bool) -> list[tuple[int, int]]:
+    """Split the rows from ``first`` on, those with the most new tokens first, into runs (first, last) to pad together.
+
+    On a processor their numbers of new tokens are similar; on a GPU a run has at most ``_PADDED_TOKENS``.
+    """
     parts = []
-    for row in range(first, len(new_tokens) + 1):
-        if row > first and (row == len(new_tokens) or new_tokens[first] > _WASTE * new_tokens[row]):
+    for row in range(first + 1, len(new_tokens) + 1):
+        longest = new_tokens[first]
+        if (
+            row == len(new_tokens)
+            or (on_cpu and longest > _WASTE * new_tokens[row])
+            or (not on_cpu and longest * (row + 1 - first) > _PADDED_TOKENS)
+        ):
             parts.append((first, row))
             first = row
     return parts

@@ -45,7 +45,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.torch.packing import rounded, spans
+from actors.engines.torch import packing
+from actors.engines.torch.packing import prefill_parts, rounded, spans
 from agent_rl.learning.linear import CACHES, PRODUCTS
 
 pytestmark = pytest.mark.real_time
@@ -54,7 +55,12 @@ Update = Literal["keep", "recompute"]
 
 
 def new_subject(
-    directory: Path, architecture: Architecture = "qwen3", kv_on_update: Update = "keep", host_kv_tokens: int = 0
+    directory: Path,
+    architecture: Architecture = "qwen3",
+    kv_on_update: Update = "keep",
+    host_kv_tokens: int = 0,
+    *,
+    device: str = "cpu",
 ) -> Subject:
     save_tiny_model(directory / "model", architecture, seed=0)
 
@@ -63,6 +69,7 @@ def new_subject(
             options.model_path,
             max_rollouts=options.max_rollouts,
             kv_tokens=options.kv_tokens,
+            device=device,
             dtype="float32",
             kv_on_update=kv_on_update,
             host_kv_tokens=host_kv_tokens,
@@ -444,6 +451,22 @@ def test_spans_cover_all_rows_once_and_are_as_long_as_their_longest(lengths, ele
     assert all(length == max(lengths[first:last]) for first, last, length in found)
     if not elements:
         assert len(found) <= 1
+
+
+def test_new_tokens_are_padded_to_similar_ones_on_a_processor_and_to_few_kernels_on_a_gpu():
+    counts = np.array([1, 1, 90, 60, 40, 30, 15, 8, 4, 4, 1])
+    assert prefill_parts(counts, 2, on_cpu=True) == [(2, 4), (4, 6), (6, 8), (8, 10), (10, 11)]
+    assert prefill_parts(counts, 2, on_cpu=False) == [(2, 11)]
+    assert prefill_parts(np.array([5000, 2000, 2000, 9]), 0, on_cpu=False) == [(0, 1), (1, 3), (3, 4)]
+    assert prefill_parts(counts[:2], 2, on_cpu=False) == []
+
+
+@pytest.mark.parametrize("check", [check_greedy_is_the_models_own, check_weights_change_under_way])
+def test_the_parts_of_a_gpu_get_the_same_tokens(
+    check: Callable[[Subject], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "prefill_parts", lambda counts, first, **_: prefill_parts(counts, first, on_cpu=False))
+    trio.run(check, new_subject(tmp_path))
 
 
 def test_rows_are_read_apart_where_padding_would_cost_more():
