@@ -5,6 +5,7 @@
     an actor that names its GPU ("cuda:2")     has it, and the next ones where it needs several
     every other actor with device = "cuda"     has the next free ones of its host, in the order of the file
     roles with share = "time"                  use GPUs that other such roles use, from the first on (`partners`)
+    roles with share = "space"                 likewise, and compute at once
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 """The settings of vLLM that multiply the GPUs of an engine."""
 KIND = "cuda"
 """How torch names GPUs, also AMD's."""
-IN_TURNS = "time"
-"""The value of ``share`` of a role that takes turns."""
+ALONE, IN_TURNS, AT_ONCE = "none", "time", "space"
+"""The values of ``share``: of a role with devices of its own, of one that takes turns, and of one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ class Placed:
     gpus: tuple[int, ...]
     named: bool
     """Whether the file names the first of them; such a process sees all GPUs of its host."""
-    shares: bool
+    share: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two actors that have one GPU, and do not both take turns."""
+    """Two actors that have one GPU, and do not share it in the same way."""
 
     host: str
     gpu: int
@@ -92,40 +93,40 @@ def _on(topology: Topology, host: str) -> Iterator[Placed]:
         first = _device(entry)[1]
         if first is not None:
             named.update(range(first, first + gpus_of(entry)))
-    alone, in_turns = set(named), set[int]()
+    taken: dict[str, set[int]] = {ALONE: set(named), IN_TURNS: set(), AT_ONCE: set()}
     next_of: dict[str, int] = {}
-    """By role: where its next replica begins. Replicas of one role do not take turns with each other."""
+    """By role: where its next replica begins. Replicas of one role share nothing with each other."""
     for node, role, entry in wanting:
-        count, first, shares = gpus_of(entry), _device(entry)[1], entry.share == IN_TURNS
+        count, first, share = gpus_of(entry), _device(entry)[1], entry.share
         if first is not None:
-            yield Placed(node, role, host, tuple(range(first, first + count)), True, shares)
+            yield Placed(node, role, host, tuple(range(first, first + count)), True, share)
             continue
-        taken = alone if shares else alone | in_turns
-        free = (number for number in itertools.count(next_of.get(role, 0) if shares else 0) if number not in taken)
+        others = set[int]().union(*(gpus for way, gpus in taken.items() if way != share or way == ALONE))
+        free = (number for number in itertools.count(next_of.get(role, 0)) if number not in others)
         gpus = tuple(itertools.islice(free, count))
         next_of[role] = gpus[-1] + 1
-        (in_turns if shares else alone).update(gpus)
-        yield Placed(node, role, host, gpus, False, shares)
+        taken[share].update(gpus)
+        yield Placed(node, role, host, gpus, False, share)
 
 
-def partners(topology: Topology, actor: str) -> tuple[str, ...]:
-    """The actors of other roles with which an actor shares devices in time: a GPU, or the processor of its host."""
+def partners(topology: Topology, actor: str, share: str = IN_TURNS) -> tuple[str, ...]:
+    """The actors of other roles with which an actor shares devices: GPUs, or in time also the processor of its host."""
     role = actor.rpartition(".")[0]
     entry = topology.actors.get(role)
-    if entry is None or entry.share != IN_TURNS:
+    if entry is None or entry.share != share:
         return ()  # an actor on trial is in no table
-    used = _devices_in_turns(topology)
+    used = _shared_devices(topology, share)
     here = used.get(actor, set())
     return tuple(other for other, its in used.items() if its & here and other.rpartition(".")[0] != role)
 
 
-def _devices_in_turns(topology: Topology) -> dict[str, set[tuple[str, str, int]]]:
-    """The devices of each actor whose role shares them in time, each as host, kind and number."""
+def _shared_devices(topology: Topology, share: str) -> dict[str, set[tuple[str, str, int]]]:
+    """The devices of each actor whose role shares them in this way, each as host, kind and number."""
     gpus = {placed.actor: placed.gpus for placed in placement(topology)}
     found = {}
     for role, entry in topology.actors.items():
-        if entry.share == IN_TURNS:
-            on_processor = _device(entry)[0] == "cpu" and not gpus_of(entry)
+        if entry.share == share:
+            on_processor = share == IN_TURNS and _device(entry)[0] == "cpu" and not gpus_of(entry)
             for number, host in topology.homes(role).items():
                 actor = f"{role}.{number}"
                 used = {(host, KIND, gpu) for gpu in gpus.get(actor, ())}
@@ -153,13 +154,14 @@ def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> i
 
 
 def conflicts(placed: list[Placed]) -> list[Conflict]:
-    """The GPUs that two actors have, though not both of their roles take turns."""
+    """The GPUs that two actors have, though their roles do not share them in the same way."""
     found = []
     users: dict[tuple[str, int], Placed] = {}
     for each in placed:
         for gpu in each.gpus:
             first = users.setdefault((each.host, gpu), each)
-            if first is not each and not (first.shares and each.shares and first.role != each.role):
+            both = first.share == each.share != ALONE and first.role != each.role
+            if first is not each and not both:
                 found.append(Conflict(each.host, gpu, first, each))
     return found
 

@@ -139,6 +139,9 @@ class Host(Part):
     """The first of its TCP ports, the supervisor's; each actor has one of the next."""
     gpus: NonNegativeInt | None = None
     """Number of GPUs. None: those found there. ``agent-rl check`` believes it on a machine without GPUs."""
+    gpu_gib: PositiveFloat | None = None
+    """Memory of each of its GPUs in GiB. None: that of NVIDIA's GPUs found there. ``agent-rl check`` compares it with
+    what roles need that share a GPU in space."""
     optional: bool = False
     """Whether the host may come (``agent-rl run FILE --host NAME``) and go (``agent-rl drain``) during the run, which
     neither waits for it nor ends because it fails."""
@@ -175,9 +178,10 @@ class ActorEntry(Part):
     gpus_per_replica: NonNegativeInt | None = None
     """GPUs of each process, which sees these alone, as ``cuda:0`` and so on. None: with ``device = "cuda"`` as many as
     the engine's parallel sizes make, else none."""
-    share: Literal["none", "time"] = "none"
+    share: Literal["none", "time", "space"] = "none"
     """``time``: the role may share devices with other roles that say so. While the learner trains, an engine on its
-    device sleeps and gives its memory back."""
+    device sleeps and gives its memory back. ``space``: roles that say so compute at once on one GPU, which must hold
+    the memory of both."""
     settings: dict[str, Any] = {}
     """Settings of the class; those of standard classes are below."""
     links: dict[str, str | tuple[str, ...]] = {}

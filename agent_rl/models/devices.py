@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -71,6 +72,16 @@ def gpu_count(machine: Machine) -> int | None:
     if machine.visible is not None:
         return len(machine.visible.split(","))
     return len([gpu for gpu in machine.gpus if re.fullmatch(r"nvidia\d+", gpu)]) or None
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU of this machine, as nvidia-smi says; None where that cannot be told, as on AMD's."""
+    words = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
+        return min(map(int, said.split())) << 20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_rl.config.parallel import mesh_sizes
-from agent_rl.config.placement import engine_gpus, gpus_of, partners
+from agent_rl.config.placement import AT_ONCE, engine_gpus, gpus_of, partners
+from agent_rl.config.source import Finding
 from agent_rl.config.topology import RlStage, SftStage, Topology
+from agent_rl.models.devices import gpu_memory
 from agent_rl.models.hub import HubError, described_model
 from agent_rl.models.model_files import Unreadable
 from agent_rl.models.shapes import Shape
+from agent_rl.topology_checks.facts import Facts
 
 WIDTH = {"float32": 4, "bfloat16": 2}
 LOGITS_MIB = 128
@@ -36,7 +39,11 @@ trainer computes with them (`agent_rl.learning.sequences`)."""
 LEARNER, GENERATOR = "learner", "rollout_generator"
 IN_TURNS = "a device in turns"
 """Where the plan has what learner and engine hold of the device that they share in time."""
-MIB = 1 << 20
+BOTH = "a GPU of both"
+"""Where it has what they hold of a GPU that they share in space."""
+MIB, GIB = 1 << 20, 1 << 30
+VLLM_SHARE = 0.9
+"""vLLM's own default of ``gpu_memory_utilization``: the share of a GPU that it takes, whatever the model needs."""
 PIECE = 8 * MIB
 """Of the logits that a processor computes at once (`agent_rl.learning.logprobs`)."""
 PRODUCTS = 16 * MIB
@@ -188,7 +195,7 @@ def plan(topology: Topology) -> list[Need]:
     width = WIDTH[topology.model.dtype]
     served = width * shape.weights
     learner, generator = list(_learner(topology, shape, width)), list(_generator(topology, shape, width))
-    rows = [*learner, *generator, *_in_turns(topology, learner, generator)]
+    rows = [*learner, *generator, *_in_turns(topology, learner, generator), *_at_once(topology, learner, generator)]
     rows += _hosts(topology, served, width, shape.weights)
     return rows
 
@@ -269,6 +276,39 @@ def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[N
         yield Need(
             f"host {topology.main_host}", "memory: weights of a sleeping engine", weights, "of each engine's GPU"
         )
+
+
+def _at_once(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
+    """What learner and engine hold of a GPU that they share in space: all, both of them."""
+    if any(partners(topology, f"{LEARNER}.{number}", AT_ONCE) for number in topology.homes(LEARNER)):
+        engine = [need for need in generator if not need.where.startswith("host ")]
+        rest = "" if all(need.size for need in engine) else ", and the KV cache"
+        yield Need(BOTH, LEARNER, sum(need.size for need in learner), "all of the learner, at the peak of a step")
+        yield Need(BOTH, "engine", sum(need.size for need in engine), f"all of the engine{rest}")
+
+
+def memory_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
+    """Learner and engine of a sound topology that share a GPU in space, and do not fit on it together."""
+    if all(entry.share != AT_ONCE for entry in topology.actors.values()):
+        return
+    sizes = {need.what: need.size for need in plan(topology) if need.where == BOTH}
+    for name in dict.fromkeys(topology.homes(LEARNER).values()) if sizes else ():
+        host, has = topology.hosts[name], None
+        if host.gpu_gib is not None:
+            has = int(host.gpu_gib * GIB)
+        elif facts.is_here(topology, name) and not (facts.elsewhere and host.gpus is not None):
+            has = gpu_memory()
+        settings, key = topology.actors[GENERATOR].settings, "kv_tokens"
+        if has is not None and "vllm" in str(settings.get("engine", "torch")).lower():
+            key = "gpu_memory_utilization"
+            share = settings.get("engine_settings", {}).get(key, VLLM_SHARE)
+            share = share if isinstance(share, float | int) else VLLM_SHARE
+            sizes["engine"] = max(sizes["engine"], int(share * has))
+        if has is not None and sum(sizes.values()) > has:
+            parts = " and ".join(f"{each} {size / GIB:.1f} GiB" for each, size in sizes.items())
+            message = f'is "space", and a GPU of host {name} has {has / GIB:.1f} GiB: at once, {parts} do not fit'
+            remedy = f'lower {key} of the engine or microbatch_tokens, or write share = "time" in both tables'
+            yield Finding(("actors", LEARNER, "share"), message, remedy)
 
 
 def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[Need]:

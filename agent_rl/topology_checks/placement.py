@@ -10,7 +10,18 @@ from typing import Any
 
 from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
-from agent_rl.config.placement import IN_TURNS, KIND, conflicts, engine_gpus, most_gpus, partners, placement
+from agent_rl.config.placement import (
+    ALONE,
+    AT_ONCE,
+    IN_TURNS,
+    KIND,
+    Placed,
+    conflicts,
+    engine_gpus,
+    most_gpus,
+    partners,
+    placement,
+)
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Finding
@@ -32,10 +43,10 @@ def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
             f"GPU {each.gpu} of host {each.host} is that of {each.first.actor} and of {each.second.actor}: two models "
             "in its memory"
         )
-        remedy = 'name another, as in "cuda:1", or write share = "time" in both tables'
+        remedy = 'name another, as in "cuda:1", or write share = "time" in both tables, or "space" where both fit'
         yield Finding(("actors", each.second.role, "settings", "device"), message, remedy)
         return  # further ones follow from it
-    yield from _turns(topology, facts)
+    yield from _sharing(topology, facts)
     for name in topology.hosts_in_use:
         count = topology.hosts[name].gpus
         if count is None and facts.is_here(topology, name):
@@ -49,16 +60,17 @@ def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
             yield Finding(("actors", users[0].role, "settings", "device"), message, remedy)
 
 
-def _turns(topology: Topology, facts: Facts) -> Iterator[Finding]:
+def _sharing(topology: Topology, facts: Facts) -> Iterator[Finding]:
     """Roles that share a device with nobody, and engines that cannot be trusted to wake."""
     for role, entry in topology.actors.items():
-        if entry.share != IN_TURNS:
+        if entry.share == ALONE:
             continue
         place, homes = ("actors", role, "share"), topology.homes(role)
-        if not any(partners(topology, f"{role}.{number}") for number in homes):
-            message = 'is "time", and no other role that says so has a device of this role'
-            yield Finding(place, message, "write it in the tables of both, give them one device, or leave it out")
-        here = any(facts.is_here(topology, name) for name in homes.values())
+        if not any(partners(topology, f"{role}.{number}", entry.share) for number in homes):
+            device = "device" if entry.share == IN_TURNS else "GPU"
+            message = f'is "{entry.share}", and no other role that says so has a {device} of this role'
+            yield Finding(place, message, f"write it in the tables of both, give them one {device}, or leave it out")
+        here = entry.share == IN_TURNS and any(facts.is_here(topology, name) for name in homes.values())
         if here and "vllm" in str(entry.settings.get("engine", "")).lower() and facts.machine.built_for == "hip":
             message = "is \"time\", and waking from vLLM's sleep mode fails on AMD's GPUs (vllm #52478)"
             yield Finding(place, message, 'give engine and learner GPUs of their own, or write engine = "torch"')
@@ -108,8 +120,8 @@ def _shared_by_ranks(entry: ActorEntry, place: tuple[str, str]) -> Iterator[Find
         more = entry.ranks + hosts - entry.ranks % hosts
         message = f"{entry.ranks} ranks cannot be shared by {hosts} hosts: each has as many"
         yield Finding((*place, "ranks"), message, f"write a multiple of {hosts}, as {more}")
-    if hosts > 1 and entry.share == IN_TURNS:
-        message = "the devices of the other hosts are not shared in time"
+    if hosts > 1 and entry.share != ALONE:
+        message = f"the devices of the other hosts are not shared in {entry.share}"
         yield Finding((*place, "share"), message, "leave it out, or put all ranks on one host")
     if hosts > 1 and entry.settings.get("weights_in") == "shared_memory":
         message = f"the ranks write policies together, and are on {hosts} hosts, which share no memory"
@@ -162,19 +174,19 @@ def _models(topology: Topology) -> dict[str, Mapping[str, Any]]:
 
 def placement_rows(topology: Topology, found: Sequence[Gpu] = ()) -> list[tuple[str, ...]]:
     """The table of all GPUs in use: host, number, actors, and of this machine's the name and the cores near it."""
-    users: dict[tuple[str, int], list[str]] = defaultdict(list)
+    users: dict[tuple[str, int], list[Placed]] = defaultdict(list)
     for placed in placement(topology):
         for gpu in placed.gpus:
-            users[placed.host, gpu].append(placed.actor)
-    in_turns = {place for place, actors in users.items() if len(actors) > 1}
+            users[placed.host, gpu].append(placed)
     if not users:
         return []
     facts = Facts(Path())
     rows: list[tuple[str, ...]] = [("GPUs:", "", "", "")]
     for (host, gpu), actors in sorted(users.items()):
+        way = (", at once" if actors[0].share == AT_ONCE else ", in turns") if len(actors) > 1 else ""
         here = found[gpu] if gpu < len(found) and facts.is_here(topology, host) else None
         near = "" if here is None or not here.cores else f", cores {ranges(here.cores)}"
-        names = " and ".join(actors) + (", in turns" if (host, gpu) in in_turns else "")
+        names = " and ".join(each.actor for each in actors) + way
         rows.append((f"  {host}", f"{KIND}:{gpu}", names, "" if here is None else f"{here.name}{near}"))
     return rows
 

@@ -24,7 +24,7 @@ from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import SftStage, Topology
 from agent_rl.models.devices import Machine
-from agent_rl.topology_checks import contracts, environments, files, hosts, model, placement, programs
+from agent_rl.topology_checks import contracts, environments, files, hosts, memory, model, placement, programs
 from agent_rl.topology_checks.facts import Facts
 
 HIGH_RATE = 1e-4
@@ -87,7 +87,7 @@ def check_topology(
     for check in CHECKS:
         found += check(topology, facts)
     if not found:  # reading the tasks takes a while, and says nothing new about files that are not there
-        found += environments.environment_findings(topology, facts, notes)
+        found += [*memory.memory_findings(topology, facts), *environments.environment_findings(topology, facts, notes)]
     found += hosts.host_findings(topology, facts)
     if noted is not None:
         noted += [source.fault(*each) for each in notes]

@@ -28,6 +28,8 @@ from agent_rl.learning.ranks import JoinedRanks
 from agent_rl.learning.sharding import local, shard, unloaded
 from agent_rl.learning.trainer import Trainer
 from agent_rl.models.shapes import Shape
+from agent_rl.topology_checks import memory
+from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.memory import FRAGMENTED, LIBRARIES, Training, learner_needs, plan, plan_rows
 
 TOKENS = 512
@@ -247,3 +249,40 @@ def test_a_device_in_turns_holds_the_larger_of_both_and_not_their_sum(tmp_path: 
     assert row[2] == str(max(found.values()))
     sleeping = [need.size for need in needs if need.what == "memory: weights of a sleeping engine"]
     assert sleeping == ([model] if device == "cuda" else [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "gib", "key"),
+    [
+        ("torch", 330, ""),
+        ("torch", 320, "kv_tokens"),
+        ("vllm", 400, "gpu_memory_utilization"),
+        ("vllm", 3000, ""),
+        ("torch", None, "kv_tokens"),
+    ],
+)
+def test_what_does_not_fit_on_a_gpu_that_is_shared_in_space_is_refused(
+    tmp_path: Path, engine: str, gib: int | None, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 80 << 30)
+    topology = load_topology(
+        Path("examples/quickstart.toml"),
+        [
+            f'model={{path="{tmp_path}", dtype="bfloat16"}}',
+            *(f'actors.{role}.share="space"' for role in ("learner", "rollout_generator")),
+            'actors.learner.settings.device="cuda"',
+            f'actors.rollout_generator.settings={{device="cuda", kv_tokens=10000, engine="{engine}"}}',
+            *([] if gib is None else [f"hosts.local.gpu_gib={gib}"]),
+        ],
+    )
+    needs = plan(topology)
+    both = {need.what: need.size for need in needs if need.where == "a GPU of both"}
+    assert both == {who: sum(need.size for need in needs if need.where == who) for who in ("learner", "engine")}
+    found = [(each.message, each.remedy) for each in memory.memory_findings(topology, Facts(Path()))]
+    assert bool(found) == bool(key), found
+    if key:
+        ((message, remedy),) = found
+        assert f"a GPU of host local has {gib or 80}.0 GiB: at once, learner " in message
+        assert f"lower {key} of the engine or microbatch_tokens" in remedy
+        assert 'share = "time"' in remedy

@@ -12,7 +12,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.placement import gpus_of_actor, most_gpus, partners, placement
 from agent_rl.config.source import Source
 from agent_rl.config.topology import Topology
-from agent_rl.models.devices import Gpu, Machine, cores_near, gpus_here, visible_devices
+from agent_rl.models.devices import Gpu, Machine, cores_near, gpu_memory, gpus_here, visible_devices
 from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.model import device_findings
 from agent_rl.topology_checks.placement import placement_findings, placement_rows, ranges
@@ -82,7 +82,9 @@ def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
     assert {found["rollout_generator.0"], found["rollout_generator.1"]} == {(0,), (1,)}
 
 
-TURNS = [f'actors.{role}.share="time"' for role in ("rollout_generator", "learner")]
+TURNS, SPACE = (
+    [f'actors.{role}.share="{share}"' for role in ("rollout_generator", "learner")] for share in ("time", "space")
+)
 
 
 def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:
@@ -113,9 +115,29 @@ def test_vllm_does_not_sleep_on_gpus_of_amd() -> None:
     assert faults(vllm, CUDA[1], *TURNS, machine=Machine("cuda", ["nvidia0"], None)) == []
 
 
-def test_the_table_says_who_takes_turns() -> None:
-    (_, row) = placement_rows(load(*CUDA, *TURNS))
-    assert row[2] in {"rollout_generator.0 and learner.0, in turns", "learner.0 and rollout_generator.0, in turns"}
+def test_the_table_says_who_takes_turns_and_who_does_not() -> None:
+    for overrides, way in ((TURNS, "in turns"), (SPACE, "at once")):
+        (_, row) = placement_rows(load(*CUDA, *overrides))
+        assert row[2] in {f"rollout_generator.0 and learner.0, {way}", f"learner.0 and rollout_generator.0, {way}"}
+
+
+def test_those_that_share_a_gpu_in_space_take_no_turns() -> None:
+    topology = load(*CUDA, *SPACE, "actors.rollout_generator.replicas=2")
+    assert gpus_of_actor(topology, "learner.0") == gpus_of_actor(topology, "rollout_generator.0") == (0,)
+    assert gpus_of_actor(topology, "rollout_generator.1") == (1,)
+    assert partners(topology, "learner.0", "space") == ("rollout_generator.0",)
+    assert partners(topology, "learner.0") == ()
+    assert "device" not in topology.actors["learner"].links
+    assert faults(*CUDA, *SPACE, "hosts.local.gpus=1") == []
+
+
+def test_a_gpu_is_shared_in_one_way_and_only_a_gpu_in_space() -> None:
+    assert gpus(*CUDA, SPACE[0], TURNS[1]) == {"rollout_generator.0": (0,), "learner.0": (1,)}
+    named = [f'actors.{role}.settings.device="cuda:0"' for role in ("rollout_generator", "learner")]
+    assert "GPU 0 of host local is that of " in faults(*named, SPACE[0], TURNS[1])[0]
+    for overrides in (SPACE, [CUDA[0], *SPACE]):
+        (fault, _) = faults(*overrides)
+        assert 'is "space", and no other role that says so has a GPU of this role' in fault
 
 
 def test_too_few_gpus_are_told_where_their_number_is_known() -> None:
@@ -220,3 +242,13 @@ def test_a_process_stays_on_the_cores_near_its_gpus() -> None:
         assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_the_memory_of_gpus_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_memory() is None
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert gpu_memory() == 40960 << 20
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '[N/A]'\n")
+    assert gpu_memory() is None
