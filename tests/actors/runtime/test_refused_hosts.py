@@ -22,7 +22,8 @@ from actors.runtime.refusal import tell_main_host
 from actors.runtime.run import run_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from tests.actors.runtime.test_supervise import SCRIPT, Stage, free_ports, press, stage, two_hosts
+from tests.actors.runtime.test_supervise import SCRIPT, Stage, press, stage, two_hosts
+from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_two_hosts
 from transport import CurveKeys
 
@@ -150,7 +151,7 @@ def test_a_host_at_whose_address_nothing_listens_is_named(stage: Stage, capsys: 
 
 
 def test_the_command_tells_the_main_host_of_a_port_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = free_ports(8)
+    [base] = port_blocks(1)
     path, _ = write_two_hosts(tmp_path, (base, base + 4))
     told: list[tuple[Topology, Path, str | None, str]] = []
     monkeypatch.setattr("actors.runtime.refusal.tell_main_host", lambda *arguments: told.append(arguments))

@@ -36,6 +36,7 @@ from agent_rl.records.run_directory import (
     socket_directory,
     summary_file,
 )
+from tests.end_to_end.processes import port_blocks
 from tests.full_disk import fill, small_disk
 from transport import CurveKeys
 
@@ -715,23 +716,9 @@ def test_which_hosts_a_supervisor_serves(stage):
     assert hosts_to_start(topology, "a") == ("a",)
 
 
-def free_ports(count):
-    """Ports that were free a moment ago, in a row."""
-    for base in range(20000 + os.getpid() % 20000, 60000, count):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(base, base + count):
-                    held = stack.enter_context(socket.socket())
-                    held.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    pytest.fail("no ports are free")
-
-
 def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage):
     topology = stage.topology(a='settings = { behaviour = "running" }', b='settings = { behaviour = "running" }')
-    port = free_ports(1)
+    [port] = port_blocks(1)
     topology = topology.model_copy(update={"run": topology.run.model_copy(update={"metrics_port": port})})
     found = []
 
@@ -761,7 +748,7 @@ def test_a_port_for_metrics_that_is_taken_refuses_the_run(stage):
 
 
 def two_hosts(stage, learner):
-    base = free_ports(8)
+    [base] = port_blocks(1)
     CurveKeys.generate().save(stage.folder / "cluster.key")
     hosts = f"[hosts.b]\nbase_port = {base}\n[hosts.a]\nbase_port = {base + 4}\n"
     hosts += '[security]\nkey_file = "cluster.key"\n'
