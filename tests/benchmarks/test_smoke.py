@@ -69,6 +69,7 @@ CHAOS = ("chaos.faults", "chaos.p95_s", "chaos.p95_heavy_s", "chaos.regenerated_
 FEW_FAULTS = ("--kinds", "kill", "stop", "double_kill", "supervisor", "clock_jump")
 
 SMALLEST = {
+    "supervisor": Smallest(("--actors", "16", "--seconds", "1"), ("supervisor_core_share_16",)),
     "learning": Smallest(
         ("--seeds", "1", *settings(*SMALL, "stages.0.steps=20", "stages.1.problems=4", "stages.2.steps=2")),
         ("success_after_greedy_median", "minutes_median", "minutes_rl_median"),
