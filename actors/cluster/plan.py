@@ -13,6 +13,7 @@ from agent_rl.config.placement import most_gpus
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Fault, Source
+from agent_rl.config.standard import learner_of
 from agent_rl.config.topology import Topology
 
 STOPPED = 75
@@ -41,8 +42,7 @@ def host_needs(topology: Topology) -> list[HostNeeds]:
 
 def _needs(topology: Topology, host: str) -> HostNeeds:
     nodes = list(actor_nodes(topology, host))
-    entries = [topology.actors[role] for _, role in nodes]
-    entries += [entry for entry in topology.actors.values() if host in entry.rank_hosts[1:]]
+    entries = [topology.actors[learner_of(role, topology.actors[role].class_path)] for _, role in nodes]
     return HostNeeds(
         name=host,
         actors=tuple(node for node, _ in nodes),
@@ -60,9 +60,9 @@ def _setting(entry: ActorEntry, name: str) -> Any:
 
 
 def _processors(entry: ActorEntry) -> int:
-    """The processors that an actor keeps busy: torch's threads of all ranks on a host, or one where they are "auto"."""
+    """The processors that an actor keeps busy: torch's threads, or one where they are "auto"."""
     threads = _setting(entry, "threads")
-    return 1 if _setting(entry, "device") is None else (threads if type(threads) is int else 1) * entry.ranks_per_host
+    return 1 if _setting(entry, "device") is None else threads if type(threads) is int else 1
 
 
 def reads_run_directory(topology: Topology) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,17 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from actors.base import ActorContext
-from actors.learner.far_ranks import FarRanks
-from actors.learner.follower import build, device_of
-from actors.learner.followers import OTHER_SECONDS, Followers, RankLostError
+from actors.learner.other_ranks import OTHER_SECONDS, OtherRanks, RankLostError
+from actors.learner.rank import address_of, build
 from actors.weights import transfer
 from actors.weights.fetch import LINK, host_directory
 from actors.weights.files import Checkpoints, PublishedWeights, model_directory
 from actors.weights.kept import KeptWeights
 from actors.weights.publish import Publisher
 from agent_rl.config.addresses import run_digest
-from agent_rl.config.full import resolved_text
-from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
@@ -33,23 +31,16 @@ from agent_rl.files.leftovers import Claim
 from agent_rl.learning.batching import SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
-from agent_rl.messages.pipes import Beginning
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agent_rl.learning.checkpoints import StagedCheckpoint
     from agent_rl.learning.exporting import Shares
     from agent_rl.learning.trainer import Trainer
     from agent_rl.rollout.prompts import ChatFormat
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from actors.base import ActorContext
-    from agent_rl.learning.checkpoints import StagedCheckpoint
-
 
 SAVING_SHARE = 0.05
 """The largest share of a supervised stage's time that checkpoints may take. Large models are saved minutes apart."""
@@ -167,11 +158,9 @@ class TrainedModel:
         self.checkpoints = Checkpoints(context.directory / "checkpoints")
         self._references = context.directory / "reference"
         self.publisher = Publisher(context, self.store, context.log)
-        self._followers: Followers | None = None
-        """The processes of the other ranks on this host."""
-        self._far: FarRanks | None = None
-        """The ranks on other hosts."""
-        self._place: socket.socket
+        self._others: OtherRanks | None = None
+        """The other ranks, where there are several."""
+        self._place: socket.socket | None = None
         """Where ranks meet, made with them."""
         self._touch = trio.CancelScope()
         self.trainer: Trainer
@@ -186,74 +175,42 @@ class TrainedModel:
         if self._context.topology.actors[self._context.role].ranks > 1:
             await self._start_ranks()
         loaded = await self.in_thread(self._load)
-        if self._followers is not None:
+        if self._others is not None:
             self._context.nursery.start_soon(self._stay_in_touch)
         self.saving.begin()
         self._context.nursery.start_soon(self.publisher.run)
         return loaded
 
     async def _start_ranks(self) -> None:
-        """Start all other ranks: those of other hosts when these are heard, then those of this host."""
-        from agent_rl.learning.ranks import LOOPBACK, meeting_place
+        """Let all other ranks begin, once they are heard."""
+        from agent_rl.learning.ranks import meeting_place
 
         context = self._context
-        entry = context.topology.actors[context.role]
-        several = len(entry.rank_hosts) > 1
-        address = context.topology.hosts[entry.rank_hosts[0]].address if several else LOOPBACK
-        self._place = meeting_place(address)
-        meeting, port = self._place.getsockname()[:2]
-        if several:
-            self._far = FarRanks(context, port)
-            await self._far.begin()
-            context.nursery.start_soon(self._far.watch)
-        beginning = Beginning(
-            topology=resolved_text(context.topology),
-            role=context.role,
-            directory=str(context.directory.absolute()),
-            base=str(context.base.absolute()),
-            rank=0,
-            meeting=meeting,
-            port=port,
-            address=address,
-            silent_seconds=context.settings.rank_silent_seconds,
-        )
-        self._followers = Followers(beginning, range(1, entry.ranks_per_host), context.log)
-        context.nursery.start_soon(self._followers.watch)
+        self._place = meeting_place(address_of(context.topology, context.topology.actors[context.role], 0))
+        self._others = OtherRanks(context, self._place.getsockname()[1])
+        await self._others.begin()
+        context.nursery.start_soon(self._others.watch)
 
     @property
     def lacking(self) -> str:
-        """The hosts that ranks wait for, in words; empty: none."""
-        return "" if self._far is None else self._far.lacking
+        """The ranks that rank 0 waits for, in words; empty: none."""
+        return "" if self._others is None else self._others.lacking
 
     def _load(self) -> tuple[Position, dict[str, Any]]:
         from actors.learner.orders import LeadTrainer
-        from agent_rl.learning.ranks import LOOPBACK, Ranks, joined
         from agent_rl.learning.trainer import Trainer
         from agent_rl.topology_checks.contracts import chat_format
 
         context, topology, settings = self._context, self._context.topology, self._context.settings
-        ranks, kind, entry = Ranks(), Trainer, topology.actors[context.role]
-        device = device_of(settings.device, 0, entry)
-        if self._followers is not None:
-            kind = LeadTrainer
-            ranks = joined(
-                0,
-                mesh_sizes(entry.ranks, topology.model.parallel),
-                place=self._place,
-                address=LOOPBACK if self._far is None else topology.hosts[entry.rank_hosts[0]].address,
-                device=device,
-                seconds=settings.rank_timeout_seconds,
-                meeting_seconds=settings.rank_meeting_seconds,
-            )
-        directory, base = context.directory, context.base
+        kind, directory, base = LeadTrainer if self._others else Trainer, context.directory, context.base
         self.trainer = build(
-            kind, topology, settings, role=context.role, device=device, directory=directory, base=base, ranks=ranks
+            kind, topology, settings, actor=context.name, directory=directory, base=base, place=self._place
         )
         context.log.info("matrix products", **self.trainer.model.compute.row())
         if not self.trainer.model.block and any(isinstance(stage, RlStage) for stage in topology.stages):
             context.log.info("shared prompts are computed with each sequence: only processors compute them once")
         if isinstance(self.store, KeptWeights):
-            self.store.join(ranks, str(self.trainer.device))
+            self.store.join(self.trainer.ranks, str(self.trainer.device))
         self._environments = Environments(topology, context.base)
         boxes = self._environments.toolboxes.items()
         self.tools = any(box for name, box in boxes if self._environments[name].harness is None)
@@ -278,14 +235,15 @@ class TrainedModel:
 
     async def _together(self, work: Callable[[], T], thread: trio.CapacityLimiter) -> T:
         """Run work in which ranks wait for each other. When one of them is lost, the error names it."""
-        given = {} if self._followers is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
+        given = {} if self._others is None else {"abandon_on_cancel": True}  # the thread may wait for a lost rank
         try:
             result: T = await self._context.in_thread(work, limiter=thread, **given)
             return result  # noqa: TRY300 - an else would come before the except all the same
         except RuntimeError as error:
-            if self._followers is None:
+            if self._others is None:
                 raise
-            silent = 0.0 if self._far is None else self._context.settings.rank_silent_seconds  # a host that is lost
+            several = len(self._context.topology.actors[self._context.role].rank_hosts) > 1
+            silent = self._context.settings.rank_silent_seconds if several else 0.0  # a host may be lost
             await trio.sleep(silent + 2 * OTHER_SECONDS)  # cancelled when `watch` names a rank that has caused it
             if "timed out" not in str(error).lower():
                 raise
@@ -304,18 +262,14 @@ class TrainedModel:
 
     async def close(self) -> None:
         """End the other ranks in order. No method may be called after this."""
-        if self._followers is not None:
+        if self._others is not None:
             self._touch.cancel()
-            self._followers.leaving()
-            if self._far is not None:
-                self._far.leaving()
+            self._others.leaving()
             trainer: Any = self.trainer
             if isinstance(self.store, KeptWeights):
                 await self.in_thread(self.store.dismiss)
             await self.in_thread(trainer.dismiss)
-            await self._followers.ended()
-            if self._far is not None:
-                await self._far.ended()
+            await self._others.ended()
 
     def busy_seconds(self) -> float:
         """Seconds in torch: training, and reading and copying weights."""
@@ -383,7 +337,7 @@ class TrainedModel:
             if isinstance(store, KeptWeights):
                 on_device = self._context.settings.weights_in == "nccl"
                 weights = await self.in_thread(lambda: self.trainer.share_weights(version, on_device=on_device))
-            elif self._followers is not None:
+            elif self._others is not None:
                 weights = store.path(policy)
                 await self.in_thread(lambda: self.trainer.write_weights(version, store.path(policy)))
             else:

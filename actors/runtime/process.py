@@ -96,7 +96,7 @@ MISTAKES = (
     NobodyLeftError,
     OtherReleaseError,
 )
-MODEL_ROLES = ("learner", "rollout_generator")
+MODEL_ROLES = ("learner", "learner_ranks", "rollout_generator")
 """Roles whose processes hold a model."""
 LAST_STATUS_SECONDS = 2.0
 """How long an actor that ends waits until the supervisors have taken in its last status."""

@@ -35,15 +35,12 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias
 
+from actors.exits import TOGETHER
 from agent_rl.config.processes import ActorEntry
 from agent_rl.groups.outages import FAULTS
 
 USER_MISTAKE = 3
 """Exit status of an actor that a restart would not help. The actor leaves a message that says why."""
-TOGETHER = 4
-"""Exit status of an actor that has ended because the process that it works with has: it is started again, and that
-counts as no restart.
-"""
 EARLY_SECONDS = 5.0
 """A process that ends by itself within this many seconds after it was ready has done no work."""
 ENDING = "the run is ending"
@@ -441,7 +438,7 @@ class Life:
 
     def _tell_stopped(self, ending: Ending) -> Iterator[Action]:
         """Say how a process ended that was asked to, unless it did so in order."""
-        if ending.status not in {0, -signal.SIGTERM, -signal.SIGKILL}:
+        if ending.status not in {0, TOGETHER, -signal.SIGTERM, -signal.SIGKILL}:
             yield Say("\n  ".join([f"{self.name} {ending.how} while stopping", *ending.words]))
 
     def _too_late(self, plan: Plan) -> str:

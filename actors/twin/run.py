@@ -31,10 +31,11 @@ from actors.twin.tokens import NAME
 from actors.twin.world import World
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.placement import gpus_of
 from agent_rl.config.selection import TaskFilter
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
 from agent_rl.simulation.costs import Costs, shipped_costs
-from agent_rl.simulation.plan import GENERATOR, SCHEDULER, Plan
+from agent_rl.simulation.plan import SCHEDULER, Plan
 from agent_rl.simulation.prediction import Prediction
 from agent_rl.simulation.profile import Profile
 from agent_rl.simulation.trace import TraceError
@@ -55,8 +56,8 @@ GARBAGE = 200_000, 20, 50
 ACTOR: ContextVar[str] = ContextVar("twin_actor", default="")
 """The actor that a task belongs to."""
 T = TypeVar("T")
-WITHOUT = ("weights", "transfer")
-"""Links that move weights: the learner's model says how long that takes."""
+WITHOUT = ("weights", "transfer", "ranks")
+"""Links that move weights, or lead to other ranks: the learner's model says how long their work takes."""
 
 
 def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
@@ -75,9 +76,11 @@ def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
         }
     )
     actors = {role: topology.actors[role] for role in ROLES}
-    generator, scheduler = actors[GENERATOR], actors[SCHEDULER]
-    links = {name: to for name, to in generator.links.items() if name not in WITHOUT}
-    actors[GENERATOR] = generator.model_copy(update={"links": links})
+    for role, entry in actors.items():
+        links = {name: to for name, to in entry.links.items() if name not in WITHOUT}
+        gpus = gpus_of(entry) * entry.ranks_per_host  # the twin has no process of another rank
+        actors[role] = entry.model_copy(update={"links": links, "gpus_per_replica": gpus})
+    scheduler = actors[SCHEDULER]
     policy = {"policy": plan.policy, "policy_settings": plan.policy_settings}
     actors[SCHEDULER] = scheduler.model_copy(update={"settings": {**scheduler.settings, **policy}})
     run = topology.run.model_copy(

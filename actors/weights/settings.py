@@ -41,7 +41,7 @@ class LearnerSettings(Settings):
     rank_timeout_seconds: PositiveFloat = 600.0
     """How long a rank waits for another, in each operation and for rank 0's next order."""
     rank_silent_seconds: PositiveFloat = 30.0
-    """When rank 0 has heard nothing of a rank for so long, it ends all ranks."""
+    """When rank 0 has heard nothing of a rank for so long, all ranks end and start again."""
     rank_meeting_seconds: PositiveFloat = 50.0
     """From the start until all ranks must have met. Importing torch takes most of it."""
     record_timeout_seconds: PositiveFloat = 120.0

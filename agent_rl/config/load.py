@@ -12,7 +12,7 @@ from agent_rl.config.hidden import is_reference, redacted
 from agent_rl.config.processes import Misfit
 from agent_rl.config.schema import inner, names_of, stage_key
 from agent_rl.config.source import SMALLER, Fault, Files, Finding, Source, TopologyError, first_of
-from agent_rl.config.standard import KEEPER, STANDARD, completed, several_ranks
+from agent_rl.config.standard import RANK, STANDARD, completed, several_ranks
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
@@ -195,7 +195,7 @@ def _reference_findings(data: Mapping[str, Any]) -> Iterator[Finding]:
     for role, entry in actors.items():
         if not isinstance(entry, dict):
             continue
-        if entry.get("class") != KEEPER:  # its hosts are the learner's
+        if entry.get("class") != RANK:  # its hosts are the learner's
             yield from _placement_findings(("actors", role), entry, hosts)
         links = entry.get("links", {})
         for link, leads_to in links.items() if isinstance(links, dict) else ():

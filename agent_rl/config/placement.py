@@ -6,6 +6,8 @@
     every other actor with device = "cuda"     has the next free ones of its host, in the order of the file
     roles with share = "time"                  use GPUs that other such roles use, from the first on (`partners`)
     roles with share = "space"                 likewise, and compute at once
+
+A learner's other ranks are placed as the learner is, after it and before all that follows it in the file.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
+from agent_rl.config.standard import learner_of
 from agent_rl.config.topology import Topology
 from agent_rl.models.shapes import LEAST_WEIGHTS
 
@@ -36,6 +39,7 @@ class Placed:
 
     actor: str
     role: str
+    """The role whose entry places it: the learner's, for its other ranks."""
     host: str
     gpus: tuple[int, ...]
     named: bool
@@ -54,12 +58,10 @@ class Conflict:
 
 
 def gpus_of(entry: ActorEntry) -> int:
-    """The GPUs of one replica on its own host, all of its ranks there included."""
+    """The GPUs of one process."""
     if entry.gpus_per_replica is not None:
-        return entry.gpus_per_replica * entry.ranks_per_host
-    if _device(entry)[0] != KIND:
-        return 0
-    return engine_gpus(entry) * entry.ranks_per_host
+        return entry.gpus_per_replica
+    return engine_gpus(entry) if _device(entry)[0] == KIND else 0
 
 
 def engine_gpus(entry: ActorEntry) -> int:
@@ -85,9 +87,16 @@ def gpus_of_actor(topology: Topology, actor: str) -> tuple[int, ...] | None:
     return None if found is None or found.named else found.gpus
 
 
+def _processes(topology: Topology, host: str) -> list[tuple[str, str, ActorEntry]]:
+    """The actors of a host, each with the role and the entry that place it."""
+    nodes = [(node, learner_of(role, topology.actors[role].class_path)) for node, role in actor_nodes(topology, host)]
+    places = list(topology.actors)
+    nodes.sort(key=lambda node: places.index(node[1]))
+    return [(node, role, topology.actors[role]) for node, role in nodes]
+
+
 def _on(topology: Topology, host: str) -> Iterator[Placed]:
-    wanting = [(node, role, topology.actors[role]) for node, role in actor_nodes(topology, host)]
-    wanting = [(node, role, entry) for node, role, entry in wanting if gpus_of(entry)]
+    wanting = [(node, role, entry) for node, role, entry in _processes(topology, host) if gpus_of(entry)]
     named: set[int] = set()
     for _, _, entry in wanting:
         first = _device(entry)[1]
@@ -122,14 +131,20 @@ def partners(topology: Topology, actor: str, share: str = IN_TURNS) -> tuple[str
 
 def _shared_devices(topology: Topology, share: str) -> dict[str, set[tuple[str, str, int]]]:
     """The devices of each actor whose role shares them in this way, each as host, kind and number."""
-    gpus = {placed.actor: placed.gpus for placed in placement(topology)}
+    gpus = [(placed.actor, placed.role, placed.gpus) for placed in placement(topology)]
     found = {}
     for role, entry in topology.actors.items():
         if entry.share == share:
             on_processor = share == IN_TURNS and _device(entry)[0] == "cpu" and not gpus_of(entry)
             for number, host in topology.homes(role).items():
                 actor = f"{role}.{number}"
-                used = {(host, KIND, gpu) for gpu in gpus.get(actor, ())}
+                of_ranks = entry.ranks > 1
+                used = {
+                    (host, KIND, gpu)
+                    for other, its_role, numbers in gpus
+                    if other == actor or (of_ranks and its_role == role)
+                    for gpu in numbers
+                }
                 found[actor] = {(host, "cpu", 0)} if on_processor else used
     return found
 
@@ -145,10 +160,9 @@ def threads_of(topology: Topology, actor: str, *, weights: int, cores: int) -> i
     role, _, number = actor.rpartition(".")
     host = topology.homes(role).get(int(number), topology.main_host)
     holding = Counter[str]()
-    for _, other in actor_nodes(topology, host):
-        entry = topology.actors[other]
+    for _, other, entry in _processes(topology, host):
         if "device" in resolve("actor", entry.class_path).Settings.model_fields:
-            holding[other] += entry.ranks_per_host
+            holding[other] += 1
     in_turns = [count for other, count in holding.items() if topology.actors[other].share == IN_TURNS]
     return max(1, cores // max(1, holding.total() - sum(in_turns) + max(in_turns, default=0)))
 

@@ -173,8 +173,8 @@ class ActorEntry(Part):
     """Number of processes on each host, in place of ``replicas``; a further host at the end of ``hosts`` changes no
     name."""
     ranks: PositiveInt = 1
-    """Processes that train one model together (``model.parallel``), an equal part on each of ``hosts``; the first has
-    rank 0, the actor. Learner only."""
+    """Processes that train one model together (``model.parallel``), an equal part on each of ``hosts``. Rank 0 is the
+    learner; the others are the role ``learner_ranks``, which follows from this table. Learner only."""
     gpus_per_replica: NonNegativeInt | None = None
     """GPUs of each process, which sees these alone, as ``cuda:0`` and so on. None: with ``device = "cuda"`` as many as
     the engine's parallel sizes make, else none."""

@@ -7,8 +7,8 @@ that the file does not name is added where another role needs it: as the one tha
 the one that sends what must be received. So nothing is added to a file that says all of it. A role that shares its
 devices in time has a further link, by which it says whose turn it is.
 
-A learner whose ranks are on several hosts gets a role that has them on all hosts but the first: ``learner_ranks``, with
-one process on each (`actors.learner.keeper`). The role follows from the learner's entry alone.
+A learner of several ranks gets a role with a process for each rank but the first, the learner's own: ``learner_ranks``
+(`actors.learner.rank`), on the hosts of the ranks. The role follows from the learner's entry alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ STANDARD = ALIASES["actor"]
 
 DEVICE = "device"
 """The link by which the learner says whose turn it is on devices that it shares."""
-KEEPER = "actors.learner.keeper:RankKeeper"
-"""The class of the role that has the ranks of a learner on other hosts."""
+RANK = "actors.learner.rank:Rank"
+"""The class of the role that has a learner's other ranks."""
 OF_RANKS = "_ranks"
 """What the name of that role adds to the learner's."""
 RANKS = "ranks"
 """The learner's link to that role."""
+SILENT_MARGIN = 5.0
+"""A rank is killed for its silence so many seconds after the learner has named it, or later."""
+SILENT_LEAST = 40.0
+"""No rank is killed for a shorter silence: its process is silent until it has started."""
 
 Entries = dict[str, dict[str, Any]]
 
@@ -56,7 +60,7 @@ def completed(data: Mapping[str, Any]) -> dict[str, Any]:
         leads = dict(_unwritten(role, entry, classes)) | dict(_between_sharers(role, entries, classes))
         if leads:
             entries[role]["links"] = {**entry.get("links", {}), **leads}
-    return {**data, "actors": _with_rank_keepers(entries, classes)}
+    return {**data, "actors": _with_ranks(entries, classes)}
 
 
 def several_ranks(entry: Mapping[str, Any]) -> bool:
@@ -65,24 +69,40 @@ def several_ranks(entry: Mapping[str, Any]) -> bool:
     return isinstance(ranks, int) and ranks > 1
 
 
-def _with_rank_keepers(entries: Entries, classes: Mapping[str, Any]) -> Entries:
-    """The entries, and a role for the ranks of each learner on other hosts than that of its rank 0."""
+def learner_of(role: str, class_path: str) -> str:
+    """The learner whose ranks a role has; of any other role its own name."""
+    return role.removesuffix(OF_RANKS) if class_path == RANK else role
+
+
+def _with_ranks(entries: Entries, classes: Mapping[str, Any]) -> Entries:
+    """The entries, and a role for the ranks of each learner but its rank 0."""
     found = dict(entries)
     for role, entry in entries.items():
-        hosts, settings, links = entry.get("hosts"), entry.get("settings", {}), entry.get("links", {})
-        ranked = getattr(classes.get(role), "ranked", False) and several_ranks(entry)
-        if not (ranked and isinstance(hosts, list | tuple) and hosts[1:]):
+        hosts, settings, links = (
+            entry.get("hosts", (entry.get("host", "local"),)),
+            entry.get("settings", {}),
+            entry.get("links", {}),
+        )
+        if not (getattr(classes.get(role), "ranked", False) and several_ranks(entry)):
             continue
-        if not (isinstance(settings, dict) and isinstance(links, dict)):
+        if not (isinstance(hosts, list | tuple) and hosts and isinstance(settings, dict) and isinstance(links, dict)):
             continue  # validation names the value of the wrong type
-        gpus = entry.get("gpus_per_replica", int(str(settings.get("device", "")).startswith("cuda")))
-        its = {"class": KEEPER, "hosts": list(hosts[1:])}
-        if isinstance(gpus, int):
-            its["gpus_per_replica"] = gpus * (entry["ranks"] // len(hosts))
-        keeper = f"{role}{OF_RANKS}"
-        found[keeper] = {**found.get(keeper, {}), **its}
-        found[role] = {**entry, "links": {**links, RANKS: keeper}}
+        on_each = max(1, entry["ranks"] // len(hosts))
+        homes = [hosts[min(rank // on_each, len(hosts) - 1)] for rank in range(1, entry["ranks"])]
+        silent = _setting(classes[role], settings, "rank_silent_seconds")
+        its = {"class": RANK, "hosts": homes, "replicas": len(homes)}
+        its |= {key: entry[key] for key in ("restarts", "restart_window_seconds") if key in entry}
+        if isinstance(silent, int | float):
+            its["silent_seconds"] = max(silent + SILENT_MARGIN, SILENT_LEAST)
+        found[f"{role}{OF_RANKS}"] = found.get(f"{role}{OF_RANKS}", {}) | its
+        found[role] = {**entry, "links": {**links, RANKS: f"{role}{OF_RANKS}"}}
     return found
+
+
+def _setting(cls: Any, settings: Mapping[str, Any], name: str) -> Any:
+    """A setting of an actor, or its default; None where its class has none of that name."""
+    fields = getattr(getattr(cls, "Settings", None), "model_fields", {})
+    return settings.get(name, fields[name].default) if name in fields else None
 
 
 def _place(role: str) -> int:

@@ -22,7 +22,7 @@ The flow, sender to receiver (kind of link in brackets)::
     learner            StageEntered / StageRecorded [call] -------> roc_filter
     learner            StepTrained, CheckpointSaved / Recorded [call] -> roc_filter
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
-    learner            RanksWanted / RanksState [call] -----------> learner_ranks: its ranks on other hosts
+    learner            RanksWanted / RanksState [call] -----------> learner_ranks: its other ranks
     every actor        ActorStatus [announce] --------------------> supervisor of its host
     supervisor         HostReport [announce] ---------------------> supervisor of the learner's host
     supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts

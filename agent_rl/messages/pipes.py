@@ -4,8 +4,6 @@
 
     supervisor    Expect, Doubt, Go -------> actor
     actor         Prepared ----------------> supervisor
-    actor         Beginning ---------------> rank of a learner
-    rank          Alive, LastWords --------> actor that started it
     up            Order -------------------> up-host: the process that `agent-rl up` starts on a host
     up            Say, Stop, Kill, Alive --> up-host
 
@@ -15,7 +13,6 @@ The end of a pipe is the end of the process at its other end. Logs, and the last
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +40,8 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """The data that a rank needs to begin. ``topology`` is TOML; ``base`` is the folder of the topology file.
-
-    ``meeting`` and ``port`` are address and port of rank 0, where ranks meet. ``address`` is that of this host, over
-    which ranks of several hosts talk. ``silent_seconds`` is the longest that the actor may hear nothing of this rank.
-    """
-
-    topology: str
-    role: str
-    directory: str
-    base: str
-    rank: int
-    meeting: str
-    port: int
-    address: str
-    silent_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Alive:
     """The sender and the connection are well; it comes now and then."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """Why a rank cannot go on.
-
-    ``mistake``: a restart would not help. ``torch``: an error of torch, perhaps about another rank that is lost.
-    """
-
-    fault: str
-    kind: Literal["mistake", "error", "torch"] = "error"
 
 
 @dataclass(frozen=True, slots=True)

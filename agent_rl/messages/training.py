@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures, StageFigures, StepFigures, TrainingFigures
 from agent_rl.messages.rollouts import Evaluation, GroupOpened, PolicyVersion, Trajectory
@@ -269,27 +270,32 @@ class GroupsUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class RanksWanted:
-    """A learner asks the keeper of another host to start its ranks (``begin``), or how the ranks of a meeting are.
+    """Rank 0 of a learner asks another rank to begin (``begin``), or how it is.
 
-    ``meeting`` names one start of all ranks; empty: is the keeper there? The answer comes within ``seconds``, or as
-    soon as the ranks have ended. To begin: ``entry`` is the learner's entry of the topology, as JSON; in ``folders`` of
-    its run ``directory`` a file ``.ranks-MEETING`` holds that name; ranks meet at ``port`` of the learner's host; a
-    rank that is silent for ``seconds`` is lost.
+    ``meeting`` names one start of all ranks. The answer comes within ``seconds``, or as soon as the rank has ended. To
+    begin: ``entry`` is the learner's entry of the topology, as TOML; in ``folders`` of its run ``directory`` a file
+    ``.ranks-MEETING`` holds that name, for ranks of other hosts; ranks meet at ``port`` of the learner's host.
     """
 
     meeting: str
     begin: bool
     seconds: float
-    entry: str
-    directory: str
-    folders: tuple[str, ...]
-    port: int
+    entry: str = ""
+    directory: str = ""
+    folders: tuple[str, ...] = ()
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RanksState:
-    """How the ranks of a host are: well, or ended. ``mistake``: a restart of the learner would not help."""
+    """How a rank is. ``meeting`` is empty before it begins; ``process`` is the id of its process.
 
-    fault: str
-    mistake: bool
+    ``fault``: why it cannot go on. Then ``kind`` is ``mistake`` where a restart would not help, ``torch`` for an error
+    of torch, which may be about another rank that is lost, or ``error``.
+    """
+
+    meeting: str
+    process: int
     ended: bool
+    fault: str = ""
+    kind: Literal["", "mistake", "error", "torch"] = ""

@@ -38,9 +38,7 @@ def _actors(topology: Topology) -> list[str]:
     rows = [("actors:", "", "")]
     for role, entry in topology.actors.items():
         homes = Counter(topology.homes(role).values())
-        apart = f", {entry.ranks_per_host} of its ranks on each of {', '.join(entry.rank_hosts)}"
-        where = f"on {_shares(homes)}{apart if len(entry.rank_hosts) > 1 else ''}"
-        rows.append((f"  {role}", f"{homes.total()} x {entry.class_path}", where))
+        rows.append((f"  {role}", f"{homes.total()} x {entry.class_path}", f"on {_shares(homes)}"))
     return _columns(rows)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import trio
 
-from actors.exits import MemoryKills
-from actors.learner.followers import _ended
 from actors.sandbox.isolation.control_groups import KILLS, LIMITS, hierarchies
 
 IN_GROUP = """
@@ -50,13 +46,3 @@ def test_the_kernels_kill_is_told_from_others(limited_group: Path) -> None:
     killed, lacked_memory = done.stdout.splitlines()
     assert killed == "was killed by SIGKILL"
     assert lacked_memory.startswith("was killed by the kernel for lack of memory")
-
-
-def test_a_rank_that_the_kernel_killed_for_lack_of_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = iter([4, 5])
-    monkeypatch.setattr("actors.exits.memory_kills", lambda: next(counted))
-    kills = MemoryKills()
-    process = subprocess.Popen(["sleep", "60"])
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert "for lack of memory" in trio.run(_ended, process, kills)

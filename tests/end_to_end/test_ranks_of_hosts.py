@@ -84,7 +84,7 @@ def run(machine: Machine, path: Path, *settings: str) -> Host:
 
 def ranks_of(machine: Machine) -> list[int]:
     """The processes of ranks, but for rank 0, that run on a machine."""
-    return [pid for pid, command in machine.processes().items() if "actors.learner.follower" in command]
+    return [pid for pid, command in machine.processes().items() if "learner_ranks." in command]
 
 
 def trained(directory: Path) -> bytes:
@@ -120,9 +120,10 @@ def test_ranks_on_two_machines_train_as_on_one_also_when_one_is_killed(tmp_path:
     code, said = main.end()
     assert code == 0, said
     (line,) = restarts(said)
-    assert f"rank 1 of the learner (process {rank} of host b) was killed by SIGKILL" in line
+    assert f"rank 1 of the learner (learner_ranks.0, process {rank} of host b) has ended" in line
     code, said = other.end()
     assert code == 0, said
+    assert "learner_ranks.0 was killed by SIGKILL; starting it again" in said
     assert trained(directory) == trained(its_run)
     balance = balanced(directory)
     assert (balance.steps, balance.skipped_steps, balance.open) == (STEPS, 0, 0)
@@ -138,18 +139,18 @@ def test_the_learner_waits_for_a_machine_that_is_lost_and_goes_on(tmp_path: Path
     quick = ("actors.learner.settings.rank_silent_seconds=10", *sent)  # and all ranks send policies to the engine
     main, other = run(a, path, *quick), run(b, path, *quick)
     main.until(lambda: any((directory / "checkpoints").glob("version-*")), "a checkpoint")
-    assert ranks_of(b)
+    (rank,) = ranks_of(b)
     log = directory / "logs" / "supervisor.a.jsonl"
     b.run("ip", "link", "set", "eth0", "down")
-    main.until(lambda: "is not heard; start it" in log.read_text(), "word of the lost host")
-    main.until(lambda: not ranks_of(b), "the end of the ranks there")
+    main.until(lambda: "is not heard; start host b" in log.read_text(), "word of the lost host")
+    main.until(lambda: rank not in ranks_of(b), "the end of the rank there")
     b.run("ip", "link", "set", "eth0", "up")
     (code, said), (its_code, there) = main.end(), other.end()
     assert code == 0, said
     assert its_code == 0, there
     (line,) = restarts(said)
-    assert "host b, which has rank 1 of the learner, has not been heard for rank_silent_seconds (10 s)" in line
-    assert "learner.0 waits: host b, which has rank 1 of the learner, is not heard; start it" in said
+    assert "of host b) has given no sign of life for rank_silent_seconds (10 s)" in line
+    assert "learner.0 waits: rank 1 of the learner (learner_ranks.0 of host b) is not heard; start host b" in said
     assert audit(directory).steps == STEPS
 
 

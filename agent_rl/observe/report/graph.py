@@ -133,8 +133,8 @@ def read_wanted(directory: Path) -> dict[str, Wanted]:
                 replicas = numbers[role] if role in roles else int(of_file)
                 named = actor.get("hosts") or [actor.get("host", "")]
                 found[role] = Wanted(
-                    replicas * int(actor.get("ranks", 1)),
-                    ", ".join(map(str, named if isinstance(named, list) else [named])),
+                    replicas,
+                    ", ".join(dict.fromkeys(map(str, named if isinstance(named, list) else [named]))),
                 )
     return found
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
-import trio
-import trio.testing
 
 from actors.learner.orders import LeadTrainer, Writing, follow
-from actors.learner.signs import SIGNS, SignGiver, Signs, SilentError
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.topology import RlStage, SftStage
 from agent_rl.files.disk import DiskError
@@ -23,10 +19,8 @@ from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
-from agent_rl.messages.pipes import Alive, LastWords
 from agent_rl.records.checkpoint_files import Position
 from tests import builders
-from transport.stream import packed
 
 SFT = SftStage(kind="sft", steps=5, learning_rate=1e-3)
 RL = RlStage(kind="rl", steps=5, max_response_tokens=10, max_turns=2)
@@ -99,7 +93,7 @@ class Called:
             if name == "rl_step":
                 raise NotFiniteError("of all ranks")
             if name == "share_weights":
-                return f"shares of {given[0]}"
+                return f"shares of {named['version']}"
             return Staged(self.calls) if name == "stage" else None
 
         return call
@@ -178,7 +172,7 @@ def test_the_other_ranks_do_what_rank_0_does(lead: LeadTrainer) -> None:
 
 
 def test_what_is_no_order_is_refused(lead: LeadTrainer) -> None:
-    lead._tell("rm", path="/")
+    lead.ranks.broadcast(msgpack.packb([["rm", {"path": "/"}]]))
     with pytest.raises(ValueError, match="no order is named 'rm'"):
         follow(Called(lead.ranks), Writing(fails), Kept([]))  # type: ignore[arg-type]
 
@@ -191,83 +185,3 @@ def test_rank_0_hears_of_an_error_in_writing_that_it_does_not_have(error: Except
     writing.finish()
     writing.finish()  # nothing is being written
     assert failures == [error] * told
-
-
-ALIVE = packed(Alive())
-FOREVER = 3600.0
-"""Seconds within which no sign falls due: such tests write the signs themselves."""
-
-
-def test_a_rank_is_silent_so_long_after_its_last_sign() -> None:
-    async def main() -> None:
-        reading, writing = os.pipe()
-
-        async def give() -> None:
-            for _ in range(9):
-                await trio.sleep(25.0)
-                os.write(writing, ALIVE)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(give)
-            with pytest.raises(SilentError):
-                await Signs(reading, 30.0).watch()
-        assert trio.current_time() == pytest.approx(9 * 25.0 + 30.0)
-        os.close(writing)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_a_machine_that_stood_still_does_not_make_a_rank_silent() -> None:
-    clock = trio.testing.MockClock()
-
-    async def main() -> None:
-        reading, writing = os.pipe()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Signs(reading, 30.0).watch)
-            await trio.testing.wait_all_tasks_blocked()
-            clock.jump(1000.0)
-            await trio.testing.wait_all_tasks_blocked()
-            os.close(writing)  # `watch` has not raised, and sees the end
-
-    trio.run(main, clock=clock)
-
-
-@pytest.mark.parametrize("kind", ["mistake", "error", "torch"])
-def test_last_words_come_whole(kind: str) -> None:
-    words = LastWords('"é\n' * 100_000, kind)  # type: ignore[arg-type]
-    reading, writing = os.pipe()
-    giver = SignGiver(writing, FOREVER)
-    giver.last_words(words)
-    heard = trio.run(Signs(reading, 30.0).watch)
-    giver.close()
-    assert heard is not None
-    assert heard.kind == kind
-    assert len(heard.fault) > 300
-    assert words.fault.replace("\n", " ").startswith(heard.fault)
-
-
-def test_a_rank_that_says_what_is_no_message_cannot_go_on() -> None:
-    reading, writing = os.pipe()
-    os.write(writing, ALIVE + b"Traceback (most recent call last):")
-    words = trio.run(Signs(reading, 30.0).watch)
-    os.close(writing)
-    assert words is not None
-    assert words.fault.startswith("what it says cannot be read: length: ")
-
-
-def test_the_end_of_the_process_is_no_silence() -> None:
-    reading, writing = os.pipe()
-    os.close(writing)
-    assert trio.run(Signs(reading, 30.0).watch) is None
-
-
-def test_signs_come_by_themselves_and_do_not_wait_for_a_reader() -> None:
-    reading, writing = os.pipe()
-    giver = SignGiver(writing, SIGNS * 0.001)
-    assert os.read(reading, len(ALIVE)) == ALIVE
-    with contextlib.suppress(BlockingIOError):
-        while os.write(writing, ALIVE):  # until the pipe is full
-            pass
-    giver.last_words(LastWords("lost, since nobody reads"))
-    os.close(reading)
-    giver.close()

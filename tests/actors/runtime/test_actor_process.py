@@ -194,7 +194,12 @@ def test_an_actor_whose_supervisor_is_of_another_release_says_what_to_do(tmp_pat
 
 @pytest.mark.parametrize(
     ("actor", "calls"),
-    [("learner.0", "one heap"), ("rollout_generator.3", "one heap"), ("roc_filter.0", "kept for messages")],
+    [
+        ("learner.0", "one heap"),
+        ("learner_ranks.0", "one heap"),
+        ("rollout_generator.3", "one heap"),
+        ("roc_filter.0", "kept for messages"),
+    ],
 )
 def test_processes_with_a_model_have_one_heap(monkeypatch: pytest.MonkeyPatch, actor: str, calls: str) -> None:
     called: list[str] = []

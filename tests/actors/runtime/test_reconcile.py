@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.exits import TOGETHER
 from actors.runtime.reconcile import (
-    TOGETHER,
     USER_MISTAKE,
     Action,
     Ending,
@@ -228,7 +228,9 @@ def test_a_process_that_ends_with_another_spends_no_restart_and_says_nothing() -
     life = a_life(restarts=0)
     for number in range(8, 12):
         assert life.ended(ending(TOGETHER), 1.0) == [Word("restarting"), Start(life.plan, number)]
-    assert isinstance(life.ended(ending(1), 1.0)[0], Fail)
+    life.stop(2.0, DRAIN)
+    assert life.ended(ending(TOGETHER), 3.0) == [Word("stopped")]
+    assert isinstance(a_life(restarts=0).ended(ending(1), 1.0)[0], Fail)
 
 
 def test_spent_restarts_end_the_run_or_wait_for_the_way_back_of_a_swap() -> None:

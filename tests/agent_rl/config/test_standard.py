@@ -224,19 +224,25 @@ def test_silent_seconds_are_above_zero(first, seconds: str) -> None:
         first(f"[actors.learner]\nsilent_seconds = {seconds}\n")
 
 
-def test_ranks_on_other_hosts_get_a_role_that_follows_the_learner() -> None:
-    entry = {"hosts": ["a", "b", "c"], "ranks": 6, "settings": {"device": "cuda"}}
+def test_the_other_ranks_of_a_learner_get_a_role_that_follows_the_learner() -> None:
+    settings = {"device": "cuda", "rank_silent_seconds": 70}
+    entry = {"hosts": ["a", "b", "c"], "ranks": 6, "settings": settings, "restarts": 9}
     tables = completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})
-    keeper = tables["actors"]["learner_ranks"]
-    assert (keeper["hosts"], keeper["gpus_per_replica"]) == (["b", "c"], 2)
+    ranks = tables["actors"]["learner_ranks"]
+    assert (ranks["hosts"], ranks["replicas"], ranks["restarts"]) == (["a", "b", "b", "c", "c"], 5, 9)
+    assert ranks["silent_seconds"] > 70  # so that the learner names it before
     assert tables["actors"]["learner"]["links"]["ranks"] == "learner_ranks"
     assert completed(tables) == tables
     tables["actors"]["learner"] |= {"hosts": ["a", "c"]}
-    assert completed(tables)["actors"]["learner_ranks"]["hosts"] == ["c"]
+    assert completed(tables)["actors"]["learner_ranks"]["hosts"] == ["a", "a", "c", "c", "c"]
 
 
-@pytest.mark.parametrize(
-    "entry", [{"host": "a", "ranks": 2}, {"hosts": ["a"], "ranks": 2}, {"hosts": ["a", "b"]}, {"hosts": 3, "ranks": 2}]
-)
-def test_ranks_of_one_host_need_no_other_role(entry: dict[str, object]) -> None:
+@pytest.mark.parametrize("entry", [{"host": "b", "ranks": 3}, {"hosts": ["b"], "ranks": 3}])
+def test_ranks_of_one_host_are_on_it(entry: dict[str, object]) -> None:
+    tables = completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})
+    assert tables["actors"]["learner_ranks"]["hosts"] == ["b", "b"]
+
+
+@pytest.mark.parametrize("entry", [{"host": "a"}, {"hosts": ["a", "b"]}, {"hosts": 3, "ranks": 2}])
+def test_one_rank_needs_no_other_role(entry: dict[str, object]) -> None:
     assert "learner_ranks" not in completed({"actors": {**{role: {} for role in STANDARD}, "learner": entry}})["actors"]

@@ -232,8 +232,9 @@ IN_TURNS = ("actors.learner.share='time'", "actors.rollout_generator.share='time
             16,
             {"learner.0": 2, "rollout_generator.2": 2},
         ),
-        (["actors.learner.ranks=4"], 10, {"learner.0": 2, "rollout_generator.0": 2}),
+        (["actors.learner.ranks=4"], 10, {"learner.0": 2, "learner_ranks.2": 2, "rollout_generator.0": 2}),
         (IN_TURNS, 6, {"learner.0": 6}),
+        ([*IN_TURNS, "actors.learner.ranks=2"], 6, {"learner.0": 3, "learner_ranks.0": 3, "rollout_generator.0": 3}),
         ([*IN_TURNS, *ON_THREE_GPUS, 'actors.learner.settings.device="cuda"'], 6, {"learner.0": 2}),
     ],
 )

@@ -44,9 +44,11 @@ def test_a_run_without_gpus_has_no_table_and_no_fault() -> None:
 
 
 def test_every_process_has_gpus_of_its_own() -> None:
-    found = gpus(*CUDA, "actors.rollout_generator.replicas=3", "actors.learner.ranks=2")
+    overrides = (*CUDA, "actors.rollout_generator.replicas=3", "actors.learner.ranks=2")
+    found = gpus(*overrides)
     assert sorted(gpu for each in found.values() for gpu in each) == list(range(5))
-    assert len(found["learner.0"]) == 2
+    assert found["learner_ranks.0"] == (found["learner.0"][0] + 1,)
+    assert gpus_of_actor(load(*overrides), "learner_ranks.0") == found["learner_ranks.0"]
     assert most_gpus(load(*CUDA, "actors.rollout_generator.replicas=3"), "local") == 4
 
 
@@ -85,6 +87,15 @@ def test_replicas_of_one_role_take_no_turns_with_each_other() -> None:
 TURNS, SPACE = (
     [f'actors.{role}.share="{share}"' for role in ("rollout_generator", "learner")] for share in ("time", "space")
 )
+
+
+def test_all_ranks_of_a_learner_take_turns_with_the_engines_on_their_gpus() -> None:
+    overrides = [*CUDA, *TURNS, "actors.rollout_generator.replicas=2", "actors.learner.ranks=2"]
+    found, generators = gpus(*overrides), ("rollout_generator.0", "rollout_generator.1")
+    assert [found[name] for name in ("learner.0", "learner_ranks.0", *generators)] == [(0,), (1,), (0,), (1,)]
+    assert partners(load(*overrides), "learner.0") == generators
+    assert partners(load(*overrides), generators[1]) == ("learner.0",)
+    assert faults(*overrides) == []
 
 
 def test_those_take_turns_that_have_one_device_and_both_say_so() -> None:

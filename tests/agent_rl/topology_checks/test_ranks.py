@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner.follower import device_of
 from actors.runtime.change_rules import why_not
 from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
-from agent_rl.config.placement import placement
+from agent_rl.config.placement import gpus_of_actor, placement
 from agent_rl.config.source import Source
 from agent_rl.messages import DrainWanted, ScaleWanted
 from agent_rl.models.devices import Machine
@@ -39,18 +38,21 @@ def test_ranks_are_divided_over_hosts() -> None:
     learner = topology.actors["learner"]
     assert (learner.homes, learner.rank_hosts, learner.ranks_per_host) == (("a",), ("a", "b"), 2)
     assert topology.main_host == "a"
-    assert topology.homes("learner_ranks") == {0: "b"}
+    assert topology.homes("learner_ranks") == {0: "a", 1: "b", 2: "b"}
     lines = describe(topology)
-    assert any(line.endswith("on a, 2 of its ranks on each of a, b") for line in lines)
+    assert any(
+        line.split() == ["learner_ranks", "3", "x", "actors.learner.rank:Rank", "on", "a", "(1),", "b", "(2)"]
+        for line in lines
+    )
 
 
 def test_ranks_on_several_hosts_have_gpus_on_each() -> None:
     settings = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.learner.settings.device='cuda'"]
     topology = load_topology(QUICKSTART, settings)
     found = {each.actor: (each.host, each.gpus) for each in placement(topology)}
-    assert found == {"learner.0": ("a", (0, 1)), "learner_ranks.0": ("b", (0, 1))}
-    devices = [device_of("cuda", rank, topology.actors["learner"]) for rank in range(4)]
-    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    ranks = {f"learner_ranks.{number}": place for number, place in enumerate([("a", (1,)), ("b", (0,)), ("b", (1,))])}
+    assert found == {"learner.0": ("a", (0,)), **ranks}
+    assert gpus_of_actor(topology, "learner_ranks.0") == (1,)
 
 
 def test_ranks_of_another_host_are_neither_scaled_nor_drained() -> None:
@@ -105,7 +107,7 @@ def test_ranks_alone_are_enough() -> None:
         (["actors.tool_executor.ranks=2"], "ToolExecutor is one process"),
         (
             ["actors.learner.ranks=3", 'actors.learner.settings.device="cuda"'],
-            "learner.0 has GPU 2 of host local, and it has 2",
+            "learner_ranks.1 has GPU 2 of host local, and it has 2",
         ),
         (["actors.learner.ranks=2", 'actors.learner.settings.device="cuda:1"'], 'write "cuda": rank 0 has cuda:0'),
     ],
