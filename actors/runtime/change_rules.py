@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from agent_rl.config.hidden import redacted
 from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
+from agent_rl.config.standard import learner_of
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, StopWanted, SwapWanted, TakeBackWanted
 
@@ -123,6 +124,9 @@ def _about_swap(wanted: SwapWanted, topology: Topology) -> str:
         role = wanted.role.rpartition(".")[0]
         whole = f"; a swap is of all replicas: name {role}" if role in topology.actors else ""
         return f"the run has no actor {wanted.role!r}; there are {known}{whole}"
+    learner = learner_of(wanted.role, topology.actors[wanted.role].class_path)
+    if learner != wanted.role:
+        return f"{wanted.role} are ranks of {learner}, which have its class and settings; swap {learner}"
     if not wanted.class_path and not wanted.settings and not wanted.fresh:
         return "nothing would change; name a class (--class module:Class) or a setting (--set key=value)"
     return ""

@@ -12,7 +12,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.parallel import MeshSizes, Parallel, mesh_sizes
 from agent_rl.config.placement import gpus_of_actor, placement
 from agent_rl.config.source import Source
-from agent_rl.messages import DrainWanted, ScaleWanted
+from agent_rl.messages import DrainWanted, ScaleWanted, SwapWanted
 from agent_rl.models.devices import Machine
 from agent_rl.topology_checks.describe import describe
 from agent_rl.topology_checks.facts import Facts
@@ -55,12 +55,13 @@ def test_ranks_on_several_hosts_have_gpus_on_each() -> None:
     assert gpus_of_actor(topology, "learner_ranks.0") == (1,)
 
 
-def test_ranks_of_another_host_are_neither_scaled_nor_drained() -> None:
+def test_ranks_of_another_host_are_neither_scaled_nor_drained_nor_swapped() -> None:
     overrides = [*ON_TWO_HOSTS, "actors.learner.ranks=4", "actors.tool_executor.hosts=['a', 'b']"]
     topology = load_topology(QUICKSTART, overrides)
     for change, reason in (
         (ScaleWanted("learner_ranks", 2), "each process of learner_ranks does a part that no other can do"),
         (DrainWanted("b"), "no other host runs learner_ranks"),
+        (SwapWanted("learner_ranks", "m:Other", (), fresh=False, only_check=False), "swap learner"),
     ):
         assert reason in why_not(change, topology, (), ending=False, busy="")
 
