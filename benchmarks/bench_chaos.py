@@ -8,9 +8,9 @@
     agent-rl bench chaos --each-once                  # SIGKILL to each process once, in turn, and the twin
 
 A seed decides the plan: which fault (SIGKILL, SIGSTOP, double kills, the supervisor, the whole host, a full disk, a
-jump of the clock), whom it hits, and at which moment (start, supervised training, evaluation, change of stage, weight
-transfer, checkpoint). The next fault comes only after the run went on. A full disk needs root. benchmarks/README.md
-explains the figures.
+jump of the clock; of a scripted run on one host also a swap or a scaling), whom it hits, and at which moment (start,
+supervised training, evaluation, change of stage, weight transfer, checkpoint). The next fault comes only after the run
+went on. A full disk needs root. benchmarks/README.md explains the figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 import trio
 
 from actors.runtime.reports import STATUSES_PASSED_ON
-from agent_rl.config.addresses import actor_nodes
+from agent_rl.config.addresses import wanted_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology
 from agent_rl.config.user_modules import look_beside
@@ -46,7 +46,7 @@ from benchmarks.chaos.accounting import (
 from benchmarks.chaos.actors import Record, Turns, read_turns, write_model
 from benchmarks.chaos.doing import Chaos, Done
 from benchmarks.chaos.host import cluster_overrides, one_host, three_hosts
-from benchmarks.chaos.plan import KINDS, NETWORK, Fault, each_once, in_order, make_plan
+from benchmarks.chaos.plan import CHANGES, KINDS, MOST_REPLICAS, NETWORK, SCALED, Fault, each_once, in_order, make_plan
 from benchmarks.chaos.sight import REPORTS_OF_BLUR, Sight
 from benchmarks.command import Overrides, WrongOptions
 from benchmarks.machines import unavailable
@@ -141,6 +141,11 @@ class Options:
         return AGENT_EXAMPLE if self.agent else EXAMPLE
 
     @property
+    def changes(self) -> bool:
+        """Whether swaps and scalings are among the faults: those of `bench swap`, on one host."""
+        return self.scripted and not self.agent and not self.hosts
+
+    @property
     def per_run(self) -> int:
         """Faults of a run at most. Each run begins with some before reinforcement learning."""
         return min(self.faults, PER_RUN)
@@ -172,6 +177,8 @@ def topology_overrides(options: Options) -> list[str]:
     if options.agent:
         with socket.create_server(("127.0.0.1", 0)) as free:
             size = [*size, *WITH_AGENT, f"actors.gateway.settings.port={free.getsockname()[1]}"]
+    if options.changes:  # the file is the ceiling
+        size = [*size, *(f"actors.{role}.{key}" for role in SCALED for key in (f"replicas={MOST_REPLICAS}", "start=1"))]
     restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(options.example).actors]
     return [*size, *restarts, *options.overrides]
 
@@ -187,7 +194,9 @@ def settings_in(folder: Path, *, scripted: bool) -> list[str]:
 
 def kinds_of(options: Options) -> list[str]:
     """The kinds that are asked for and possible here. Raises WrongOptions."""
-    names = [kind for kind in KINDS if options.hosts or kind not in NETWORK]
+    names = [
+        kind for kind in KINDS if (options.hosts or kind not in NETWORK) and (options.changes or kind not in CHANGES)
+    ]
     if unknown := [name for name in options.kinds if name not in names]:
         raise WrongOptions(f"--kinds: no fault is named {', '.join(unknown)}; there are {', '.join(names)}")
     kinds = list(options.kinds or names)
@@ -306,7 +315,7 @@ def main(options: Options) -> int:
     if options.hosts and (why := unavailable("tc")):
         raise WrongOptions(f"--hosts: {why}")
     topology = load_topology(options.example, [*overrides, *(cluster_overrides(Path()) if options.hosts else ())])
-    homes = {actor: host for host in topology.hosts_in_use for actor, _ in actor_nodes(topology, host)}
+    homes = {actor: host for host in topology.hosts_in_use for actor in wanted_nodes(topology, host)}
     if options.each_once:
         plan = each_once(homes)
     else:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,25 +30,12 @@ from benchmarks.bench_chaos import EXAMPLE, SCRIPTED, SHORTENED, settings_in
 from benchmarks.chaos.accounting import Finished, Verdict, accounts_of, summary_in
 from benchmarks.chaos.actors import written
 from benchmarks.chaos.host import Cluster, one_host
-from benchmarks.chaos.plan import MOST_REPLICAS, SCALED, Change, make_changes
+from benchmarks.chaos.plan import CLASSES, MOST_REPLICAS, SCALED, WITHOUT_MODEL, Change, make_changes
 from benchmarks.chaos.sight import Lines
 from benchmarks.command import Overrides
 from benchmarks.reporting import percentile, print_figures, print_table
 from benchmarks.runs import RUN_SECONDS, RunFailed
 
-OWN = "benchmarks.chaos.actors"
-CLASSES = {
-    "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "substitutes.group_affinity_scheduler:GroupAffinityScheduler"),
-    "roc_filter": ("actors.roc_filter:RoCFilter", "substitutes.shortest_correct_filter:ShortestCorrectFilter"),
-    "learner": ("actors.learner:Learner", f"{OWN}:OtherLearner"),
-    "rollout_generator": (f"{OWN}:RecordingGenerator", f"{OWN}:OtherGenerator"),
-    "tool_executor": ("actors.tool_executor:ToolExecutor", "benchmarks.bench_swap:OtherExecutor"),
-}
-"""By role: the class that a run begins with, and the one that takes turns with it."""
-WITHOUT_MODEL = CLASSES | {
-    "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
-    "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
-}
 AFTER_SECONDS = 2.0
 """A change may keep rollouts from generators for so long after it is done."""
 UNTIL_STOPPED = 1_000_000
@@ -139,23 +123,12 @@ class Steps:
         self.count += sum(row["kind"] == "step" for row in self._rows.new())
 
 
-async def make(change: Change, cluster: Cluster, temporary: Path) -> Made:
+async def make(change: Change, cluster: Cluster) -> Made:
     """Make a change as a user does. Raises RunFailed when it is refused."""
-    command = [sys.executable, "-P", "-m", "actors.cli", *change.words(str(cluster.directory))]
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    while True:
-        began = time.monotonic()
-        done = await trio.run_process(
-            command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
-        )
-        ended, output = time.monotonic(), done.stdout.decode(errors="replace")
-        if done.returncode == 0:
-            break
-        if "has not started yet" not in output:
-            raise RunFailed(f"{change}: {output}")
+    began, output = await next(iter(cluster.hosts.values())).change(change.words(str(cluster.directory)))
     found = AWAY.findall(output)
     way = "scale" if change.number else "beside" if {way for _, way in found} == {"beside"} else "in place"
-    return Made(change, began, ended, way, tuple(float(seconds) for seconds, _ in found))
+    return Made(change, began, time.monotonic(), way, tuple(float(seconds) for seconds, _ in found))
 
 
 async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Change], steps: int = 0) -> Ended:
@@ -175,7 +148,7 @@ async def run_once(options: Options, folder: Path, seed: int, plan: Sequence[Cha
                 await host.start(f"stages.2.steps={UNTIL_STOPPED}")
             for change in plan:
                 await trained.another()
-                made.append(await make(change, cluster, folder / "t"))
+                made.append(await make(change, cluster))
                 print(f"{change}: {made[-1].ended - made[-1].began:.1f} s, {made[-1].way}", flush=True)
             stopped = math.inf
             if plan:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import trio
 
 from benchmarks.chaos.actors import FAULT, Record
-from benchmarks.chaos.host import Cluster, fill, network_fault
-from benchmarks.chaos.plan import ENDS_RUN, Fault
+from benchmarks.chaos.host import Cluster, Host, fill, network_fault
+from benchmarks.chaos.plan import ENDS_RUN, WITHOUT_MODEL, Change, Fault
 from benchmarks.chaos.sight import Sight, work_seen
 from benchmarks.runs import RunFailed
 
@@ -51,6 +51,8 @@ class Chaos:
         self._main = next(iter(cluster.hosts.values()))
         self._sight = sight
         self._record = record
+        self._swapped: dict[str, int] = {}
+        """By role: which of its two classes it has."""
         self.done: list[Done] = []
 
     async def go(self, faults: Sequence[Fault]) -> Sequence[Fault]:
@@ -151,6 +153,8 @@ class Chaos:
                 host.kill_all()
             case "full_disk":
                 await self._full_disk(fault)
+            case "swap" | "scale":
+                await self._change(fault, host)
             case "link_down" | "slow_link" | "partition":
                 await self._network(fault)
         over = time.monotonic()
@@ -173,6 +177,19 @@ class Chaos:
             filler.unlink()
         if not {0, DISK_FULL_EXIT}.issuperset(codes):
             raise NotRecovered(f"{fault}: the run ended with {codes}\n{self._main.output[-3000:]}")
+
+    async def _change(self, fault: Fault, host: Host) -> None:
+        """Swap a role for its other class, or scale it. A run that ends meanwhile refuses it."""
+        role = fault.victims[0].rpartition(".")[0]
+        self._swapped[role] = 1 - self._swapped.get(role, 0)
+        path = WITHOUT_MODEL[role][self._swapped[role]]
+        change = Change(role, path) if fault.kind == "swap" else Change(role, number=int(fault.seconds))
+        try:
+            await host.change(change.words(str(self._cluster.directory)))
+        except RunFailed:
+            self._look()
+            if not (self._over or self._sight.phase == "end"):
+                raise
 
     async def _network(self, fault: Fault) -> None:
         hit = [self._cluster.machines[host] for victim in fault.victims if (host := supervised(victim))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -96,6 +97,24 @@ class Host:
                 start_new_session=True,
                 env=environment,
             )
+
+    async def change(self, words: Sequence[str]) -> tuple[float, str]:
+        """Change the run by a command of a user, once all actors run: when it was asked, and the answer.
+
+        Raises RunFailed when it is refused.
+        """
+        command = [sys.executable, "-P", "-m", "actors.cli", *words]
+        environment = os.environ | {"TMPDIR": str(self._temporary)}
+        while True:
+            began = time.monotonic()
+            done = await trio.run_process(
+                command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
+            )
+            output = done.stdout.decode(errors="replace")
+            if done.returncode == 0 or "nothing would change" in output:
+                return began, output
+            if "has not started yet" not in output:
+                raise RunFailed(f"{shlex.join(words)}: {output}")
 
     def jump(self, seconds: float) -> None:
         """Let the clock that the run reads jump by so much."""

@@ -21,6 +21,8 @@ KINDS: Mapping[str, Mapping[str, Any]] = _DATA["kinds"]
 MOMENTS: Mapping[str, float] = _DATA["moments"]
 """The longest delay of each, in the order of a recipe."""
 ENDS_RUN = frozenset(name for name, kind in KINDS.items() if kind.get("ends_run"))
+CHANGES = frozenset(name for name, kind in KINDS.items() if kind.get("change"))
+"""Kinds that are changes by commands, of scripted runs on one host."""
 NETWORK = frozenset(name for name, kind in KINDS.items() if kind.get("network"))
 EARLY = ("start", "sft", "stage_change", "evaluation")
 IN_RL = ("step", "weight_transfer", "checkpoint")
@@ -119,6 +121,10 @@ def _victims(draw: random.Random, kind: str, homes: Mapping[str, str], killed: I
             return tuple(node for each in hosts for node in whole_host(each, homes))
         case "partition":
             return tuple(map(supervisor_node, draw.sample(hosts, 2)))
+        case "swap":
+            return (f"{draw.choice([*WITHOUT_MODEL])}.0",)
+        case "scale":
+            return (f"{draw.choice(SCALED)}.0",)
         case _:
             return (supervisor_node(host),)
 
@@ -130,6 +136,19 @@ def whole_host(host: str, homes: Mapping[str, str]) -> tuple[str, ...]:
 
 # Changes -------------------------------------------------------------------------------------------------------------
 
+OWN = "benchmarks.chaos.actors"
+CLASSES = {
+    "kv_scheduler": ("actors.kv_scheduler:KVScheduler", "substitutes.group_affinity_scheduler:GroupAffinityScheduler"),
+    "roc_filter": ("actors.roc_filter:RoCFilter", "substitutes.shortest_correct_filter:ShortestCorrectFilter"),
+    "learner": ("actors.learner:Learner", f"{OWN}:OtherLearner"),
+    "rollout_generator": (f"{OWN}:RecordingGenerator", f"{OWN}:OtherGenerator"),
+    "tool_executor": ("actors.tool_executor:ToolExecutor", "benchmarks.bench_swap:OtherExecutor"),
+}
+"""By role: the class that a run begins with, and the one that takes turns with it."""
+WITHOUT_MODEL = CLASSES | {
+    "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
+    "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
+}
 SCALED = ("rollout_generator", "tool_executor")
 """Roles of which there may be several."""
 MOST_REPLICAS = 3

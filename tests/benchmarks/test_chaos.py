@@ -29,7 +29,7 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position
 from agent_rl.records.journal import Journal
 from benchmarks import bench_chaos, bench_swap
 from benchmarks.bench_chaos import EXAMPLE
-from benchmarks.bench_swap import CLASSES, WITHOUT_MODEL, Made, longest_gap
+from benchmarks.bench_swap import Made, longest_gap
 from benchmarks.chaos.accounting import (
     SHARES,
     Accounts,
@@ -44,12 +44,14 @@ from benchmarks.chaos.actors import LENGTH, TRAINED, ScriptedTurns, Trained, Tur
 from benchmarks.chaos.doing import Done
 from benchmarks.chaos.host import CLOCK, Host, network_fault
 from benchmarks.chaos.plan import (
+    CLASSES,
     IN_RL,
     KINDS,
     MOMENTS,
     MOST_REPLICAS,
     NETWORK,
     SCALED,
+    WITHOUT_MODEL,
     Change,
     Fault,
     each_once,
@@ -87,7 +89,7 @@ def test_a_quick_plan_has_the_same_faults_that_last_a_quarter_as_long() -> None:
     for one, other in zip(quick, slow, strict=True):
         assert (one.kind, one.victims, one.moment) == (other.kind, other.victims, other.moment)
         assert one.delay == other.delay / 4
-        assert one.seconds == (other.seconds if one.kind == "clock_jump" else other.seconds / 4)
+        assert one.seconds == (other.seconds if "choices" in KINDS[one.kind] else other.seconds / 4)
 
 
 def test_the_faults_of_a_run_come_in_the_order_of_the_recipe() -> None:
