@@ -18,7 +18,7 @@ from agent_rl.config.addresses import CONTROL, control_address, on_tcp, runtime_
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
-from agent_rl.files.leftovers import Unsafe, claim
+from agent_rl.files.leftovers import Unsafe, claim, sweep_one
 from agent_rl.messages import Changed
 from agent_rl.records.run_directory import RunRefused, is_supervised
 from transport import (
@@ -123,6 +123,7 @@ def _runtime_directory(topology: Topology) -> Iterator[None]:
         yield
     finally:
         held.release()
+        sweep_one(runtime_directory(topology))  # the run may have ended just before it was claimed
 
 
 async def _nothing_else(delivery: Delivery) -> Any:

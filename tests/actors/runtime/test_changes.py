@@ -528,6 +528,18 @@ async def test_a_swap_during_a_start_is_refused(folder):
         assert len(events(folder)) == 3
 
 
+def test_a_command_that_comes_as_the_run_ends_leaves_no_folder_of_sockets(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    (tmp_path / "run").mkdir()
+    topology = load_topology(path)
+    write_resolved(topology, tmp_path / "run", "local", "")
+    monkeypatch.setattr(control, "is_supervised", lambda *_: True)
+    monkeypatch.setattr(control, "SILENT_SECONDS", 0.2)
+    with pytest.raises(RunRefused, match="supervisor.local does not answer"):
+        trio.run(ask_run, tmp_path / "run", wanted("first", OTHER))
+    assert not runtime_directory(topology).exists()
+
+
 def test_without_a_run_the_command_says_so(tmp_path):
     with pytest.raises(RunRefused, match="no run is under way"):
         trio.run(ask_run, tmp_path, wanted("learner", "x:Y"))
