@@ -535,7 +535,7 @@ def test_a_command_that_comes_as_the_run_ends_leaves_no_folder_of_sockets(tmp_pa
     write_resolved(topology, tmp_path / "run", "local", "")
     monkeypatch.setattr(control, "is_supervised", lambda *_: True)
     monkeypatch.setattr(control, "SILENT_SECONDS", 0.2)
-    with pytest.raises(RunRefused, match="supervisor.local does not answer"):
+    with pytest.raises(RunRefused, match=r"supervisor\.local does not answer"):
         trio.run(ask_run, tmp_path / "run", wanted("first", OTHER))
     assert not runtime_directory(topology).exists()
 
