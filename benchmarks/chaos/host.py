@@ -39,6 +39,8 @@ MAIN, OTHERS = "a", ("b", "c")
 RATE = ("rate", "20mbit", "burst", "64kb", "latency", "400ms")
 ROLES = dict.fromkeys(("kv_scheduler", "roc_filter", "learner"), f'host="{MAIN}"')
 ROLES |= {role: f"hosts={list(OTHERS)}".replace("'", '"') for role in ("rollout_generator", "tool_executor")}
+READY_SECONDS = 240.0
+"""How long a change may wait until all actors run."""
 _ROOT = ("dev", "eth0", "root")
 
 
@@ -105,6 +107,7 @@ class Host:
         """
         command = [sys.executable, "-P", "-m", "actors.cli", *words]
         environment = os.environ | {"TMPDIR": str(self._temporary)}
+        until = time.monotonic() + READY_SECONDS
         while True:
             began = time.monotonic()
             done = await trio.run_process(
@@ -113,7 +116,7 @@ class Host:
             output = done.stdout.decode(errors="replace")
             if done.returncode == 0 or "nothing would change" in output:
                 return began, output
-            if "has not started yet" not in output:
+            if "has not started yet" not in output or time.monotonic() > until:
                 raise RunFailed(f"{shlex.join(words)}: {output}")
 
     def jump(self, seconds: float) -> None:
