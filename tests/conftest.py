@@ -5,13 +5,16 @@ from functools import partial
 
 import pytest
 import trio
-from hypothesis import settings
+from hypothesis import Phase, settings
 from trio.testing import MockClock
 
 # No deadline: how long an example takes says how busy the machine is. Always the same examples: a failure is one of the
 # change under test.
 settings.register_profile("agent_rl", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)  # others every time: `make test-all`
+settings.register_profile(
+    "mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
+)  # which shrinks nothing
 settings.load_profile("agent_rl")
 
 
