@@ -29,7 +29,7 @@ no_rocm_build = $(import_torch) 2>/dev/null || { echo "$$NO_ROCM_BUILD" >&2; exi
 torch = $(if $(filter ROCm,$(TORCH)),$(no_rocm_build),$(if $(TORCH),$(install_torch),$(import_torch)))
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: install lock train test test-all chaos programs test-vllm test-vllm-sample bench-trl check docs format clean
+.PHONY: install lock train test test-all mutants chaos programs test-vllm test-vllm-sample bench-trl check docs format clean
 
 # pip compiles on one core what it installs; this does it on all. (Some packages hold files that aren't meant to compile.)
 PIP := -m pip install --quiet --no-compile
@@ -58,8 +58,12 @@ train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
 
 # Two tests at a time: most of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
-test: install $(CLIENTS)/installed $(SERVERS)/installed
+test: install
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
+
+# Do the tests of a room find the faults of tests/mutants.toml? In a copy of the checkout, one after the other.
+mutants: install
+	$(BIN)/python tests/mutants.py
 
 test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock

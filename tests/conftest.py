@@ -1,9 +1,14 @@
 """What holds for all tests."""
 
 import inspect
+import os
+from collections.abc import Generator
 from functools import partial
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported: a test has one core
+
 import trio
 from hypothesis import Phase, settings
 from trio.testing import MockClock
@@ -12,10 +17,28 @@ from trio.testing import MockClock
 # change under test.
 settings.register_profile("agent_rl", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)  # others every time: `make test-all`
-settings.register_profile(
-    "mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
-)  # which shrinks nothing
+FOUND = (Phase.explicit, Phase.generate)  # `make mutants`: that a test fails is enough, and no example is made smaller
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=FOUND)
 settings.load_profile("agent_rl")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--trio-seed", default="0", help="decides in which order trio runs tasks that are ready at once")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The order is one that can be had again, and differs from test to test."""
+    trio._core._run._r.seed(f"{item.config.getoption('--trio-seed')} {item.nodeid}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure says with which seed it comes again."""
+    report = yield
+    if report.failed:
+        report.sections.append(("order of tasks", f"--trio-seed {item.config.getoption('--trio-seed')}"))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

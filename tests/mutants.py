@@ -2,10 +2,13 @@
 
 The list has rooms, each with its tests, and mutants: a file, a text that stands in it once, and the wrong text in its
 place. Each mutant is written into a copy of the checkout, one after the other, and the tests of its room run there. Each
-run is a fork of this process, which has imported the libraries but nothing of the project. A mutant that no test can see
-says why (``unobservable``); one that is known to survive says what is missing (``survives``). The list fails where it is
-wrong itself: a file or a text that is gone, tests that fail without a mutant, that cannot be collected, or that hang;
-a mutant that survives and is not listed so; one that is listed so and is found.
+run is a fork of this process, which has imported the libraries that the list names (``preload``) and nothing of the
+project. A mutant that no test can see says why (``unobservable``); one that is known to survive says what is missing
+(``survives``).
+
+The list fails where it is wrong itself: a file or a text that is gone, a room's tests that fail without a mutant, tests
+that cannot be collected or do not end. It fails where a mutant survives and is not listed so, and where one is listed so
+and is found: the number of survivors only falls.
 """
 
 from __future__ import annotations
@@ -23,39 +26,17 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LIMIT = 120.0
 """Seconds that the tests of a mutant may take; a mutant with slower ones names its own ``limit``."""
-PRELOADED = (
-    "pytest",
-    "hypothesis.stateful",
-    "trio.testing",
-    "numpy",
-    "msgpack",
-    "zmq",
-    "pydantic",
-    "structlog",
-    "torch",
-    "transformers",
-)
 PYTEST = (
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-    "-x",
-    "-q",
-    "--no-header",
-    "--tb=no",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-    "--hypothesis-profile=mutants",
-    "-m",
-    "not slow",
+    *("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins that were imported before the fork
 )
-FOUND, SURVIVED, HANGS, BROKEN = "found", "survived", "hangs", "cannot be collected"
+FOUND, SURVIVED, HANGS, BROKEN = "found", "survived", "do not end", "cannot be collected or crash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +69,27 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
 
-def read(path: Path) -> tuple[dict[str, list[str]], list[Mutant]]:
-    """The tests of each room, and the mutants."""
-    document = tomllib.loads(path.read_text("utf-8"))
-    return document["rooms"], [Mutant(**each) for each in document["mutant"]]
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a list holds: the tests of each room, mutants, options of pytest, modules to import before the first fork."""
+
+    rooms: dict[str, list[str]]
+    mutants: list[Mutant]
+    options: list[str]
+    preload: list[str]
+
+    @classmethod
+    def read(cls, path: Path) -> Listed:
+        """Read a list. Raises TypeError where a mutant has a field that is unknown, or lacks one."""
+        given = tomllib.loads(path.read_text("utf-8"))
+        mutants = [Mutant(**each) for each in given["mutant"]]
+        return cls(given["rooms"], mutants, given.get("options", []), given.get("preload", []))
+
+    def faults(self, root: Path) -> list[str]:
+        """What is wrong with the list, before any test has run."""
+        names = Counter(each.name for each in self.mutants)
+        twice = [f"{name}: stands twice in the list" for name, count in names.items() if count > 1]
+        return twice + [fault for each in self.mutants if (fault := misplaced(each, self.rooms, root))]
 
 
 def misplaced(mutant: Mutant, rooms: dict[str, list[str]], root: Path) -> str:
@@ -121,7 +119,7 @@ def copy_of(root: Path, folder: Path) -> None:
             shutil.copy2(root / name, folder / name)
 
 
-def run(tests: list[str], folder: Path, limit: float) -> str:
+def run(tests: Sequence[str], folder: Path, limit: float) -> str:
     """Run tests in a fork, with all that they start in a session of its own, and end them after ``limit`` seconds."""
     sys.stdout.flush()
     child = os.fork()
@@ -162,8 +160,8 @@ def write(path: Path, text: str) -> None:
 def judge(mutant: Mutant, outcome: str, report: Report) -> None:
     """Count a mutant, and say what is wrong with it."""
     if outcome in {HANGS, BROKEN}:
-        words = f"do not end within {mutant.limit:.0f} s" if outcome == HANGS else "cannot be collected or crash"
-        report.faults.append(f"{mutant.name}: the tests of {mutant.room} {words} with it")
+        within = f" within {mutant.limit:.0f} s" * (outcome == HANGS)
+        report.faults.append(f"{mutant.name}: with it the tests of {mutant.room} {outcome}{within}")
     elif outcome == FOUND:
         report.found += 1
         if mutant.survives:
@@ -174,50 +172,54 @@ def judge(mutant: Mutant, outcome: str, report: Report) -> None:
             report.faults.append(f"{mutant.name}: survives the tests of {mutant.room}")
 
 
-def examine(path: Path, root: Path, only: str = "") -> Report:
-    """Run the mutants of a list whose room, file or fault has ``only`` in it."""
-    rooms, mutants = read(path)
-    mutants = [each for each in mutants if only in f"{each.room} {each.name}"]
-    report = Report(len(mutants), faults=[fault for each in mutants if (fault := misplaced(each, rooms, root))])
+def examine(listed: Listed, root: Path) -> Report:
+    """Run the mutants of a list."""
+    report = Report(len(listed.mutants), faults=listed.faults(root))
+    report.unobservable = sum(bool(each.unobservable) for each in listed.mutants)
     if report.faults:
         return report
-    for each in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(each)
+    for name in listed.preload:
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copy_of(root, folder)
-        for room, tests in rooms.items():
-            of_room = [each for each in mutants if each.room == room and not each.unobservable]
-            began = time.monotonic()
-            if of_room and (outcome := run(tests, folder, 2 * LIMIT)) != SURVIVED:
-                report.faults.append(f"{room}: without any mutant, its tests {'fail' if outcome == FOUND else outcome}")
-                continue
-            clean, outcomes = time.monotonic() - began, Counter[str]()
-            for mutant in of_room:
-                target = folder / mutant.file
-                text = target.read_text("utf-8")
-                write(target, text.replace(mutant.old, mutant.new))
-                outcome = run(tests, folder, mutant.limit)
-                write(target, text)
-                judge(mutant, outcome, report)
-                outcomes[outcome] += 1
-            seconds = time.monotonic() - began
-            words = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-            if of_room:
-                print(f"{room:24}{words or 'none':32}{seconds:6.0f} s, {clean:.1f} s without", flush=True)
-    report.unobservable = sum(bool(each.unobservable) for each in mutants)
+        for room, tests in listed.rooms.items():
+            if mutants := [each for each in listed.mutants if each.room == room and not each.unobservable]:
+                examine_room(room, [*listed.options, *tests], mutants, folder, report)
     return report
+
+
+def examine_room(room: str, tests: Sequence[str], mutants: Sequence[Mutant], folder: Path, report: Report) -> None:
+    """Run the mutants of a room in the copy, and print what came of them."""
+    began = time.monotonic()
+    if (outcome := run(tests, folder, 2 * LIMIT)) != SURVIVED:
+        report.faults.append(f"{room}: without a mutant its tests {'fail' if outcome == FOUND else outcome}")
+        return
+    clean, outcomes = time.monotonic() - began, Counter[str]()
+    for mutant in mutants:
+        target = folder / mutant.file
+        text = target.read_text("utf-8")
+        write(target, text.replace(mutant.old, mutant.new))
+        outcome = run(tests, folder, mutant.limit)
+        write(target, text)
+        judge(mutant, outcome, report)
+        outcomes[outcome] += 1
+    words = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    print(f"{room:16}{words:32}{time.monotonic() - began:6.0f} s; its tests alone {clean:.1f} s", flush=True)
 
 
 def main() -> int:
     """Print a line for each room, what is wrong, and the counts; returns the exit code."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    here = Path(__file__)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--list", type=Path, default=Path(__file__).with_name("mutants.toml"))
+    parser.add_argument("--list", type=Path, default=here.with_name("mutants.toml"))
+    parser.add_argument("--root", type=Path, default=here.parents[1], help="the checkout")
     parser.add_argument("--only", default="", help="mutants with this text in their room, file or fault")
-    options = parser.parse_args()
-    report = examine(options.list, Path(__file__).parents[1], options.only)
+    given = parser.parse_args()
+    listed = Listed.read(given.list)
+    chosen = [each for each in listed.mutants if given.only in f"{each.room} {each.name}"]
+    report = examine(replace(listed, mutants=chosen), given.root)
     for fault in report.faults:
         print(f"FAULT: {fault}")
     print(f"mutants {report.mutants}\nmutants_found {report.found}\nmutants_unobservable {report.unobservable}")

@@ -34,9 +34,14 @@ from tests.end_to_end.topologies import write_micro
 SERVERS = Path(__file__).parents[2] / ".venv-servers"
 WORDS = (str(SERVERS / "bin/python"), str(Path(__file__).parents[1] / "servers/words.py"))
 BAD = (sys.executable, str(Path(__file__).with_name("bad_mcp_server.py")))
-with_mcp = pytest.mark.skipif(
-    not (SERVERS / "installed").is_file(), reason="the package mcp is not here: make .venv-servers/installed"
-)
+INSTALLED = (SERVERS / "installed").is_file()
+MCP = pytest.mark.skipif(not INSTALLED, reason="the package mcp is not here: make .venv-servers/installed")
+
+
+def with_mcp(test):
+    return pytest.mark.slow(MCP(test))
+
+
 pytestmark = pytest.mark.real_time
 
 

@@ -48,7 +48,6 @@ class Smallest:
     holds: Callable[[Figures], object] = lambda _: True
     needs: Callable[[], object] = lambda: None
     codes: Sequence[int] = (0,)
-    slow: bool = True
 
 
 def nothing_lost(prefix: str) -> Callable[[Figures], bool]:
@@ -154,7 +153,6 @@ SMALLEST = {
             *("codec_encode_mb_per_s", "codec_decode_mb_per_s"),
         ),
         lambda figures: min(figures.values()) > 0 and figures["push_ratio_8k"] < 1.5,  # bare pyzmq does less
-        slow=False,
     ),
     "weights": Smallest(
         ("--hosts", "1", "3", "--mbyte", "4", "--mbit", "100"),
@@ -163,7 +161,7 @@ SMALLEST = {
         lambda: skip_without("tc"),
     ),
     "chaos: a few kills": Smallest(
-        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost("chaos"), slow=False
+        ("--scripted", "--faults", "2", "--seed", "1", "--kinds", "kill"), CHAOS, nothing_lost("chaos")
     ),
     "chaos: every kind": Smallest(
         ("--scripted", "--faults", "10", "--seed", "95"),
@@ -208,9 +206,8 @@ SMALLEST = {
 """By name, which begins with the subject."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if each.slow else name for name, each in SMALLEST.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
 def test_the_smallest_size_of_each_benchmark_has_its_figures(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

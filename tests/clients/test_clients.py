@@ -1,6 +1,7 @@
 """Agents' own clients, unmodified, at a real gateway: each is served, and trained on the tokens that it was sampled.
 
-Each script beside this file is a program of a user, in an environment that knows nothing of this project. The engine
+Each script beside this file is a program of a user. Those of openai and anthropic run in this environment, all others
+in one of their own, and slowly, that knows nothing of this project. The engine
 writes what `TURNS` says, in a form that no client keeps: other white space and another order of keys in its calls, and
 reasoning that most clients drop. All the same, a client that goes on with its history must continue the very tokens.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +24,12 @@ from tests.actors.gateway.stand import stand
 
 HERE = Path(__file__).parent
 ENVIRONMENT = HERE.parents[1] / ".venv-clients"
-INSTALLED = (ENVIRONMENT / "installed").is_file()
-pytestmark = [
-    pytest.mark.real_time,
-    pytest.mark.skipif(not INSTALLED, reason="no clients are here: make .venv-clients/installed"),
-]
+OWN = {"openai_sync", "openai_async", "openai_streaming", "openai_responses", "anthropic_messages", "anthropic_tools"}
+INSTALLED = pytest.mark.skipif(
+    not (ENVIRONMENT / "installed").is_file(), reason="no clients are here: make .venv-clients/installed"
+)
+FOREIGN = (pytest.mark.slow, INSTALLED)
+pytestmark = pytest.mark.real_time
 
 LONGEST_SECONDS = 120.0
 """For the clients of a test, on a busy machine. Each takes a few seconds of a processor, most of it for imports."""
@@ -86,7 +89,8 @@ def program(at, name, key, home):
     variables |= {"ANTHROPIC_BASE_URL": at.url, "ANTHROPIC_API_KEY": key}
     variables |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise it asks the internet, three times
     how = {"cwd": home, "env": variables, "capture_stdout": True, "capture_stderr": True, "check": False}
-    return [ENVIRONMENT / "bin" / "python", HERE / f"{client}.py", *arguments], how
+    python = sys.executable if client in OWN else ENVIRONMENT / "bin" / "python"
+    return [python, HERE / f"{client}.py", *arguments], how
 
 
 async def run(folder: Path, clients: Sequence[str], texts: Sequence[str] | None) -> list[Run]:
@@ -172,21 +176,25 @@ async def test_anthropic(tmp_path):
     ("client", "ways"),
     [
         ("anthropic_tools", [""]),
-        ("litellm_chat", [""]),
-        ("openai_agents", ["chat_completions", "responses"]),
-        ("pydantic_ai_agent", ["openai-chat", "openai-responses", "anthropic"]),
+        pytest.param("litellm_chat", [""], marks=FOREIGN),
+        pytest.param("openai_agents", ["chat_completions", "responses"], marks=FOREIGN),
+        pytest.param("pydantic_ai_agent", ["openai-chat", "openai-responses", "anthropic"], marks=FOREIGN),
     ],
 )
 async def test_agents_go_on_with_their_history(tmp_path, client, ways):
     await talk(tmp_path, *(f"{client} {way}".strip() for way in ways))
 
 
+@pytest.mark.slow
+@INSTALLED
 async def test_mini_swe_agent(tmp_path):
     (swe,) = await run(tmp_path, ["mini_swe_agent"], COMMANDS)
     assert (swe.seen["status"], swe.seen["answers"], swe.seen["file"]) == ("Submitted", ["42\n"], "42\n")
     check_tokens(swe, COMMANDS)
 
 
+@pytest.mark.slow
+@INSTALLED
 async def test_smolagents_tells_its_calls_in_other_words(tmp_path):
     texts = (TURNS[0], FINAL % "Rain", TURNS[2], FINAL % "Dry")
     (tools,) = await run(tmp_path, ["smolagents_agent tools"], texts)
@@ -196,6 +204,8 @@ async def test_smolagents_tells_its_calls_in_other_words(tmp_path):
     assert (tools.strands, tools.causes) == ([[1], [2], [3], [4]], {"rewrite"})
 
 
+@pytest.mark.slow
+@INSTALLED
 async def test_smolagents_ends_code_at_a_stop_string(tmp_path):
     (code,) = await run(tmp_path, ["smolagents_agent code"], CODE)
     assert (code.seen["answers"], code.seen["calls"]) == (["Rain", "Dry"], CALLS[2:])
@@ -204,6 +214,7 @@ async def test_smolagents_ends_code_at_a_stop_string(tmp_path):
 
 
 @pytest.mark.slow
+@INSTALLED
 async def test_clients_of_the_tiny_model(tmp_path):
     """Clients that end without calls, since the model has learned none of their tools."""
     model = quickstart_model().model_copy(update={"max_length": 8192})

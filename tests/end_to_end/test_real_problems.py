@@ -42,6 +42,7 @@ def problems_of(directory: Path) -> list[Problem]:
         journal.close()
 
 
+@pytest.mark.slow
 def test_three_steps_of_gsm8k_close_and_the_summary_says_that_nothing_was_learnt(tmp_path: Path) -> None:
     summary, out = run_example("gsm8k.toml", tmp_path)
     assert summary["rollouts_correct"] == 0
