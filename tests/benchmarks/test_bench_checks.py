@@ -30,6 +30,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 def test_figures_are_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = tmp_path / "equivalence/pairs.jsonl"
     pairs.parent.mkdir()
@@ -111,6 +112,7 @@ def test_copies_are_formulas_sides_sums_and_the_equation_but_not_gold_itself() -
     assert accepted_copies({"problem": problem, "answer": "3"}, lambda gold, copy, problem: copy.strip() == r"\sqrt{9}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DEFAULT_DATA.exists(), reason="needs the public problems in ../shared/data")
 def test_no_copy_of_a_problem_is_its_answer() -> None:
     problems = public_problems(DEFAULT_DATA)[::20]

@@ -36,6 +36,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
     assert len(LINES) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.splitlines()[0][2:])
 def test_a_command_prints_what_the_guide_shows(folder: Path, block: str) -> None:
     command, *shown = block.splitlines()
