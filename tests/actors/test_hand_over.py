@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import TurnRequest, TurnResult
@@ -147,16 +146,6 @@ class Run:
     def turns(self) -> int:
         """Turns that were begun, by all engines."""
         return sum(len(engine.requests) for engine in self.engines)
-
-
-def at_once(main: Callable[[], Awaitable[None]]) -> None:
-    """Run in virtual time that jumps: a busy machine changes nothing."""
-
-    async def bounded() -> None:
-        with trio.fail_after(1000):
-            await main()
-
-    trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 @asynccontextmanager
@@ -346,7 +335,7 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
             assert run.turns == 2 * 4
             over.set()
 
-    at_once(main)
+    simulate(main)
 
 
 def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: Path, model: Path) -> None:
@@ -362,7 +351,7 @@ def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: P
             assert run.turns == 2 * 4 + 2  # those under way once more
             assert scheduler.status()[1].scheduler.kept_mib == 0
 
-    at_once(main)
+    simulate(main)
 
 
 def test_turns_survive_all_processes_of_the_run(tmp_path: Path, model: Path) -> None:
@@ -377,7 +366,7 @@ def test_turns_survive_all_processes_of_the_run(tmp_path: Path, model: Path) -> 
                     check(made, 4, 2)
             assert run.turns == 2 * 4 + 2  # those under way once more
 
-    at_once(main)
+    simulate(main)
 
 
 def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
@@ -411,7 +400,7 @@ def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Pa
                     assert made.generator == "rollout_generator.1"
                 last.set()
 
-    at_once(main)
+    simulate(main)
 
 
 def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:

@@ -35,8 +35,6 @@ from agent_rl.messages import (
 from tests import builders
 from tests.actors.topologies import micro
 
-pytestmark = pytest.mark.clock(make=lambda: MockClock(rate=50.0))
-
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
 )
@@ -96,8 +94,13 @@ async def ask(stage: Stage, *, acks: list[str] | None = None, **changes: Any) ->
 
 
 def simulate(main: Any) -> None:
-    """Threads load the tokenizer, so the clock moves by itself only once they are done."""
-    trio.run(main, clock=MockClock(rate=50.0))
+    """In virtual time, which jumps: a busy machine changes nothing."""
+
+    async def bounded() -> None:
+        with trio.fail_after(1000):
+            await main()
+
+    trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 def two_turns(number: int, _: Any) -> str:
@@ -224,7 +227,8 @@ async def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(t
         calm = [place for place, session in enumerate(served) if not session.startswith("s0-g000000")]
         assert (len(served), len(calm)) == (43, 3)
         assert max(calm) < 20
-        assert (most["at_once"], most["waiting"]) == (2, 7)  # of the storm's 38 that are left, 4 wait
+        assert most["at_once"] == 2
+        assert most["waiting"] <= 4 + 3  # four of the storm's, and one of each other rollout
 
 
 async def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, model: Path) -> None:
@@ -417,7 +421,9 @@ def test_problems_in_files_that_cannot_fit_are_named_at_the_start(tmp_path: Path
         return logs
 
     (said,) = [
-        log["why"] for log in trio.run(main, clock=MockClock(rate=50.0)) if log["event"] == "groups will be dropped"
+        log["why"]
+        for log in trio.run(main, clock=MockClock(autojump_threshold=0))
+        if log["event"] == "groups will be dropped"
     ]
     assert said == "a sequence of 50 tokens has no room for the prompts of 1 of 3 training problems: n2 (303 tokens)"
 
