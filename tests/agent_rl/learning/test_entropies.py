@@ -75,12 +75,15 @@ def test_a_first_token_without_a_prompt_has_no_entropy(model: Path) -> None:
 
 
 def test_what_does_not_fit_the_model_is_refused(model: Path, tmp_path: Path) -> None:
-    strange = repacked(trajectory(GROUP, 0, ["xxx"]), tokens=np.array([5, 90_000, 5], dtype=np.int32))
-    with pytest.raises(TrainingStoppedError, match="hold the token 90000"):
-        passed(model, [strange])
-    long = trajectory(GROUP, 0, ["x" * 400])
-    with pytest.raises(TrainingStoppedError, match="has 403 tokens, and the model's sequences have at most 256"):
-        passed(model, [long])
+    tokens = AutoModelForCausalLM.from_pretrained(model).config.vocab_size
+    for last, length in ((tokens - 1, 253), (tokens, 3), (5, 254)):  # after a prompt of 3 tokens
+        made = repacked(trajectory(GROUP, 0, ["x" * length]), tokens=np.array([5] * (length - 1) + [last], np.int32))
+        if last == tokens - 1:
+            assert np.isfinite(passed(model, [made])[0].entropy).all()
+            continue
+        fault = f"hold the token {tokens}, .* 0 to {tokens - 1}" if last == tokens else "has 257 tokens, .* at most 256"
+        with pytest.raises(TrainingStoppedError, match=fault):
+            passed(model, [ROLLOUTS[0], made])
     with pytest.raises(TrainingStoppedError, match="cannot be loaded"):
         passed(tmp_path, ROLLOUTS)
 
