@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ALIASES, ContractError, called, resolve
+from agent_rl.learning import advantages
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.losses.base import LossSettings, MicroBatch, named_loss, reduced
 from agent_rl.learning.losses.check_loss import loss_fault
@@ -31,6 +33,31 @@ def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(
     assert made.dtype == np.float32
     expected = reference_loss.advantages(given_rewards.tolist(), divide_by_std=divide)
     assert made.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5 * (1.0 if divide else scale))
+
+
+@pytest.mark.parametrize(
+    ("made", "rewards", "fault"),
+    [
+        ([1, -1], [1.0, 0.0], None),
+        (np.array([True, False]), [1.0, 0.0], "finite numbers"),
+        ([0.5, 0.5, 0.5], [1.0, 0.0], "as many"),
+        ([[0.5, 0.5]], [1.0, 0.0], "as many"),
+        ([1.0, math.nan], [1.0, 0.0], "finite"),
+        ([1.0, 1e300], [1.0, 0.0], "finite"),
+        ([1.0, math.nan], [1.0, math.inf], None),  # whose rewards are at fault
+    ],
+)
+def test_an_advantage_of_ones_own_is_checked_on_each_group(
+    monkeypatch: pytest.MonkeyPatch, made: Any, rewards: list[float], fault: str | None
+) -> None:
+    monkeypatch.setattr(advantages, "resolve", lambda *_: lambda rewards, divide_by_std: made)
+    named, given_rewards = advantages.named_advantage("mine"), np.array(rewards, np.float32)
+    if fault is None:
+        found = named(given_rewards, divide_by_std=True)
+        assert (found.dtype, found.tolist()) == (np.float32, pytest.approx(list(made), nan_ok=True))
+        return
+    with pytest.raises(ContractError, match=f"mine returned .* for the rewards .*{fault}"):
+        named(given_rewards, divide_by_std=True)
 
 
 LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
@@ -66,7 +93,7 @@ def test_value_gradient_and_figures_of_a_loss_are_those_of_its_paper(
     proximal = -rng.integers(1, 24, mask.shape) / 8  # so that sums are exact, and a gap of 0 is at the bounds
     gaps = rng.choice([-1.0, -0.25, -0.125, 0.0, 0.125, 0.25, 1.0], (3, *mask.shape))
     gaps *= rng.integers(2, size=(3, 3, 1))  # some responses have none
-    advantages = rng.choice([-1.5, -0.5, 0.0, 0.5, 1.5], (3, 1))
+    gains = rng.choice([-1.5, -0.5, 0.0, 0.5, 1.5], (3, 1))
     logprobs, behaviour, reference = (torch.tensor(proximal + each) for each in gaps)
     logprobs.requires_grad_()
     given = [each.where(torch.tensor(mask), 0.0) for each in (logprobs, torch.tensor(proximal), behaviour, reference)]
@@ -74,8 +101,8 @@ def test_value_gradient_and_figures_of_a_loss_are_those_of_its_paper(
         **dict(zip(("logprobs", "proximal", "behaviour", "reference"), given, strict=True)),
         mask=torch.tensor(mask),
         turns=torch.zeros(mask.shape, dtype=torch.int64),
-        advantages=torch.tensor(advantages),
-        rewards=torch.tensor(advantages > 0),
+        advantages=torch.tensor(gains),
+        rewards=torch.tensor(gains > 0),
         tokens=20,
         sequences=5,
         max_response_tokens=9,
@@ -87,7 +114,7 @@ def test_value_gradient_and_figures_of_a_loss_are_those_of_its_paper(
         reference_loss.Rollout(
             list(logprobs[row][mask[row]]),
             *(each[row][mask[row]].tolist() for each in (proximal, behaviour, reference)),
-            float(advantages[row, 0]),
+            float(gains[row, 0]),
         )
         for row in range(3)
     ]

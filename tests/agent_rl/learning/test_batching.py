@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.environments.base import TaskError
+from agent_rl.learning import batching
 from agent_rl.learning.batching import (
     POOL,
     Masked,
     SupervisedBatches,
+    fitting,
     microbatches,
     shares,
     split_evenly,
@@ -53,6 +56,17 @@ def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
     padding = sum(max(len(tokens) for tokens, _ in batch) * len(batch) for batch in batches) - sum(lengths)
     assert padding / sum(lengths) < 0.05
     assert found != sorted(found)
+
+
+def test_sequences_as_long_as_allowed_are_taken_and_too_many_in_a_row_that_are_longer_are_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "TOO_MANY", 3)
+    lengths = [5, 6, 6, 4, 6, 6, 5, 6, 6, 6]
+    taken = fitting((([0] * length, [1] * length) for length in lengths), 5)
+    assert [len(next(taken)[0]) for _ in range(3)] == [5, 4, 5]
+    with pytest.raises(TaskError, match="3 conversations in a row have more than the model's 5 tokens"):
+        next(taken)
 
 
 def lessons(encoded: list[int], seed: int = 0) -> SupervisedBatches[int]:

@@ -20,6 +20,7 @@ from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.finite import NotFiniteError, TrainingStoppedError, is_finite, not_finite
 from agent_rl.learning.losses.base import MicroBatch, Terms
 from agent_rl.learning.losses.grpo import grpo
+from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.reference import StageStart
 from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.tiny import initialise_model
@@ -299,6 +300,43 @@ def test_the_rate_rises_in_a_line_and_stays_or_falls_as_a_cosine(model: Path, wa
         rate = 1e-4 * ((step + 1) / warmup if step < warmup else fallen)
         assert figures.learning_rate == pytest.approx(rate)
         assert given[-2:] == [pytest.approx((rate, 0.7))] * 2
+
+
+def test_the_penalty_is_from_the_policy_at_the_start_of_the_stage(model: Path, tmp_path: Path) -> None:
+    trained = trainer(model, kl={"coefficient": 0.1})
+    stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
+    kls = []
+    for number in range(2):
+        trained.keep_reference(tmp_path / f"{number}.safetensors")
+        kls += [trained.rl_step(groups(trained), stage, step).kl for step in range(2)]
+    assert [each > 1e-4 for each in kls] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_optimizer_is_adamw_on_clipped_gradients_with_a_rate_for_each_step(dtype: torch.dtype) -> None:
+    """The gradient is the sum over micro-batches; forgotten moments begin anew."""
+    drawn = torch.Generator().manual_seed(0)
+    sizes = {"a": (3, 4), "b": (5,), "frozen": (2,)}
+    own = {name: torch.nn.Parameter(torch.randn(size, generator=drawn).to(dtype)) for name, size in sizes.items()}
+    own["frozen"].requires_grad_(requires_grad=False)
+    theirs = [torch.nn.Parameter(own[name].detach().float().clone()) for name in ("a", "b")]
+    made = Optimizer(own.items(), weight_decay=0.3)
+    for step, (rate, clip) in enumerate([(0.1, 100.0), (0.05, 0.5), (0.2, 0.5), (0.1, 3.0)]):
+        if step % 3 == 0:
+            made.reset()
+            adam = torch.optim.AdamW(theirs, betas=(0.9, 0.999), weight_decay=0.3)
+        made.zero_grad()
+        adam.zero_grad()
+        for _ in range(2):
+            pulls = [torch.randn(each.shape, generator=drawn).to(dtype) for each in theirs]
+            sum((own[name] * pull).sum() for name, pull in zip("ab", pulls, strict=True)).backward()
+            sum((each * pull.float()).sum() for each, pull in zip(theirs, pulls, strict=True)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs, clip)
+        assert made.step(rate, clip) == pytest.approx(float(norm), rel=1e-4)
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+        for name, each in zip("ab", theirs, strict=True):
+            assert torch.allclose(own[name].float(), each, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
 
 
 def test_supervised_steps_lower_the_loss_on_trained_tokens_alone(model: Path) -> None:
