@@ -116,9 +116,10 @@ def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 8))
 def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int], ranks: int) -> None:
-    dealt = shares(lengths, ranks)
-    assert len(dealt) == ranks
-    assert sorted(index for share in dealt for index in share) == list(range(len(lengths)))
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        min(dealt, key=lambda own: sum(lengths[each] for each in own)).append(index)
+    assert shares(lengths, ranks) == [sorted(own) for own in dealt]
     loads = [sum(lengths[index] for index in share) for share in dealt]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 

@@ -172,6 +172,7 @@ def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
             trained.copy_weights(version)
             figures = trained.rl_step(stale, STAGE, version)
             assert (figures.mismatch is not None) == (tokens > 0)
+        assert [trained.older.of(version) is not None for version in range(2)] == [tokens > 0] * 2
         ends.append(trained.copy_weights(2))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from agent_rl.config.topology import InitialiseModel, Lora
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.losses.base import LossSettings, MicroBatch, Terms
+from agent_rl.learning.packing import pack
 from agent_rl.learning.policy_model import ModelOptions
 from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.tiny import initialise_model
@@ -179,7 +180,7 @@ def test_gradients_and_figures_of_a_step_are_the_references(models: tuple[Path, 
     for ours, theirs in zip(gradients, expected, strict=True):
         assert ours.keys() == theirs.keys()
         # fp32 rounds by the gradient's own size; after a long descent the weights themselves differ by that too.
-        assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-3 * largest
+        assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4 * largest
     assert (figures.kl is None) == (algorithm.kl is None)
     sequences = [s for each in groups for s in training_sequences(each, group_advantages, algorithm, LONGEST)]
     assert sorted(rewards) == sorted([s.reward for s in sequences] * algorithm.epochs)
@@ -205,5 +206,10 @@ def test_what_the_trainer_computes_with_is_what_the_trajectory_says(overlong: st
                 turns.append(number)
             assert sequence.turns.tolist() == turns
             assert sequence.versions.tolist() == body.policies[:, 1].tolist()
+            paths = [tokens for tokens, _ in sequence.paths(sequence.mask)]
+            for block in (0, 1):
+                row = pack(paths, torch.device("cpu"), block=block).tokens.shape[1]
+                most = len(sequence.tokens) + sequence.beside(shared_once=bool(block))
+                assert row <= most if block else row == most
             over = min(1.0, max(0, len(turns) - 6) / 8) if overlong == "penalty" else 0.0
             assert (sequence.reward, sequence.generator) == (reward - over, rollout.generator)

@@ -130,12 +130,14 @@ def test_rollouts_that_cannot_be_read_or_are_of_another_vocabulary_are_named(mod
     before = everything(trained)
     batch = groups(trained)
     good = batch[0].trajectories[0]
+    beyond = good.unpack().tokens.copy()
+    beyond[-1] = trained.model.module.config.vocab_size
     for bad, words in (
         (replace(good, body=good.body[:-1]), f"the tokens of {good.rollout} are damaged"),
         (replace(good, response_length=99), f"the tokens of {good.rollout} are damaged"),
         (
-            builders.repacked(good, tokens=np.full(good.response_length, 1 << 20, np.int32)),
-            f"{batch[0].group}, sample 0 has the token 1048576",
+            builders.repacked(good, tokens=beyond, branches=np.array([[0, 3, len(beyond) - 1]], np.int32)),
+            f"{batch[0].group}, sample 0 has the token {beyond[-1]}, and the model the tokens 0 to {beyond[-1] - 1}",
         ),
     ):
         spoilt = replace(batch[0], trajectories=(bad, *batch[0].trajectories[1:]))
