@@ -42,6 +42,7 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
     split = split_evenly(range(count), parts)
     assert [index for part in split for index in part] == list(range(count))
     sizes = [len(part) for part in split]
+    assert len(sizes) == min(count, parts)
     assert all(sizes)
     assert not sizes or max(sizes) - min(sizes) <= 1
 
