@@ -7,6 +7,7 @@ vectors.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,23 +16,18 @@ from torch import Tensor
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.messages import TrainingGroup, Trajectory
 
-
-def penalty(rollout: Trajectory) -> float:
-    """p_err + p_format of the release, by the tags of the response."""
-    tags = rollout.tags
-    p_err = tags.error_responses / tags.tool_responses if tags.tool_responses else 0.5
-    if tags.answers == 0 or tags.answers_opened != tags.answers or tags.answers_closed != tags.answers:
-        return p_err + 1.0
-    return p_err + (1.0 if tags.turns == 0 else min(1.0, (tags.answers - 1) / tags.turns))
+FIGURES = ("policy_gap", "kl", "clip_share", "ratio_deviation", "correction_mean", "correction_capped_share")
 
 
-def release_keeps(rollouts: list[Trajectory], rewards: list[float], keep: int) -> list[int]:
-    """The release's RoC for groups with as many right as wrong rollouts: half of the places each."""
-    right = [i for i in range(len(rollouts)) if rewards[i] > 0]
-    wrong = [i for i in range(len(rollouts)) if rewards[i] <= 0]
-    assert len(right) == len(wrong)
-    right.sort(key=lambda i: penalty(rollouts[i]))  # stable: the first of equals
-    return sorted(right[: keep // 2] + wrong[: keep // 2])
+@dataclass
+class Rollout:
+    """What a loss knows of a rollout: of each token that the model wrote."""
+
+    now: list[Tensor]
+    proximal: list[float]
+    behaviour: list[float]
+    reference: list[float]
+    advantage: float
 
 
 def advantages(rewards: list[float], *, divide_by_std: bool) -> list[float]:
@@ -62,60 +58,38 @@ def distributions(model: Any, rollout: Trajectory, temperature: float) -> list[T
     return said
 
 
-def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[Tensor]:
-    """Of each response token."""
-    said = distributions(model, rollout, temperature)
-    return [said[t][token] for t, token in enumerate(rollout.unpack().tokens.tolist())]
+def written(rollout: Trajectory) -> list[tuple[int, int, float]]:
+    """Of each token that the model wrote: its place in the response, the token, and its log-probability by the engine."""
+    body = rollout.unpack()
+    places = zip(range(len(body.tokens)), body.tokens.tolist(), body.logprobs.tolist(), strict=True)
+    return [each for each, own in zip(places, body.loss_mask, strict=True) if own]
 
 
-def weight(x: float, a: Algorithm) -> float:
-    """The correction for a token (or a response, in GSPO) of which pi_prox / mu is x."""
+def logprobs(model: Any, rollout: Trajectory, temperature: float) -> list[float]:
+    with torch.no_grad():
+        said = distributions(model, rollout, temperature)
+    return [float(said[place][token]) for place, token, _ in written(rollout)]
+
+
+def weight(x: float, response: float, a: Algorithm) -> tuple[float, bool]:
+    """The correction for a token of which pi_prox / mu is x, in a response of this geometric mean of x; whether it was
+    cut.
+    """
+    if a.sequence_mask is not None and not a.sequence_mask[0] <= response <= a.sequence_mask[1]:
+        return 0.0, True
     if a.correction == "truncated":
-        return min(x, a.correction_cap)
-    if a.correction == "masked":
-        return x if a.correction_floor <= x <= a.correction_cap else 0.0
-    return {"none": 1.0, "decoupled": x}[a.correction]
+        return min(x, a.correction_cap), x > a.correction_cap
+    if a.correction == "masked" and not a.correction_floor <= x <= a.correction_cap:
+        return 0.0, True
+    return 1.0 if a.correction == "none" else x, False
 
 
-def surrogate(ratio: Tensor, advantage: float, a: Algorithm) -> Tensor:
-    clipped = torch.clamp(ratio, 1 - a.clip_low, 1 + a.clip_high)
-    return torch.minimum(ratio * advantage, clipped * advantage)
-
-
-def rollout_terms(
-    now: list[Tensor], proximal: list[float], behaviour: list[float], advantage: float, a: Algorithm
-) -> list[Tensor]:
-    """What is maximised for each of one rollout's own tokens: equations of the papers, before any mean."""
-    gaps = [prox - mu for prox, mu in zip(proximal, behaviour, strict=True)]
-    if a.sequence_mask is not None:
-        low, high = a.sequence_mask
-        if not low <= math.exp(sum(gaps) / len(gaps)) <= high:
-            return [0.0 * each for each in now]
-    if a.loss == "gspo":
-        s = torch.exp(sum(p - q for p, q in zip(now, proximal, strict=True)) / len(now))
-        of_response = weight(math.exp(sum(gaps) / len(gaps)), a) * surrogate(s, advantage, a)
-        return [of_response for _ in now]
-    terms = []
-    for p, prox, gap in zip(now, proximal, gaps, strict=True):
-        ratio = torch.exp(p - prox)
-        if a.loss == "cispo":
-            bounded = min(max(float(ratio.detach()), 1 - a.clip_low), 1 + a.clip_high)
-            terms.append(weight(math.exp(gap), a) * bounded * advantage * p)
-        else:
-            terms.append(weight(math.exp(gap), a) * surrogate(ratio, advantage, a))
-    return terms
-
-
-def divergences(now: list[Tensor], reference: list[float], estimator: str) -> list[Tensor]:
-    """Of each token from the reference policy. k1: its value, and the gradient of (log pi_theta - log pi_ref)^2 / 2."""
-    made = []
-    for p, ref in zip(now, reference, strict=True):
-        if estimator == "k3":
-            made.append(torch.exp(ref - p) - (ref - p) - 1)
-        else:
-            gap = float(p.detach()) - ref
-            made.append(gap + gap * (p - p.detach()))
-    return made
+def divergence(p: Tensor, reference: float, estimator: str) -> Tensor:
+    """From the reference policy. k1: its value, and the gradient of (log pi_theta - log pi_ref)^2 / 2."""
+    if estimator == "k3":
+        return torch.exp(reference - p) - (reference - p) - 1
+    gap = float(p.detach()) - reference
+    return gap + gap * (p - p.detach())
 
 
 def share(a: Algorithm, own: int, tokens: int, sequences: int, longest: int) -> float:
@@ -127,10 +101,47 @@ def share(a: Algorithm, own: int, tokens: int, sequences: int, longest: int) -> 
     return 1 / sequences / own
 
 
-def step_gradients(
-    model: Any, groups: list[TrainingGroup], a: Algorithm, rate: float, *, reference: Any = None, longest: int = 64
-) -> tuple[list[dict[str, Tensor]], float]:
-    """The gradient of each update of a step, and the mean loss; between updates plain gradient descent at ``rate``."""
+def loss_and_sums(rollouts: list[Rollout], a: Algorithm, *counts: int) -> tuple[Tensor, dict[str, float]]:
+    """The equations of the papers for some rollouts of an update, and the sums of the figures over their tokens.
+
+    ``counts``: the tokens and rollouts of the update, and the most tokens of a response.
+    """
+    loss, sums = torch.zeros((), dtype=torch.float64), dict.fromkeys(FIGURES, 0.0)
+    for each in rollouts:
+        count = len(each.now)
+        response = math.exp(sum(prox - mu for prox, mu in zip(each.proximal, each.behaviour, strict=True)) / count)
+        moved = torch.exp(sum(p - prox for p, prox in zip(each.now, each.proximal, strict=True)) / count)
+        for p, prox, mu, ref in zip(each.now, each.proximal, each.behaviour, each.reference, strict=True):
+            ratio, x = torch.exp(p - prox), math.exp(prox - mu)
+            if a.loss == "gspo":
+                ratio, x = moved, response
+            r = float(ratio.detach())
+            bounded = min(max(r, 1 - a.clip_low), 1 + a.clip_high)
+            clipped = bounded != r if a.loss == "cispo" else bounded * each.advantage < r * each.advantage
+            rising = bounded * p if a.loss == "cispo" else bounded + 0.0 * p if clipped else ratio
+            w, cut = weight(x, response, a)
+            part = share(a, count, *counts)
+            loss = loss - part * w * each.advantage * rising
+            figures = {
+                "policy_gap": abs(prox - mu),
+                "clip_share": clipped,
+                "ratio_deviation": abs(r - 1),
+                "correction_mean": w,
+                "correction_capped_share": cut,
+            }
+            if a.kl is not None:
+                kl = divergence(p, ref, a.kl.estimator)
+                loss = loss + a.kl.coefficient * part * kl
+                figures["kl"] = float(kl.detach())
+            for name, value in figures.items():
+                sums[name] += value
+    return loss, sums
+
+
+def step(
+    model: Any, groups: list[TrainingGroup], a: Algorithm, rate: float, *, reference: Any, longest: int
+) -> tuple[list[dict[str, Tensor]], dict[str, float]]:
+    """The gradient of each update of a step, and the figures; between updates plain gradient descent, by at most ``rate``."""
     batch = []
     for group in groups:
         rewards = group.rewards.tolist()
@@ -138,41 +149,43 @@ def step_gradients(
             start = longest - a.overlong_cache
             over = [max(0, rollout.response_length - start) / a.overlong_cache for rollout in group.trajectories]
             rewards = [reward - min(1.0, each) for reward, each in zip(rewards, over, strict=True)]
-        for rollout, advantage in zip(
-            group.trajectories, advantages(rewards, divide_by_std=a.advantage_std), strict=True
-        ):
+        given = advantages(rewards, divide_by_std=a.advantage_std)
+        for rollout, advantage in zip(group.trajectories, given, strict=True):
             if not (a.overlong == "mask" and rollout.status == "truncated"):
-                batch.append((rollout, advantage))
-    with torch.no_grad():
-        proximal = [[float(x) for x in logprobs(model, rollout, a.temperature)] for rollout, _ in batch]
-        fixed = [[float(x) for x in logprobs(reference or model, rollout, a.temperature)] for rollout, _ in batch]
+                batch.append((rollout, advantage, written(rollout)))
+    proximal = [logprobs(model, rollout, a.temperature) for rollout, _, _ in batch]
+    fixed = [
+        logprobs(reference, rollout, a.temperature) if a.kl else own
+        for own, (rollout, *_) in zip(proximal, batch, strict=True)
+    ]
     size = len(batch) // a.updates_per_step
     assert size * a.updates_per_step == len(batch)
-    gradients, losses = [], []
+    trained = sum(len(own) for _, _, own in batch)
+    gradients: list[dict[str, Tensor]] = []
+    means = {"loss": 0.0, "entropy": 0.0, "gradient_norm": 0.0, **dict.fromkeys(FIGURES, 0.0)}
     for start in [*range(0, len(batch), size)] * a.epochs:
-        part = range(start, start + size)
-        tokens = sum(int(batch[i][0].unpack().loss_mask.sum()) for i in part)
-        model.zero_grad()
-        loss = torch.zeros((), dtype=torch.float64)
-        for i in part:
-            rollout, advantage = batch[i]
-            own = [t for t in range(rollout.response_length) if rollout.unpack().loss_mask[t]]
+        tokens = sum(len(own) for _, _, own in batch[start : start + size])
+        rollouts, entropy = [], torch.zeros((), dtype=torch.float64)
+        for (rollout, advantage, own), prox, ref in list(zip(batch, proximal, fixed, strict=True))[
+            start : start + size
+        ]:
             said = distributions(model, rollout, a.temperature)
-            now = [said[t][int(rollout.unpack().tokens[t])] for t in own]
-            terms = rollout_terms(
-                now, [proximal[i][t] for t in own], [float(rollout.unpack().logprobs[t]) for t in own], advantage, a
-            )
-            each = share(a, len(own), tokens, size, longest)
-            loss = loss - each * sum(terms)
-            if a.kl is not None:
-                kl = divergences(now, [fixed[i][t] for t in own], a.kl.estimator)
-                loss = loss + a.kl.coefficient * each * sum(kl)
-            loss = loss + a.entropy_coefficient * sum((said[t].exp() * said[t]).sum() for t in own) / tokens
+            entropy = entropy - sum((said[place].exp() * said[place]).sum() for place, _, _ in own)
+            now = [said[place][token] for place, token, _ in own]
+            rollouts.append(Rollout(now, prox, [mu for _, _, mu in own], ref, advantage))
+        loss, sums = loss_and_sums(rollouts, a, tokens, size, longest)
+        loss = loss - a.entropy_coefficient * entropy / tokens
+        model.zero_grad()
         loss.backward()
-        losses.append(float(loss.detach()))
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
+        weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients.append({name: p.grad.clone() for name, p in weights.items()})
+        norm = math.sqrt(sum(float(each.square().sum()) for each in gradients[-1].values()))
+        updates = a.updates_per_step * a.epochs
+        means["loss"] += float(loss.detach()) / updates
+        means["gradient_norm"] += norm / updates
+        for name, value in {**sums, "entropy": float(entropy.detach())}.items():
+            means[name] += value / (trained * a.epochs)
         with torch.no_grad():
-            for p in model.parameters():
-                if p.requires_grad:
-                    p.sub_(rate * p.grad)
-    return gradients, sum(losses) / len(losses)
+            for p in weights.values():
+                p.sub_(rate / max(1.0, norm) * p.grad)
+    return gradients, {**means, "trained_tokens": trained, "trained_rollouts": len(batch)}

@@ -1,4 +1,4 @@
-"""Advantages, and what each loss promises; test_reference_loss.py compares values and gradients."""
+"""Advantages and losses against the reference, and what each loss promises."""
 
 from __future__ import annotations
 
@@ -9,92 +9,122 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ALIASES, ContractError, called, resolve
+from agent_rl.learning import advantages
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.losses.base import LossSettings, LossSums, MicroBatch, reduced
+from agent_rl.learning.losses.base import LossSettings, MicroBatch, named_loss, reduced
 from agent_rl.learning.losses.check_loss import loss_fault
 from agent_rl.learning.losses.divergence import divergence
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.sequences import soft_overlong
+from tests import builders
+from tests.agent_rl.learning import reference_loss
 
 
-def test_advantages_are_standardised_over_the_kept_group() -> None:
-    advantages = group_advantages(np.array([1, 0, 0, 0], dtype=np.float32))
-    assert advantages.dtype == np.float32
-    assert advantages == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], rel=1e-6)
-    assert group_advantages(np.array([1, 0, 0, 0], dtype=np.float32), divide_by_std=False) == pytest.approx(
-        [0.75, -0.25, -0.25, -0.25]
-    )
-
-
-def test_equal_rewards_have_no_advantage() -> None:
-    assert group_advantages(np.ones(4, dtype=np.float32)).tolist() == [0.0] * 4
-
-
-def micro_batch(logprobs: Any, proximal: Any, behaviour: Any, advantages: Any, mask: Any, **counts: int) -> MicroBatch:
-    """A micro-batch that is a whole update, unless ``counts`` says otherwise."""
-    given = [torch.as_tensor(each).masked_fill(~mask, 0.0) for each in (logprobs, proximal, behaviour)]
-    starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    return MicroBatch(
-        logprobs=given[0],
-        proximal=given[1],
-        behaviour=given[2],
-        mask=mask,
-        turns=starts.cumsum(-1) - 1,
-        advantages=advantages,
-        rewards=(advantages > 0).float(),
-        max_response_tokens=mask.shape[1],
-        **{"tokens": int(mask.sum()), "sequences": len(mask), **counts},
-    )
-
-
-def random_inputs(seed: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (4, 9)
-    draws = {name: -3 * torch.rand(shape, generator=generator) for name in ("logprobs", "proximal", "behaviour")}
-    draws["advantages"] = torch.randn((4, 1), generator=generator)
-    draws["mask"] = torch.rand(shape, generator=generator) < 0.7
-    return draws
-
-
-def evaluate(batch: MicroBatch, settings: LossSettings = LossSettings()) -> tuple[torch.Tensor, LossSums]:  # noqa: B008 - it cannot change
-    return reduced(batch, grpo(batch, settings), settings)
-
-
-def test_on_policy_the_ratio_is_one_and_the_gradient_is_the_policy_gradient() -> None:
-    inputs = random_inputs()
-    inputs |= {"proximal": inputs["logprobs"], "behaviour": inputs["logprobs"]}
-    inputs["logprobs"] = logprobs = inputs["logprobs"].clone().requires_grad_()
-    loss, sums = evaluate(micro_batch(**inputs))
-    loss.backward()
-    tokens = float(inputs["mask"].sum())
-    assert torch.allclose(logprobs.grad, -inputs["advantages"] * inputs["mask"] / tokens)
-    assert float(sums.clip_share) == 0
-    assert float(sums.correction_mean) == tokens
-
-
-def test_the_correction_is_capped_and_carries_no_gradient() -> None:
-    logprobs = torch.tensor([[-0.5]], requires_grad=True)
-    one = torch.ones(1, 1)
-    batch = micro_batch(logprobs, [[-0.5]], [[-5.0]], one, one > 0)
-    loss, sums = evaluate(batch, LossSettings(correction_cap=2.0))
-    loss.backward()
-    assert float(loss.detach()) == -2.0
-    assert float(logprobs.grad) == -2.0  # d(-2 r)/d log r at r = 1
-    assert float(sums.correction_capped_share) == 1
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=8), st.sampled_from([1e-6, 1e-2, 1.0, 1e6]), st.booleans())
+def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(
+    rewards: list[int], scale: float, divide: bool
+) -> None:
+    given_rewards = np.array(rewards, dtype=np.float32) * np.float32(scale)
+    made = group_advantages(given_rewards, divide_by_std=divide)
+    assert made.dtype == np.float32
+    expected = reference_loss.advantages(given_rewards.tolist(), divide_by_std=divide)
+    assert made.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5 * (1.0 if divide else scale))
 
 
 @pytest.mark.parametrize(
-    ("advantage", "ratio", "stopped"), [(1, 1.3, True), (1, 0.5, False), (-1, 0.7, True), (-1, 1.5, False)]
+    ("made", "rewards", "fault"),
+    [
+        ([1, -1], [1.0, 0.0], None),
+        (np.array([True, False]), [1.0, 0.0], "finite numbers"),
+        ([0.5, 0.5, 0.5], [1.0, 0.0], "as many"),
+        ([[0.5, 0.5]], [1.0, 0.0], "as many"),
+        ([1.0, math.nan], [1.0, 0.0], "finite"),
+        ([1.0, 1e300], [1.0, 0.0], "finite"),
+        ([1.0, math.nan], [1.0, math.inf], None),  # whose rewards are at fault
+    ],
 )
-def test_clip_higher_stops_only_what_goes_too_far(advantage: float, ratio: float, stopped: bool) -> None:
-    logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-    loss, sums = evaluate(micro_batch(logprobs, zero, zero, advantage * one, one > 0))
-    loss.backward()
-    assert (float(logprobs.grad) == 0.0) == stopped
-    assert (float(sums.clip_share) == 1) == stopped
+def test_an_advantage_of_ones_own_is_checked_on_each_group(
+    monkeypatch: pytest.MonkeyPatch, made: Any, rewards: list[float], fault: str | None
+) -> None:
+    monkeypatch.setattr(advantages, "resolve", lambda *_: lambda rewards, divide_by_std: made)
+    named, given_rewards = advantages.named_advantage("mine"), np.array(rewards, np.float32)
+    if fault is None:
+        found = named(given_rewards, divide_by_std=True)
+        assert (found.dtype, found.tolist()) == (np.float32, pytest.approx(list(made), nan_ok=True))
+        return
+    with pytest.raises(ContractError, match=f"mine returned .* for the rewards .*{fault}"):
+        named(given_rewards, divide_by_std=True)
+
+
+LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    correction=st.sampled_from(["none", "truncated", "masked", "decoupled"]),
+    bounds=st.sampled_from([(0.5, 2.0), (0.7, 1.2), (1.0, 1.0)]),
+    sequence_mask=st.sampled_from([None, None, (0.9, 1.2), (1.0, 1.0)]),
+    clip=st.sampled_from([(0.2, 0.28), (0.01, 0.5), (1.0, 0.05)]),
+    kl=st.sampled_from([None, "k1", "k3"]),
+)
+def test_value_gradient_and_figures_of_a_loss_are_those_of_its_paper(
+    loss: str, seed: int, correction: Any, bounds: Any, sequence_mask: Any, clip: Any, kl: Any
+) -> None:
+    """Of a part of an update: responses of several lengths, the model's tokens among those of others, and gaps of both
+    signs, of which some are 0.
+    """
+    algorithm = builders.algorithm(
+        loss=loss,
+        correction=correction,
+        sequence_mask=sequence_mask,
+        **dict(zip(("correction_floor", "correction_cap"), bounds, strict=True)),
+        **dict(zip(("clip_low", "clip_high"), clip, strict=True)),
+        kl=kl and {"coefficient": 0.7, "estimator": kl},
+    )
+    rng = np.random.default_rng(seed)
+    mask = rng.random((3, 6)) < 0.6
+    mask[np.arange(3), rng.integers(6, size=3)] = True
+    proximal = -rng.integers(1, 24, mask.shape) / 8  # so that sums are exact, and a gap of 0 is at the bounds
+    gaps = rng.choice([-1.0, -0.25, -0.125, 0.0, 0.125, 0.25, 1.0], (3, *mask.shape))
+    gaps *= rng.integers(2, size=(3, 3, 1))  # some responses have none
+    gains = rng.choice([-1.5, -0.5, 0.0, 0.5, 1.5], (3, 1))
+    logprobs, behaviour, reference = (torch.tensor(proximal + each) for each in gaps)
+    logprobs.requires_grad_()
+    given = [each.where(torch.tensor(mask), 0.0) for each in (logprobs, torch.tensor(proximal), behaviour, reference)]
+    batch = MicroBatch(
+        **dict(zip(("logprobs", "proximal", "behaviour", "reference"), given, strict=True)),
+        mask=torch.tensor(mask),
+        turns=torch.zeros(mask.shape, dtype=torch.int64),
+        advantages=torch.tensor(gains),
+        rewards=torch.tensor(gains > 0),
+        tokens=20,
+        sequences=5,
+        max_response_tokens=9,
+    )
+    function, constants = named_loss(algorithm)
+    made, sums = reduced(batch, function(batch, constants), constants)
+    (gradient,) = torch.autograd.grad(made, logprobs)
+    rollouts = [
+        reference_loss.Rollout(
+            list(logprobs[row][mask[row]]),
+            *(each[row][mask[row]].tolist() for each in (proximal, behaviour, reference)),
+            float(gains[row, 0]),
+        )
+        for row in range(3)
+    ]
+    expected, told = reference_loss.loss_and_sums(rollouts, algorithm, 20, 5, 9)
+    (theirs,) = torch.autograd.grad(expected, logprobs)
+    assert float(made.detach()) == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-6)
+    assert torch.allclose(gradient, theirs, rtol=1e-6, atol=1e-6)
+    found = {name: float(value) for name in told if (value := getattr(sums, name)) is not None}
+    assert found == pytest.approx({name: told[name] for name in found}, rel=1e-6, abs=1e-6)
+    assert ("kl" in found) == (kl is not None)
 
 
 def changed(change: Any) -> Any:

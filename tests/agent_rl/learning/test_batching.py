@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.environments.base import TaskError
+from agent_rl.learning import batching
 from agent_rl.learning.batching import (
     POOL,
     Masked,
     SupervisedBatches,
+    fitting,
     microbatches,
     shares,
     split_evenly,
@@ -39,6 +42,7 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
     split = split_evenly(range(count), parts)
     assert [index for part in split for index in part] == list(range(count))
     sizes = [len(part) for part in split]
+    assert len(sizes) == min(count, parts)
     assert all(sizes)
     assert not sizes or max(sizes) - min(sizes) <= 1
 
@@ -53,6 +57,17 @@ def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
     padding = sum(max(len(tokens) for tokens, _ in batch) * len(batch) for batch in batches) - sum(lengths)
     assert padding / sum(lengths) < 0.05
     assert found != sorted(found)
+
+
+def test_sequences_as_long_as_allowed_are_taken_and_too_many_in_a_row_that_are_longer_are_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "TOO_MANY", 3)
+    lengths = [5, 6, 6, 4, 6, 6, 5, 6, 6, 6]
+    taken = fitting((([0] * length, [1] * length) for length in lengths), 5)
+    assert [len(next(taken)[0]) for _ in range(3)] == [5, 4, 5]
+    with pytest.raises(TaskError, match="3 conversations in a row have more than the model's 5 tokens"):
+        next(taken)
 
 
 def lessons(encoded: list[int], seed: int = 0) -> SupervisedBatches[int]:
@@ -102,9 +117,10 @@ def test_micro_batches_are_those_of_a_plain_first_fit(lengths: list[int], budget
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 8))
 def test_ranks_get_every_sequence_once_and_nearly_equal_tokens(lengths: list[int], ranks: int) -> None:
-    dealt = shares(lengths, ranks)
-    assert len(dealt) == ranks
-    assert sorted(index for share in dealt for index in share) == list(range(len(lengths)))
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        min(dealt, key=lambda own: sum(lengths[each] for each in own)).append(index)
+    assert shares(lengths, ranks) == [sorted(own) for own in dealt]
     loads = [sum(lengths[index] for index in share) for share in dealt]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 

@@ -16,6 +16,8 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.messages import GroupOpened, PolicyVersion, Problem, Trajectory
 from agent_rl.testing import repacked
+from tests.agent_rl.learning import reference_loss
+from tests.agent_rl.learning.test_reference_loss import sampled
 from tests.agent_rl.records.report_runs import trajectory
 
 GROUP = GroupOpened("g", 0, 0, "train", Problem("p", "What is 1?", "1"), 2, PolicyVersion(1, 1))
@@ -42,30 +44,18 @@ ROLLOUTS = [
 ]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_entropies_are_those_of_a_plain_model_in_float64(model: Path, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "tokens"), [(1.0, 1), (0.7, 40), (0.7, 10**6)])
+def test_entropies_are_those_of_a_plain_model_in_float64(model: Path, temperature: float, tokens: int) -> None:
+    """However rows are packed, and of rollouts with branches too."""
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    found = passed(model, ROLLOUTS, temperature=temperature)
-    for rollout, each in zip(ROLLOUTS, found, strict=True):
-        row = torch.from_numpy(
-            np.concatenate([rollout.unpack().prompt_tokens, rollout.unpack().tokens]).astype(np.int64)
-        )
+    rollouts = [*ROLLOUTS, *(each for group in sampled(1) for each in group.trajectories)]
+    for rollout, found in zip(rollouts, passed(model, rollouts, tokens, temperature), strict=True):
         with torch.no_grad():
-            log_p = torch.log_softmax(plain(row.unsqueeze(0)).logits[0] / temperature, -1)
-        first = rollout.prompt_length
-        for index, (token, written) in enumerate(zip(rollout.unpack().tokens, rollout.unpack().loss_mask, strict=True)):
-            if not written:
-                assert np.isnan(each.entropy[index])
-                assert np.isnan(each.logprob[index])
-                continue
-            at = log_p[first + index - 1]
-            assert each.entropy[index] == pytest.approx(float(-(at.exp() * at).sum()), abs=1e-5)
-            assert each.logprob[index] == pytest.approx(float(at[token]), abs=1e-5)
-
-
-def test_they_do_not_depend_on_how_rows_are_packed(model: Path) -> None:
-    for alone, together in zip(passed(model, ROLLOUTS, 1), passed(model, ROLLOUTS, 10**6), strict=True):
-        np.testing.assert_allclose(alone.entropy, together.entropy, atol=1e-5)
+            said = reference_loss.distributions(plain, rollout, temperature)
+        expected = np.full((2, len(said)), np.nan)
+        for place, token, _ in reference_loss.written(rollout):
+            expected[:, place] = -(said[place].exp() * said[place]).sum(), said[place][token]
+        np.testing.assert_allclose([found.entropy, found.logprob], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_first_token_without_a_prompt_has_no_entropy(model: Path) -> None:
@@ -75,12 +65,15 @@ def test_a_first_token_without_a_prompt_has_no_entropy(model: Path) -> None:
 
 
 def test_what_does_not_fit_the_model_is_refused(model: Path, tmp_path: Path) -> None:
-    strange = repacked(trajectory(GROUP, 0, ["xxx"]), tokens=np.array([5, 90_000, 5], dtype=np.int32))
-    with pytest.raises(TrainingStoppedError, match="hold the token 90000"):
-        passed(model, [strange])
-    long = trajectory(GROUP, 0, ["x" * 400])
-    with pytest.raises(TrainingStoppedError, match="has 403 tokens, and the model's sequences have at most 256"):
-        passed(model, [long])
+    tokens = AutoModelForCausalLM.from_pretrained(model).config.vocab_size
+    for last, length in ((tokens - 1, 253), (tokens, 3), (5, 254)):  # after a prompt of 3 tokens
+        made = repacked(trajectory(GROUP, 0, ["x" * length]), tokens=np.array([5] * (length - 1) + [last], np.int32))
+        if last == tokens - 1:
+            assert np.isfinite(passed(model, [made])[0].entropy).all()
+            continue
+        fault = f"hold the token {tokens}, .* 0 to {tokens - 1}" if last == tokens else "has 257 tokens, .* at most 256"
+        with pytest.raises(TrainingStoppedError, match=fault):
+            passed(model, [ROLLOUTS[0], made])
     with pytest.raises(TrainingStoppedError, match="cannot be loaded"):
         passed(tmp_path, ROLLOUTS)
 

@@ -12,15 +12,20 @@ import numpy as np
 import pytest
 import torch
 import trio
+from transformers import AutoModelForCausalLM
 
 from actors.engines.testing import turn
 from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.learning.mismatch import OlderWeights
+from agent_rl.learning.advantages import group_advantages
+from agent_rl.learning.mismatch import OlderWeights, measure
+from agent_rl.learning.sequences import training_sequences
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import PolicyVersion, TrainingGroup
 from tests import builders
+from tests.agent_rl.learning import reference_loss
+from tests.agent_rl.learning.test_reference_loss import sampled as random_groups
 
 TEMPERATURE = 0.7
 STAGE = builders.rl_stage(learning_rate=3e-2, warmup_steps=0)
@@ -97,10 +102,49 @@ def test_where_engine_and_learner_agree_every_ratio_is_one(model: Path, updates:
     assert figures.policy_gap < 1e-5
 
 
-@pytest.mark.parametrize("off", [0.0, -0.3])
-def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, off: float, tmp_path: Path) -> None:
-    """One step on, rollouts of the version before: the learner still knows what it would have said then."""
+@pytest.mark.parametrize("max_tokens", [10_000, 60])
+def test_figures_are_those_of_each_token_by_the_weights_that_sampled_it(model: Path, max_tokens: int) -> None:
+    """Of rollouts of several versions with branches, of which the weights of the last four are here."""
     trained = trainer(model)
+    rng = torch.Generator().manual_seed(0)
+    older, plain = OlderWeights(3), {}
+    for version in range(3, 9):
+        for weight in trained.model.trained().values():
+            weight.add_(torch.randn(weight.shape, generator=rng), alpha=0.02)
+        older.remember(version, {name: weight.clone() for name, weight in trained.model.trained().items()})
+        plain[version] = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+        for name, weight in plain[version].named_parameters():
+            weight.data = trained.model.trained()[name].double()
+    groups = random_groups(3)
+    sequences = [s for group in groups for s in training_sequences(group, group_advantages, trained.algorithm, 14)]
+    trained._fill("proximal", [sequences], trained.model)
+    figures = measure(
+        trained.model, sequences, older, temperature=TEMPERATURE, max_tokens=max_tokens, microbatch_tokens=40
+    )
+    gaps, moves = [], []
+    rollouts = [rollout for group in groups for rollout in group.trajectories]
+    every = math.ceil(sum(len(each.tokens) for each in sequences) / max_tokens)
+    for rollout in rollouts[::every]:
+        said = {version: reference_loss.logprobs(plain[version], rollout, TEMPERATURE) for version in range(5, 9)}
+        for number, (place, _, behaviour) in enumerate(reference_loss.written(rollout)):
+            if (version := int(rollout.unpack().policies[place, 1])) in said:
+                gaps.append(said[version][number] - behaviour)
+                moves.append(said[8][number] - said[version][number])
+    assert figures is not None
+    assert figures.mismatch_tokens == len(gaps) > 10
+    expected = {
+        "mismatch_gap": np.mean(np.abs(gaps)),
+        "mismatch_max": np.max(np.abs(gaps)),
+        "mismatch_ratio": np.mean(np.exp(gaps)),
+        "staleness_gap": np.mean(np.abs(moves)),
+        "staleness_ratio": np.mean(np.exp(moves)),
+    }
+    assert {name: getattr(figures, name) for name in expected} == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, tmp_path: Path) -> None:
+    """One step on, rollouts of the version before: the learner still knows what it would have said then."""
+    off, trained = -0.3, trainer(model)
     first = trained.copy_weights(0)
     write_weights(first, tmp_path / "0.safetensors")
     trained.rl_step(sampled(model, None, 0), STAGE, 0)
@@ -128,6 +172,7 @@ def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
             trained.copy_weights(version)
             figures = trained.rl_step(stale, STAGE, version)
             assert (figures.mismatch is not None) == (tokens > 0)
+        assert [trained.older.of(version) is not None for version in range(2)] == [tokens > 0] * 2
         ends.append(trained.copy_weights(2))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 

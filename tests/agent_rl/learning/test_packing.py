@@ -115,8 +115,9 @@ def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() 
     shared = pack([sequences()[1], sequences()[1]], torch.device("cpu"), block=1)
     with pytest.raises(ValueError, match="attends within 16 tokens and a sequence has 17"):
         packed_attention(module, *(each[:, :, :17] for each in qkv), None, packed=shared, sliding_window=16)
-    with pytest.raises(ValueError, match="without softcap"):
-        packed_attention(module, *qkv, None, packed=row, softcap=30.0)
+    for mask, other in ((None, {"softcap": 30.0}), (torch.ones(1), {}), (None, {"is_causal": False})):
+        with pytest.raises(ValueError, match="without softcap and without a mask of its own"):
+            packed_attention(module, *qkv, mask, packed=row, **other)
 
 
 def test_models_whose_logits_are_scaled_are_refused_by_name(tmp_path: Path) -> None:
@@ -171,22 +172,22 @@ def test_the_kernels_for_gpus_are_given_what_they_expect(library: str, monkeypat
     assert torch.allclose(made, expected[0], atol=1e-6)
 
 
-def test_a_kernel_for_gpus_is_never_given_what_sequences_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_gpus_is_given_rows_in_half_precision_that_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu(torch.Tensor):
         is_cuda = True
 
     def kernel(query: torch.Tensor, *_: Any) -> torch.Tensor:
-        reached.append(len(query))
+        reached.append((len(query), query.dtype))
         return query
 
     monkeypatch.setattr(packing, "variable_length_kernel", lambda: kernel)
-    reached: list[int] = []
+    reached: list[tuple[int, torch.dtype]] = []
     given = [torch.cat([sequences()[1], torch.tensor([end])]) for end in range(2)]
-    for block in (0, 1):
+    for block, dtype in ((0, torch.float32), (0, torch.bfloat16), (0, torch.float16), (1, torch.bfloat16)):
         row = pack(given, torch.device("cpu"), block=block)
-        qkv = [torch.randn(1, 2, sum(row.lengths), 8).bfloat16() for _ in range(3)]
+        qkv = [torch.randn(1, 2, sum(row.lengths), 8).to(dtype) for _ in range(3)]
         made, _ = packed_attention(torch.nn.Identity(), *(each.as_subclass(OnGpu) for each in qkv), None, packed=row)
-    assert reached == [36]
+    assert reached == [(36, torch.bfloat16), (36, torch.float16)]
     assert row.shared
     expected, _ = packed_attention(torch.nn.Identity(), *qkv, None, packed=row)
     assert torch.equal(made, expected)
