@@ -17,8 +17,9 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from agent_rl.records.sqlite import EmptyJournalError, JournalError
 __all__ = [
     "JOURNAL",
     "LAYOUT",
+    "Decode",
     "EmptyJournalError",
     "GroupRow",
     "Journal",
@@ -51,11 +53,16 @@ __all__ = [
     "Stored",
     "open_journal",
     "read_journal",
+    "stored_decoder",
 ]
 
 JOURNAL = "journal.sqlite"
 LAYOUT = "6"
 """The version of the rows and their meaning. A journal of another layout is refused."""
+Decode = Callable[[bytes], Any]
+"""Decodes a message that the journal stores; raises ValueError when the bytes are not a message."""
+DECODER = "actors.roc_filter.replay"
+"""The module that reads a message of the journal. It is named and not imported: only the transport knows the format."""
 
 
 class Stored(NamedTuple):
@@ -584,3 +591,9 @@ def read_journal(directory: Path) -> Journal:
     if not path.is_file():
         raise JournalError(f"{path}: no journal here; give the directory of a run")
     return Journal(path, read_only=True)
+
+
+def stored_decoder() -> Decode:
+    """The function that reads a message; it raises JournalError for a message of another release."""
+    decode: Decode = import_module(DECODER).decode_stored
+    return decode
