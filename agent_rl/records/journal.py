@@ -218,11 +218,13 @@ class Journal(Retention):
         for step in self._select(StepRow, trained=False):
             if step.stage < but:
                 self._delete(StepRow, step.version)
+                for row in filter(None, map(self.group, step.decided)):
+                    self._put_group(replace(row, step=None), row)
         left = 0
         for row in self._select(GroupRow, state=("ready", "open")):
             if row.stage < but:
                 left += 1
-                self._put_group(replace(row, state="dropped", reason=reason, step=None), row)
+                self._put_group(replace(row, state="dropped", reason=reason), row)
         return left
 
     def group(self, group: str) -> GroupRow | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
 from agent_rl.figures import SelectionFigures, StepFigures, TrainingFigures
 from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.rows import SampledRow, SegmentRow
+from agent_rl.records.rows import GroupRow, SampledRow
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
 from tests.agent_rl.records.journal_retention_contract import (
@@ -19,7 +18,6 @@ from tests.agent_rl.records.journal_retention_contract import (
     open_groups,
     raises,
     readable,
-    train,
 )
 
 
@@ -118,7 +116,13 @@ class JournalContract(RetentionContract):
         journal.evaluated(c)
         journal.open_group("s0-g000007", 0, 7, "train", b"")
         faults = "\n".join(audit_journal(journal).faults)
+        for name, purpose, state in (("s0-a", "train", "dropped"), ("s0-b", "evaluate_greedy", "trained")):
+            journal._put(GroupRow(name, 0, None, 3, purpose, b"", 0, state=state))
+        faults += "\n".join(audit_journal(journal).faults)
         for fault in (
+            "s0-a: dropped without a reason",
+            "s0-b: trained without a step",
+            "s0-b: an evaluation group marked trained",
             f"{b}: open, yet in a step",
             f"{a}: in the steps at versions 0 and 1",
             f"{c}: a training group marked evaluated",
@@ -144,25 +148,10 @@ class JournalContract(RetentionContract):
         parts = {"trained": 5, "equal_rewards": 12, "step_skipped": 5, "waiting": 5}
         assert (balance.delivered, balance.branches) == ({"sampled": 27, **parts}, {"again": 6})
         assert any("27 = 5 trained + 22 excluded (12 equal_rewards" in line for line in balance.lines())
-        journal.step_trained(2, TrainingFigures(trained_tokens=4))
-        assert audit_journal(journal).faults == ("step 2: 5 tokens were sent to be trained, and 4 were",)
-
-    def test_other_stages_leave_nothing_ready_behind(self, tmp_path: Path) -> None:
-        """What an earlier stage left is dropped; what a later one holds stays."""
-        journal = self.open(tmp_path)
-        a, b = open_groups(journal, 2)
-        (interim,) = open_groups(journal, 1, at_step=5, purpose="evaluate_sampled")
-        (later,) = open_groups(journal, 1, stage=1)
-        for order, group in enumerate((a, b, later)):
-            journal.ready(group, [(0, 0)], [1.0], 0, order + 1)
-        journal.close_step(0, 0, [a], [a], StepFigures())
-        assert journal.leave_stages(but=1, reason="stage_boundary") == 3
-        balance = audit_journal(journal)
-        assert balance.balanced, balance.faults
-        assert balance.dropped == {"stage_boundary": 2}
-        assert [row.state for row in map(journal.group, (a, interim, later)) if row] == ["dropped", "dropped", "ready"]
-        assert journal.steps() == []
-        journal.close()
+        for told in (TrainingFigures(trained_tokens=4), TrainingFigures(trained_rollouts=1)):
+            journal.step_trained(2, told)
+            (fault,) = audit_journal(journal).faults
+            assert fault == f"step 2: 5 tokens were sent to be trained, and {told.trained_tokens} were"
 
     def test_a_skipped_step_drops_its_groups_and_a_replay_counts_as_it_ends(self, tmp_path: Path) -> None:
         """Skipped stays skipped; trained may become skipped."""
@@ -288,44 +277,3 @@ class JournalContract(RetentionContract):
         assert (second.fact("epoch"), second.fact("run"), second.counts()) == (None, run, {("train", "open", ""): 1})
         assert readable(second, open_groups(second, range(1, 3))) == ["s0-g000001", "s0-g000002"]
         second.close()
-
-    def test_counts_are_kept_up_as_they_are_counted(self, tmp_path: Path) -> None:
-        """A journal that counts along says what one that is opened anew counts."""
-        journal, draw = self.open(tmp_path), random.Random(3)
-        journal.counts(), journal.step_counts()
-        for version in range(12):
-            names = open_groups(journal, range(4 * version, 4 * version + 4))
-            train(journal, version, names[: draw.randrange(4)], names[3:])
-            if draw.random() < 0.3:
-                journal.step_trained(version, TrainingFigures(), dropped_for="not_finite")
-        journal.leave_stages(but=1, reason="stage_boundary")
-        counts, steps = journal.counts(), journal.step_counts()
-        journal.close()
-        again = self.open(tmp_path)
-        assert (again.counts(), again.step_counts()) == (counts, steps)
-        assert audit_journal(again).balanced
-        again.close()
-
-    def test_what_rests_on_payloads_that_a_loss_of_power_took_is_undone(self, tmp_path: Path) -> None:
-        """Trained steps stay, since a flush wrote their payloads; what was decided after it is asked for again."""
-        journal = self.open(tmp_path)
-        train(journal, 0, open_groups(journal, 2))
-        lost, whole = open_groups(journal, range(2, 4))
-        for group in (lost, whole):
-            journal.ready(group, [(0, 0)], [1.0], 0, 1)
-        journal.close_step(1, 0, [lost, whole], [lost, whole], StepFigures())
-        row = journal.group(lost)
-        assert row is not None
-        size = len(PAYLOAD) + len(lost)
-        journal.forget_lost({row.segment: 4 * size, 99: 0})
-        assert len(journal.steps()) == 2
-        journal.forget_lost({row.segment: 2 * size})
-        balance = audit_journal(journal)
-        assert balance.balanced, balance.faults
-        assert [step.version for step in journal.steps()] == [0]
-        assert (balance.trained, [each.id for each in journal.groups(stage=0, states=("open",))]) == (2, [lost, whole])
-        (problem,) = open_groups(journal, 1, stage=1, purpose="select")
-        journal.add_sampled(problem, SampledRow(1, 0, "maths", "p", 1, 1, 0, 9))
-        journal.forget_lost({each.number: 0 for each in journal._select(SegmentRow)})
-        assert (journal.sampled(1), [each.id for each in journal.groups(stage=1, states=("open",))]) == ([], [problem])
-        journal.close()

@@ -68,6 +68,14 @@ def test_parquet_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet").num_row_groups == -(-len(rows) // 7)
 
 
+def test_right_answers_to_training_problems_alone_are_data(tmp_path: Path) -> None:
+    directory = SyntheticRun(tmp_path).whole().close()
+    assert exported(directory, "--right") == 0
+    rows = lines(directory / "trajectories.jsonl")
+    assert [row["purpose"] for row in rows] == ["train"] * 15
+    assert all(row["judgement"]["success"] for row in rows)
+
+
 def test_what_has_left_the_journal_is_said_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = SyntheticRun(tmp_path).whole()
     run.journal.keep_from(run.version)
