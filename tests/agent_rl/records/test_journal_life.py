@@ -25,6 +25,10 @@ KINDS = ((0, None, "train"), (0, None, "train"), (0, 5, "evaluate_sampled"), (1,
 WHICH = st.integers(0, 99)
 
 
+def judged(reward: float) -> Judgement:
+    return Judgement(reward, success=reward > 0, parts={"tests": reward}, format_penalty=0.25, note="half")
+
+
 class Life(RuleBasedStateMachine):
     """``groups``, ``rollouts``, ``steps`` and ``sampled`` are what the journal must hold."""
 
@@ -67,14 +71,14 @@ class Life(RuleBasedStateMachine):
     @rule(which=WHICH, sample=st.integers(0, 1), attempt=st.integers(0, 1), reward=st.sampled_from([None, 0.0, 1.0]))
     def ends(self, which: int, sample: int, attempt: int, reward: float | None) -> None:
         if name := self.pick(which, "open"):
-            judgement = None if reward is None else Judgement(reward, success=reward > 0)
+            judgement = None if reward is None else judged(reward)
             self.journal.add_trajectory(name, sample, attempt, "finished", payload := bytes([which]) * 9, judgement)
             self.rollouts[name].setdefault((sample, attempt), (payload, judgement))
 
     @rule(which=WHICH, reward=st.sampled_from([0.0, 1.0]))
     def is_judged(self, which: int, reward: float) -> None:
         name = self.pick(which, "open", "ready")
-        self.journal.judge(name or "none", 0, 0, judgement := Judgement(reward, success=reward > 0))
+        self.journal.judge(name or "none", 0, 0, judgement := judged(reward))
         if name and (0, 0) in self.rollouts[name]:
             self.rollouts[name][0, 0] = self.rollouts[name][0, 0][0], judgement
 
@@ -226,6 +230,10 @@ class Life(RuleBasedStateMachine):
         assert journal.left() == sum(bool(row.decided_order) or row.state in {"trained", "evaluated"} for row in gone)
         balance = audit_journal(journal)
         assert balance.balanced, balance.faults
+        fates = Counter(row.state for row in rows if row.purpose == "train")
+        assert (balance.opened, balance.trained, sum(balance.dropped.values())) == (
+            fates.total(), fates["trained"], fates["dropped"],
+        )  # fmt: skip
         ages = [step.version - self.groups[name].oldest for step in steps if not step.skipped for name in step.groups]
         assert balance.staleness == max(ages, default=None)
         assert journal.lost_steps() == []
