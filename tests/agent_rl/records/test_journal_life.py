@@ -41,6 +41,9 @@ class Life(RuleBasedStateMachine):
         self.sampled: dict[int, SampledRow] = {}
         self.stage = self.order = 0
         self.open()
+        for number, kind in enumerate(KINDS * 2):
+            self.opens(kind=kind)
+            self.ends(which=number, sample=0, attempt=0, reward=1.0)
         self.commits()
 
     def open(self) -> None:
@@ -244,4 +247,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
