@@ -1,17 +1,21 @@
 """The balance of a run: every group that was opened is trained once, dropped for a reason, or open.
 
-No group is trained with more staleness than the rule of its step permits.
+No group is trained with more staleness than the rule of its step permits. The filter wrote what the balance adds up.
+So `audit` also computes staleness and rewards of groups in steps again, from the tokens and judgements of the rollouts.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_rl.records.checkpoint_files import CheckpointError, verify
-from agent_rl.records.history import CHECKPOINTS, faults_between
-from agent_rl.records.journal import Journal, read_journal
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH, faults_between
+from agent_rl.records.journal import Decode, Journal, JournalError, read_journal, stored_decoder
 from agent_rl.records.run_directory import in_use
 
 
@@ -37,6 +41,9 @@ class Audit:
     branches: dict[str, int]
     """Branches of their rollouts, by cause."""
     faults: tuple[str, ...]
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Groups in steps: ``groups`` computed again from tokens and judgements, and those that have ``left`` the journal.
+    Of the former, the ``right`` and ``wrong`` rollouts, and those kept."""
 
     @property
     def balanced(self) -> bool:
@@ -68,6 +75,11 @@ class Audit:
         ]
         if self.staleness is not None:
             lines.append(f"staleness of what was trained: at most {self.staleness}")
+        if self.recomputed:
+            again = self.recomputed
+            kept = " and ".join(f"{again[f'{each} kept']:,} of {again[each]:,} {each}" for each in ("right", "wrong"))
+            lines.append(f"computed again from tokens and judgements: {again['groups']:,} groups in steps; kept {kept}")
+            lines += [f"believed, since they left the journal: {again['left']:,} groups in steps"] * (again["left"] > 0)
         if self.delivered:
             causes = {name: count for name, count in self.delivered.items() if name not in {"sampled", "trained"}}
             named = ", ".join(f"{count:,} {name}" for name, count in sorted(causes.items())) or "none"
@@ -88,8 +100,8 @@ class Audit:
         return lines
 
 
-def audit_journal(journal: Journal) -> Audit:
-    """Balance an open journal."""
+def audit_journal(journal: Journal, decode: Decode | None = None) -> Audit:
+    """Balance an open journal, and compare it with the payloads, where ``decode`` is given."""
     opened = trained = still_open = evaluated = evaluation_open = 0
     dropped: dict[str, int] = {}
     for (purpose, state, reason), count in journal.counts().items():
@@ -112,6 +124,7 @@ def audit_journal(journal: Journal) -> Audit:
         if limit is not None and age > limit
     )
     tokens, branches, undelivered = _delivered(journal)
+    recomputed, differences = (Counter[str](), []) if decode is None else _recomputed(journal, decode)
     return Audit(
         opened=opened,
         trained=trained,
@@ -126,8 +139,69 @@ def audit_journal(journal: Journal) -> Audit:
         staleness=max((age for _, _, age, _ in ages), default=None),
         delivered=tokens,
         branches=branches,
-        faults=(*journal.faults(), *late, *undelivered),
+        faults=(*journal.faults(), *late, *undelivered, *differences),
+        recomputed=recomputed,
     )
+
+
+def _recomputed(journal: Journal, decode: Decode) -> tuple[Counter[str], list[str]]:
+    """Counts of the groups in steps, and faults that name both values where tokens or judgements say otherwise.
+
+    The payloads of kept rollouts are read, one group at a time.
+    """
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+    keep = json.loads(journal.fact(MADE_WITH) or "{}").get("algorithm.keep", math.inf)
+    for step in journal.steps():
+        for group in () if step.skipped else step.groups:
+            try:
+                found = _differences(journal, decode, group, step.version, keep, counts)
+                faults += [f"{group}: {fault}" for fault in found]
+            except (JournalError, ValueError) as error:
+                faults.append(f"{group}: {error}")
+    return counts, faults
+
+
+def _differences(
+    journal: Journal, decode: Decode, group: str, version: int, keep: float, counts: Counter[str]
+) -> Iterator[str]:
+    row = journal.group(group)
+    if row is None or row.state not in {"ready", "trained"}:
+        return  # `Journal.faults` names it
+    stored = journal.trajectories(group, row.kept)
+    judged = journal.outlines(group)  # after the payloads, since a compaction may come between
+    try:
+        opened = decode(row.opened) if judged else None
+        rollouts = [(decode(each.payload), each) for each in stored]
+    except JournalError:  # a message of another release
+        opened = None
+    if opened is None:
+        counts["left"] += 1
+        return
+    kept = {
+        made.sample: (made, each.judgement)
+        for made, each in rollouts
+        if each.judgement is not None and (made.group, made.sample, made.attempt) == (group, each.sample, each.attempt)
+    }
+    if len(kept) < len(row.kept):
+        yield f"keeps {row.kept}, of which the samples {sorted(kept)} alone are judged rollouts of the group"
+        return
+    counts["groups"] += 1
+    counts.update("right" if each.success else "wrong" for each in judged.values() if each is not None)
+    counts.update("right kept" if judgement.success else "wrong kept" for _, judgement in kept.values())
+    if len(kept) > keep:
+        yield f"keeps {len(kept)} rollouts, where algorithm.keep is {keep}"
+    rewards = tuple(kept[sample][1].reward for sample, _ in row.kept)
+    if len(set(rewards)) < 2:
+        yield f"keeps the rewards {rewards}, which give no advantage"
+    written = [made.unpack().versions[0] for made, _ in kept.values()]
+    oldest = min((opened.policy.version if each is None else each for each in written), default=row.oldest)
+    for what, ours, theirs in (
+        ("rewards", rewards, row.rewards),
+        ("staleness", version - oldest, version - row.oldest),
+    ):
+        if ours != theirs:
+            yield f"{what} {ours} by its tokens and judgements, {theirs} by the filter"
 
 
 def _delivered(journal: Journal) -> tuple[dict[str, int], dict[str, int], list[str]]:
@@ -157,10 +231,10 @@ def _delivered(journal: Journal) -> tuple[dict[str, int], dict[str, int], list[s
 
 
 def audit(directory: Path) -> Audit:
-    """Balance the journal of a run directory. Raises JournalError when there is none."""
+    """Balance and recompute the journal of a run directory. Raises JournalError when there is none."""
     journal = read_journal(directory)
     try:
-        return audit_journal(journal)
+        return audit_journal(journal, stored_decoder())
     finally:
         journal.close()
 

@@ -22,11 +22,9 @@ from typing import Any, Literal
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value
 from agent_rl.messages import Tokens
-from agent_rl.records.journal import GroupRow, Journal, JournalError, read_journal
+from agent_rl.records.journal import Decode, GroupRow, Journal, JournalError, read_journal
 
 Format = Literal["jsonl", "parquet"]
-Decode = Callable[[bytes], Any]
-"""Decodes a message that the journal stores; raises ValueError when the bytes are not a message."""
 Row = dict[str, Any]
 BATCH_ROWS = 256
 """Rows of a Parquet file that are in memory at once."""

@@ -17,8 +17,9 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ from agent_rl.records.sqlite import EmptyJournalError, JournalError
 __all__ = [
     "JOURNAL",
     "LAYOUT",
+    "Decode",
     "EmptyJournalError",
     "GroupRow",
     "Journal",
@@ -51,11 +53,16 @@ __all__ = [
     "Stored",
     "open_journal",
     "read_journal",
+    "stored_decoder",
 ]
 
 JOURNAL = "journal.sqlite"
 LAYOUT = "6"
 """The version of the rows and their meaning. A journal of another layout is refused."""
+Decode = Callable[[bytes], Any]
+"""Decodes a message that the journal stores; raises ValueError when the bytes are not a message."""
+DECODER = "actors.roc_filter.replay"
+"""The module that reads a message of the journal. It is named and not imported: only the transport knows the format."""
 
 
 class Stored(NamedTuple):
@@ -211,11 +218,13 @@ class Journal(Retention):
         for step in self._select(StepRow, trained=False):
             if step.stage < but:
                 self._delete(StepRow, step.version)
+                for row in filter(None, map(self.group, step.decided)):
+                    self._put_group(replace(row, step=None), row)
         left = 0
         for row in self._select(GroupRow, state=("ready", "open")):
             if row.stage < but:
                 left += 1
-                self._put_group(replace(row, state="dropped", reason=reason, step=None), row)
+                self._put_group(replace(row, state="dropped", reason=reason), row)
         return left
 
     def group(self, group: str) -> GroupRow | None:
@@ -584,3 +593,9 @@ def read_journal(directory: Path) -> Journal:
     if not path.is_file():
         raise JournalError(f"{path}: no journal here; give the directory of a run")
     return Journal(path, read_only=True)
+
+
+def stored_decoder() -> Decode:
+    """The function that reads a message; it raises JournalError for a message of another release."""
+    decode: Decode = import_module(DECODER).decode_stored
+    return decode

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,16 +22,12 @@ from agent_rl.messages import Float32Vector, GroupOpened, Judgement, Problem, To
 from agent_rl.messages import Trajectory as Sampled
 from agent_rl.records.entropies import read_entropies
 from agent_rl.records.history import MADE_WITH
-from agent_rl.records.journal import GroupRow, Journal, read_journal
+from agent_rl.records.journal import Decode, GroupRow, Journal, read_journal, stored_decoder
 from agent_rl.records.run_directory import in_use, read_end
 from agent_rl.records.run_records import kinds_of, shown_figures, summary
 from agent_rl.records.summary import alarms
 from agent_rl.records.tables import Rows
 from agent_rl.records.timeline import read_timeline
-
-Decode = Callable[[bytes], Any]
-DECODER = "actors.roc_filter.replay"
-"""The module that reads a message of the journal. It is named and not imported: only the transport knows the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,8 +429,7 @@ _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
 
 def load_run(path: str | Path) -> Run:
     """The data of a run directory. Raises JournalError when there is no run, or one of another release."""
-    decode: Decode = import_module(DECODER).decode_stored
-    return Run(Path(path), decode)
+    return Run(Path(path), stored_decoder())
 
 
 def _moments(directory: Path) -> Iterator[Moment]:

@@ -126,10 +126,13 @@ class RetentionContract:
         for version in range(6):
             groups += open_groups(journal, range(version, version + 1))
             train(journal, version, groups[-1:])
-        journal.keep_from(6)
+        journal.keep_from(1)
         forget(journal, keep=3)
-        assert readable(journal, groups) == [groups[0], *groups[3:]]
+        assert readable(journal, groups) == groups  # the first is a sample
         journal.keep_from(2)
+        forget(journal, keep=3)
+        assert readable(journal, groups) == [groups[0], *groups[2:]]
+        journal.keep_from(6)
         forget(journal, keep=3)
         assert readable(journal, groups) == [groups[0], *groups[3:]]
         journal.close()

@@ -73,7 +73,7 @@ def trajectory(
         tokens=np.array(tokens, dtype=np.int32),
         loss_mask=np.array(mask, dtype=np.uint8),
         logprobs=np.zeros(len(tokens), dtype=np.float32),
-        policies=np.tile(np.array([[1, 7]], dtype=np.int32), (len(tokens), 1)),
+        policies=np.tile(np.array([[1, group.policy.version]], dtype=np.int32), (len(tokens), 1)),
     )
 
 
@@ -88,6 +88,7 @@ class SyntheticRun:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         path, self.directory = write_micro(folder)
+        path.write_text(path.read_text().replace("keep = 2", "keep = 4"))
         self.directory.mkdir()
         topology = load_topology(path)
         remember(topology, self.directory)

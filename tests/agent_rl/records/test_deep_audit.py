@@ -186,6 +186,14 @@ def test_each_flipped_byte_of_a_checkpoint_that_changes_content_is_found(directo
         assert unfound == []
 
 
+def test_the_best_checkpoint_is_read_too(directory: Path) -> None:
+    folder = checkpoint(directory)
+    best = folder.rename(folder.with_name("best-after"))
+    assert not found(directory)
+    (best / "model.safetensors").write_bytes(bytes(500))
+    assert found(directory)
+
+
 def deep_faults(folder: Path) -> list[str]:
     try:
         verify(folder)

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from actors.cli.main import main
+from actors.roc_filter.replay import decode_stored
 from agent_rl.records import export as module
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import SyntheticRun
@@ -48,7 +49,7 @@ def test_every_trajectory_is_a_row_with_all_that_is_known_of_it(
             (row["sample"], 0) in group.kept if group.kept else None,
         )
         assert row["transcript"]["texts"] == ["yes"]
-        assert row["policies"] == [[1, 7, len(row["tokens"])]]
+        assert row["policies"] == [[1, decode_stored(group.opened).policy.version, len(row["tokens"])]]
         assert len(row["logprobs"]) == len(row["loss_mask"]) == len(row["tokens"]) == 3
         assert row["problem"]["text"].startswith("What is ")
         assert row["run"] == journal.fact("run")
@@ -65,6 +66,14 @@ def test_parquet_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = [row | {name: json.loads(row[name]) for name in texts} for row in table.to_pylist()]
     assert rows == lines(directory / "trajectories.jsonl")
     assert pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet").num_row_groups == -(-len(rows) // 7)
+
+
+def test_right_answers_to_training_problems_alone_are_data(tmp_path: Path) -> None:
+    directory = SyntheticRun(tmp_path).whole().close()
+    assert exported(directory, "--right") == 0
+    rows = lines(directory / "trajectories.jsonl")
+    assert [row["purpose"] for row in rows] == ["train"] * 15
+    assert all(row["judgement"]["success"] for row in rows)
 
 
 def test_what_has_left_the_journal_is_said_to_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,21 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
+from agent_rl.figures import StepFigures, TrainingFigures
+from agent_rl.messages import StageEntered
 from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.continuing import remember
-from agent_rl.records.history import Known, Mark, Saved, check_history, disagreement
+from agent_rl.records.history import (
+    Known,
+    Mark,
+    Saved,
+    _short_stages,
+    check_history,
+    disagreement,
+    known,
+    refuse_learner,
+)
 from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
@@ -129,6 +141,56 @@ def test_more_steps_for_a_stage_that_has_ended_are_answered_with_how_to_train_on
     (said,) = check_history(run.directory, load_topology(run.file, ["stages.2.steps=8"]), ["local"])
     assert "stage 'rl' ended after 3 of 8 steps" in said
     assert '[[stages]] kind = "rl", steps = 5' in said
+
+
+def test_the_stage_under_way_and_steps_of_other_stages_are_not_taken_for_a_stage_that_ended_short(run: Run) -> None:
+    journal = open_journal(run.directory)
+    journal.close_step(4, 0, [], [], StepFigures())  # of another stage
+    journal.step_trained(4, TrainingFigures())
+    for stage, said in (("2", 0), ("3", 1)):
+        journal.set_fact("stage", stage)
+        journal.commit()
+        found = list(_short_stages(journal, known(journal).stage, load_topology(run.file, ["stages.2.steps=4"])))
+        assert len(found) == said
+    journal.close()
+
+
+def test_rows_that_a_kill_kept_from_metrics_are_no_lost_history(run: Run) -> None:
+    path = run.directory / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]) + '{"half')
+    run.check()
+
+
+def test_pages_that_sqlite_finds_damaged_are_refused_though_no_row_that_a_start_reads_is(run: Run) -> None:
+    """An index that lacks its entries: every row is as it was written."""
+    with sqlite3.connect(run.journal) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("UPDATE sqlite_master SET rootpage = 1 WHERE name = 'groups_by_segment'")
+    database.close()
+    with pytest.raises(JournalError, match="not a usable journal"):
+        run.check()
+
+
+def test_a_restarted_learner_is_compared_by_its_last_step_and_stage(run: Run) -> None:
+    journal = open_journal(run.directory)
+    run_of, last = str(journal.fact("run")), journal.last_step()
+    for named, step, version, said in (
+        (run_of, last, last + 1, None), (run_of, last + 1, last + 1, "is older than"), ("other", last, last + 1, "belongs"),
+        ("", -1, 4, None), ("", -1, 0, "records checkpoints, but there is none"), (run_of, 1, 2, "is too old"),
+    ):  # fmt: skip
+        entered = StageEntered(2 if version else 0, 0, version, restored=True, run=named, last_step=step)
+        with pytest.raises(JournalError, match=said) if said else nullcontext():
+            refuse_learner(journal, entered, KINDS)
+    journal.close()
+
+
+def test_a_run_that_entered_no_stage_is_before_its_first(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert replace(known(journal), run="") == Known(journal.path, "", -1, -1, None, frozenset())
+    journal.set_fact("stage", "0")
+    journal.keep_from(0)
+    assert replace(known(journal), run="") == Known(journal.path, "", 0, -1, 0, frozenset())
+    journal.close()
 
 
 def remove_journal(run: Run) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import Judgement
+from agent_rl.records import sqlite
 from agent_rl.records.audit import audit, audit_journal
 from agent_rl.records.journal import Journal, JournalError
+from agent_rl.records.rows import row_crc
 from tests.agent_rl.records.journal_contract import JournalContract
 from tests.agent_rl.records.journal_retention_contract import open_groups, readable, train
 
@@ -83,6 +85,33 @@ def test_payloads_that_were_removed_while_the_run_went_end_it(tmp_path: Path) ->
     with pytest.raises(JournalError, match=r"a file of \S+ was removed while the run was going"):
         journal.look()
     journal.close()
+
+
+def test_a_flushed_commit_writes_payloads_before_rows_and_both_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, order = Journal(tmp_path / "journal.sqlite"), []
+    open_groups(journal, 1)
+    monkeypatch.setattr(sqlite, "sync", lambda path: order.append(path.name))
+    journal._db.set_trace_callback(order.append)
+    journal.commit(flush=True)
+    assert order == ["00000000", "journal.sqlite-wal", "COMMIT", "journal.sqlite-wal"]
+    journal.close()
+
+
+def test_the_checksum_of_a_row_knows_types_and_where_columns_end() -> None:
+    rows = [
+        (1, "a"),
+        ("1", "a"),
+        (1.0, "a"),
+        (True, "a"),
+        (b"1", "a"),
+        (None, "a"),
+        ("None", "a"),
+        ("1a", ""),
+        ("", "1a"),
+    ]
+    assert len({row_crc(row) for row in rows}) == len(rows)
 
 
 def test_a_start_after_a_loss_of_power_asks_again_for_what_the_disk_lost(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import agent_rl
+from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.messages import ToolCallRecord
 from agent_rl.records import run_data, tables
 from agent_rl.records.journal import Journal, JournalError
@@ -67,6 +69,26 @@ def test_evaluations_are_a_row_for_each_way_with_the_share_that_counts_lost_answ
     cells = list(run.evaluations.dicts())[-1]
     assert (cells["success"], cells["low"]) == (0.75, written["success_after_greedy_low"])
     assert columns(run_data.Evaluation)["success"] == "float64"
+
+
+def test_a_problem_is_solved_in_a_share_of_the_rollouts_that_were_asked_for(directory: Path, run: Run) -> None:
+    last = list(run.evaluations)[-1]
+    assert [int(share) for share in run.solved(last).values()] == [1, 1, 0, 1]
+    journal = Journal(directory / "journal.sqlite")
+    for row in journal.groups(stage=AFTER, states=("evaluated",)):
+        opened = replace(decode_stored(row.opened), samples=4)
+        journal._put(replace(row, opened=encode_stored(opened)))
+    journal.close()
+    assert [float(share) for share in run.solved(last).values()] == [0.25, 0.25, 0.0, 0.25]
+
+
+def test_the_last_row_of_a_step_that_a_crash_repeated_counts(directory: Path, run: Run) -> None:
+    before = list(run.steps)
+    journal = Journal(directory / "journal.sqlite")
+    (row, *_) = (row for row in map(json.loads, journal.records()) if row["kind"] == "step")
+    journal.add_record(json.dumps(row | {"wall": 7.0}))
+    journal.close()
+    assert [step.wall for step in run.steps] == [7.0, *(step.wall for step in before[1:])]
 
 
 def test_trajectories_know_their_group_problem_and_judgement(run: Run) -> None:

@@ -50,9 +50,10 @@ def test_the_passes_of_an_engine_are_lists_by_size() -> None:
     assert {type(value) for name, value in figures.items() if name != "passes"} == {float}
 
 
-def test_a_restarted_actor_counts_from_nothing() -> None:
+@pytest.mark.parametrize("before", [(50.0, 50.0), (0.25, 50.0), (50.0, 0.125)])
+def test_a_restarted_actor_counts_from_nothing(before: tuple[float, float]) -> None:
     timeline = Timeline(now=0.0)
-    timeline.observe(status(50.0, 50.0), 0.0)
+    timeline.observe(status(*before), 0.0)
     timeline.observe(status(0.5, 0.25), 1.0)
     assert timeline.row(1.0, wall=0.0)["actors"]["learner.0"]["busy"] == 0.5
 
