@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as st_numpy
 from agent_rl import messages
 from agent_rl.messages import pipes
 from tests.transport.clouds import FLOATS, INT64, JSON, TEXT, same
-from transport import DecodeError, Limits, Registry, decode, encode, plans
+from transport import DecodeError, Registry, decode, encode, plans
 from transport.codec import WIRE_VERSION
 from transport.frames import FRAMES_VERSION, CallFrame, MalformedFrame, PushFrame, pack, unpack
 
@@ -166,11 +166,3 @@ def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> N
     finally:
         tracemalloc.stop()
     assert time.process_time() - began < 2.0
-
-
-def test_a_message_of_the_largest_size_and_one_byte_more() -> None:
-    frames = encode(messages.PolicyVersion(1, 2))
-    size = len(frames[0])
-    assert decode(frames, REGISTRY, Limits(message_bytes=size)) == messages.PolicyVersion(1, 2)
-    with pytest.raises(DecodeError, match=f"{size} bytes, the limit is {size - 1}"):
-        decode(frames, REGISTRY, Limits(message_bytes=size - 1))

@@ -12,7 +12,6 @@ import trio
 
 from tests.transport.contract.base import REGISTRY, Item, Recorder
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
-from transport.errors import MOST_REPORTED, Faults
 
 pytestmark = pytest.mark.real_time
 
@@ -118,12 +117,3 @@ async def test_a_peer_is_reached_although_another_program_had_its_port() -> None
         with trio.fail_after(20):
             await link.drained()
         nursery.cancel_scope.cancel()
-
-
-def test_strangers_cannot_fill_the_list_of_those_who_were_reported() -> None:
-    events: list[object] = []
-    faults = Faults(events.append)
-    for number in range(MOST_REPORTED + 100):
-        faults.unauthenticated(f"::{number:x}")
-    assert len(events) == MOST_REPORTED
-    assert faults.counts["unauthenticated"] == MOST_REPORTED + 100
