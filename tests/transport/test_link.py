@@ -1,10 +1,20 @@
+"""The state machines of the links, against plain lists of what was sent, seen, handled and told."""
+
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.frames import StreamProgress, StreamState
+from transport.frames import AnnounceFrame, HeartbeatBack, PushFrame, StreamProgress, StreamState, Withdrawn, unpack
+from transport.inbound import Inbound
 from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, SequenceSet, Unsettled
+from transport.outbound import _TOGETHER, Outbound
 
 
 def message(number):
@@ -26,47 +36,196 @@ def test_a_sequence_set_fills_up_from_below(order):
     assert not numbers.beyond
 
 
-def test_the_window_bounds_what_is_not_taken_and_acknowledging_gives_no_room():
+class Stream:
+    """Both ends of a stream. Whatever is lost, doubled, late, withdrawn or restarted, the sender knows what holds."""
+
+    def __init__(self, window):
+        self.window, self.sender = window, PushSender(window, 1)
+        self.offered, self.unsettled, self.processes = 0, [], []
+        self.acknowledged, self.rejected, self.withdrawn = [], [], set()
+        self.done, self.unreadable = set(), set()
+        self.start()
+
+    def start(self):
+        self.receiver, self.numbered = PushReceiver("link"), list(self.unsettled)
+        self.wire, self.queue, self.handling, self.reports, self.states = [], [], [], [], []
+        self.seen, self.taken, self.told, self.handled, self.new, self.refused = [], 0, 0, set(), [], {}
+        self.processes.append(self.seen)
+
+    def offer(self, _):
+        if self.sender.room > 0:
+            self.sender.offer(message(self.offered))
+            self.numbered.append(self.offered)
+            self.unsettled.append(self.offered)
+            self.offered += 1
+
+    def arrive(self, at, *, again=False, readable=True):
+        if not self.wire:
+            return
+        number, frames = self.wire[at % len(self.wire)] if again else self.wire.pop(0)
+        accepted = self.receiver.accept(number)
+        assert accepted == (number == len(self.seen) + 1)
+        if not accepted:
+            return
+        self.seen.append(None if frames is None else int(frames[0]))
+        if frames is not None and readable:
+            self.queue.append(number)
+            return
+        self.receiver.take()
+        self.taken += 1
+        self.handled.add(number)
+        if frames is None:
+            self.receiver.acknowledge(number)
+            self.new.append(number)
+        else:
+            self.unreadable.add(self.seen[-1])
+            self.refused[number] = str(self.seen[-1])
+            self.receiver.reject(number, self.refused[number])
+
+    def take(self, _):
+        if self.queue:
+            self.handling.append(self.queue.pop(0))
+            self.receiver.take()
+            self.taken += 1
+
+    def handle(self, at):
+        if self.handling:
+            number = self.handling.pop(at % len(self.handling))
+            self.done.add(self.seen[number - 1])
+            self.handled.add(number)
+            self.new.append(number)
+            self.receiver.acknowledge(number)
+
+    def tell(self, at, *, lost=False):
+        progress = self.receiver.progress()
+        assert (progress.link, progress.taken) == ("link", self.taken)
+        ranges = progress.acknowledged
+        assert [number for first, last in ranges for number in range(first, last + 1)] == self.new
+        assert all(last + 1 != first for (_, last), (first, _) in itertools.pairwise(ranges))
+        self.new.clear()
+        if not lost:
+            self.reports.append(progress)
+            self.hear_again(at, -1)
+
+    def hear_again(self, at, which=None):
+        if self.reports:
+            progress = self.reports[at % len(self.reports) if which is None else which]
+            self.settle(progress.taken, *self.sender.progressed(progress))
+
+    def beat(self, at, *, again=False):
+        self.states.append(self.receiver.state)
+        state = self.states[at % len(self.states) if again else -1]
+        self.settle(state.taken, *self.sender.heard(state))
+
+    def settle(self, taken, acknowledged, reasons):
+        self.told = max(self.told, taken)
+        for number in [int(each.frames[0]) for each in acknowledged]:
+            assert number in self.done, "acknowledged before it was handled"
+            self.unsettled.remove(number)
+            self.acknowledged.append(number)
+        for number in map(int, reasons):
+            assert number in self.unreadable
+            self.unsettled.remove(number)
+            self.rejected.append(number)
+
+    def settled(self, _):
+        self.receiver.settled(self.sender.settled_through)
+        self.refused = {number: why for number, why in self.refused.items() if number > self.sender.settled_through}
+
+    def withdraw(self, _):
+        self.withdrawn.update(self.unsettled)
+        assert self.sender.withdraw() == len(self.unsettled)
+        self.unsettled.clear()
+
+    def replace(self, _):
+        self.sender.replaced()
+        self.start()
+
+    def lose(self, count):
+        del self.wire[-1 - count :]
+
+    def check(self):
+        sender, transmits = self.sender, self.sender.transmits
+        for number, frames in sender.to_transmit():
+            assert transmits
+            assert number <= self.told + self.window
+            content = self.numbered[number - 1]
+            assert frames == (None if content in self.withdrawn else message(content).frames)
+            self.wire.append((number, frames))
+        assert not sender.transmits
+        assert sender.room == self.window - (len(self.numbered) - self.told)
+        assert [int(each.frames[0]) for each in sender.unsettled] == self.unsettled
+        assert sender.unacknowledged == len(self.unsettled)
+        first = self.numbered.index(self.unsettled[0]) if self.unsettled else len(self.numbered)
+        assert sender.settled_through == first
+        assert len(self.queue) <= self.window
+        through = next(number for number in itertools.count() if number + 1 not in self.handled)
+        beyond = sorted(number for number in self.handled if number > through)
+        state = StreamState("link", len(self.seen), self.taken, through, beyond, list(self.refused.items()))
+        assert self.receiver.state == state
+
+
+EVENTS = {
+    **dict.fromkeys(("offer", "offer more", "offer much"), Stream.offer),
+    **dict.fromkeys(("arrive", "arrive too"), Stream.arrive),
+    "arrive again": partial(Stream.arrive, again=True),
+    "arrive unreadable": partial(Stream.arrive, readable=False),
+    **{each.__name__: each for each in (Stream.take, Stream.handle, Stream.tell, Stream.hear_again, Stream.beat)},
+    "lose what is told": partial(Stream.tell, lost=True),
+    "beat again": partial(Stream.beat, again=True),
+    **{each.__name__: each for each in (Stream.settled, Stream.withdraw, Stream.replace, Stream.lose)},
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.integers(0, 7)), max_size=80), st.integers(1, 4))
+@settings(max_examples=200)
+def test_each_process_sees_a_stream_once_and_in_order_and_all_is_settled_in_the_end(events, window):
+    stream = Stream(window)
+    sound = ["beat", "tell", *["arrive", "take", "handle"] * window, "settled"]
+    for event, at in [*events, *((each, 0) for each in sound * 60)]:
+        EVENTS[event](stream, at)
+        stream.check()
+    assert stream.unsettled == stream.wire == list(stream.refused) == []
+    assert stream.sender.room == window
+    ends = [*stream.acknowledged, *stream.rejected]
+    assert len(set(ends)) == len(ends)
+    assert not stream.withdrawn & set(ends)
+    assert stream.withdrawn | set(ends) == set(range(stream.offered))
+    for numbers in ([each for each in seen if each is not None] for seen in stream.processes):
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_receiver_has_no_more_credit_and_acknowledges_no_more_than_was_sent():
     sender = PushSender(2, 2)
     sender.offer(message(0))
+    assert transmitted(sender) == [(1, 0)]
     sender.offer(message(1))
-    assert sender.room == 0
-    assert transmitted(sender) == [(1, 0), (2, 1)]
-    settled, rejected = sender.progressed(StreamProgress("link", 0, [(2, 2)], []))
-    assert [each.frames for each in settled] == [(b"1",)]
-    assert rejected == []
-    assert sender.room == 0
-    sender.progressed(StreamProgress("link", 1, [], []))
+    settled, _ = sender.progressed(StreamProgress("link", 1 << 60, [(0, 1 << 60)], []))
+    assert [each.frames for each in settled] == [(b"0",)]
     assert sender.room == 1
-    assert sender.unacknowledged == 1
-    assert sender.settled_through == 0
+    sender.heard(StreamState("link", 1, 1 << 60, 1, [], []))
+    assert sender.room == 1
 
 
-def test_a_replaced_receiver_is_sent_what_is_unacknowledged_numbered_anew():
-    sender = PushSender(2, 2)
-    for number in range(6):
-        sender.offer(message(number))
-        transmitted(sender)
-        sender.progressed(StreamProgress("link", number + 1, [(number + 1,) * 2] if number in (1, 3) else [], []))
-    sender.replaced()
-    assert sender.room == -2
-    assert transmitted(sender) == [(1, 0), (2, 2)]
-    sender.progressed(StreamProgress("link", 2, [(1, 2)], []))
-    assert transmitted(sender) == [(3, 4), (4, 5)]
-
-
-def test_frames_are_sent_again_after_two_heartbeats_without_progress_and_then_more_patiently():
+def test_what_is_lost_is_sent_again_after_two_heartbeats_without_progress_and_then_ever_more_patiently():
     sender = PushSender(4, 2)
     for number in range(3):
         sender.offer(message(number))
     assert len(transmitted(sender)) == 3
-    state = StreamState("link", 1, 1, 1, [], [])
-    repeated = []
-    for beat in range(1, 10):
-        sender.heard(state)
-        repeated += [(beat, sequence) for sequence, _ in transmitted(sender)]
-    # progress at the first beat, stalled at 2 and 3; the repetition gets a beat to arrive, then four, not two
-    assert repeated == [(3, 2), (3, 3), (8, 2), (8, 3)]
+
+    def repetitions(received, beats):
+        state, found = StreamState("link", received, received, received, [], []), []
+        for beat in range(1, beats):
+            sender.heard(state)
+            found += [beat] * (transmitted(sender) == [(number, number - 1) for number in range(received + 1, 4)])
+        return found
+
+    # progress at the first beat, stalled at 2 and 3; each repetition gets a beat to arrive, and twice the patience
+    assert repetitions(1, 165) == [3, 8, 17, 34, 67, 100, 133]
+    assert repetitions(2, 10) == [3, 8]
+    sender.replaced()
+    assert transmitted(sender) == [(1, 2)]
+    assert repetitions(0, 10) == []
 
 
 def test_messages_sent_since_the_last_heartbeat_are_not_taken_for_lost():
@@ -78,146 +237,169 @@ def test_messages_sent_since_the_last_heartbeat_are_not_taken_for_lost():
         assert transmitted(sender) == []
 
 
-def test_a_heartbeat_makes_good_whatever_progress_was_lost():
-    sender, receiver = PushSender(4, 2), PushReceiver("link")
-    for number in range(4):
-        sender.offer(message(number))
-    for sequence, _ in sender.to_transmit():
-        assert receiver.accept(sequence)
-        receiver.take()
-    receiver.acknowledge(1)
-    receiver.acknowledge(4)
-    receiver.reject(3, "unreadable")
-    receiver.progress()  # this one is lost
-    settled, rejected = sender.heard(receiver.state)
-    assert [each.frames for each in settled] == [(b"0",), (b"3",)]
-    assert rejected == ["unreadable"]
-    assert sender.heard(receiver.state) == ([], [])
-    assert sender.room == 4
-    assert sender.settled_through == 1
-    receiver.settled(sender.settled_through)
-    assert receiver.state.rejected == [(3, "unreadable")]
-    receiver.acknowledge(2)
-    sender.heard(receiver.state)
-    receiver.settled(sender.settled_through)
-    assert receiver.state == StreamState("link", 4, 4, 4, [], [])
+CALLS = st.tuples(
+    st.sampled_from(["begin", "begin more", "end", "forget", "lost", "pin"]),
+    st.sampled_from([None, "k", "l"]),
+    st.sets(st.sampled_from("abc"), max_size=2),
+)
 
 
-def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost():
-    router = CallRouter(("b", "a"), 2)
-    assert [router.begin(None, ()) for _ in range(3)] == ["a", "b", "a"]
-    assert router.begin("key", ()) == "b"
-    assert router.begin("key", ()) is None
-    router.end("a")
-    assert router.begin("key", ()) is None  # there is room, but not where it is pinned
-    assert router.begin(None, ()) == "a"
-    router.end("a")
-    router.lost("b")
-    assert router.begin("key", ()) == "a"
-    router.end("b")
-    router.end("a")
-    router.forget("key")
-    assert router.begin("key", {"a"}) == "b"
-    assert router.outstanding == 3
+@given(st.lists(CALLS, max_size=40))
+def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost(events):
+    router, begun, pins = CallRouter("cab", 2), [], {}
+    for event, key, some in events:
+        if event.startswith("begin"):
+            among = [name for name in pins.get(key, "abc") if name not in some]
+            best = min(among, key=lambda name: (begun.count(name), name), default=None)
+            best = best if begun.count(best) < 2 else None
+            assert router.begin(key, some) == best
+            begun += [] if best is None else [best]
+            pins |= {} if None in (key, best) else {key: best}
+        elif event == "end" and begun:
+            router.end(begun.pop(0))
+        elif event == "forget" and key:
+            router.forget(key)
+            pins.pop(key, None)
+        elif event == "lost":
+            for name in some:
+                router.lost(name)
+            pins = {each: name for each, name in pins.items() if name not in some}
+        elif event == "pin":
+            pins |= {router.pin(name): name for name in some}
+        assert router.outstanding == len(begun)
+        assert all(router.pinned(each) == pins.get(each) for each in (None, "k", "l", *pins))
+    with pytest.raises(ValueError, match="d is none of a, b, c"):
+        router.pin("d")
 
 
-def test_replicas_that_are_not_available_are_never_chosen():
-    router = CallRouter(("a", "b"), 1)
-    assert router.begin(None, {"a"}) == "b"
-    assert router.begin(None, {"a"}) is None
-    assert router.begin(None, {"a", "b"}) is None
-    assert router.begin("key", ()) == "a"
-    router.end("a")
-    assert router.begin("key", {"a"}) is None
+NEWS = st.tuples(
+    st.sampled_from(["set", "transmit", "arrive", "handle", "tell", "repeat", "lose", "forgotten", "arrive again"]),
+    st.integers(0, 5),
+)
 
 
-def test_announcements_are_repeated_until_the_newest_is_acknowledged():
-    sender = AnnounceSender()
-    sender.set("news", "Item", (b"1",))
-    sender.set("news", "Item", (b"2",))
-    assert list(sender.to_transmit()) == [("news", "Item", 2, (b"2",))]
-    assert list(sender.to_transmit()) == []
-    sender.repeat()
-    assert list(sender.to_transmit()) == [("news", "Item", 2, (b"2",))]
-    sender.set("news", "Item", (b"3",))
-    sender.acknowledged("news", "Item", 2)
-    assert (sender.pending(), sender.pending("news"), sender.pending("other")) == (1, 1, 0)
-    sender.acknowledged("news", "Item", 99)
-    sender.repeat()
-    assert sender.pending() == 0
-    assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
-    sender.repeat()
-    assert list(sender.to_transmit()) == []
-    sender.forgotten()
-    assert list(sender.to_transmit()) == [("news", "Item", 3, (b"3",))]
-
-
-def test_withdrawn_messages_leave_their_numbers_behind():
-    sender, receiver = PushSender(4, 1), PushReceiver("link")
-    for number in range(3):
-        sender.offer(message(number))
-    assert len(transmitted(sender)) == 3
-    assert receiver.accept(1)  # the other two are lost on the way
-    sender.heard(receiver.state)
-    assert sender.withdraw() == 3
-    assert sender.unacknowledged == 0
-    sender.offer(message(3))
-    sender.heard(receiver.state)  # no progress: all that the receiver lacks is sent again
-    assert list(sender.to_transmit()) == [(2, None), (3, None), (4, (b"3",))]
-    receiver.acknowledge(1)
-    settled, _ = sender.progressed(receiver.progress())
-    assert settled == []  # nobody waits for it any more
-
-
-EVENTS = ["offer", "arrive", "lose", "lose all", "withdraw", "beat", "replace"]
-
-
-@given(st.lists(st.sampled_from(EVENTS), max_size=60), st.integers(1, 4))
+@given(st.lists(NEWS, max_size=60))
 @settings(max_examples=200)
-def test_a_stream_has_no_gap_and_nothing_withdrawn_before_it_arrived_arrives(events, window):
-    """Whatever is lost, withdrawn or restarted: each process of the receiver sees the rest once and in order."""
-    sender, receiver = PushSender(window, 1), PushReceiver("link")
-    wire, offered, withdrawn, arrived, acknowledged = [], 0, set(), [[]], []
-    on_the_way = set()
+def test_the_newest_announcement_wins_and_is_repeated_until_it_was_handled(events):
+    """Of two types on one link, and of another link; frames are lost, doubled, and late."""
+    keys = [("news", "Item"), ("news", "Other"), ("more", "Item")]
+    sender, inbound = AnnounceSender(), Inbound(b"a#0", "a", 0, 0, lambda _: None)
+    newest, handled, told, shown = Counter(), Counter(), Counter(), Counter()
+    wire, old, handling, memory = [], [], [], 0
+    recovery = [("forgotten", 0), *((each, at) for at in range(6) for each in ("arrive", "handle", "tell", "repeat"))]
+    for event, at in [*events, *recovery]:
+        key = keys[at % 3]
+        if event == "set":
+            newest[key] += 1
+            sender.set(*key, (newest[key],))
+        elif event.startswith("arrive") and (wire or old):
+            source = old if event == "arrive again" and old else wire or old
+            *place, version, (content,) = frame = source.pop(0) if source is wire else source[at % len(source)]
+            old.append(frame)
+            assert content == version
+            assert inbound.announce(*place, version) == (version > shown[tuple(place)])
+            if version > shown[tuple(place)]:
+                shown[tuple(place)] = version
+                handling.append((tuple(place), version))
+        elif event == "handle" and handling:
+            place, version = handling.pop(at % len(handling))
+            inbound.announcement_handled(*place, version)
+            if version <= shown[place]:
+                handled[place] = max(handled[place], version)
+        elif event == "tell":
+            for *place, version in inbound.progress(0).announced:
+                assert version == handled[tuple(place)]
+                told[tuple(place)] = max(told[tuple(place)], version)
+                sender.acknowledged(*place, version)
+        elif event == "repeat":
+            sender.repeat()
+        elif event == "lose":
+            wire.clear()
+        elif event == "forgotten":
+            memory += 1
+            inbound.forget_announcements(memory)
+            sender.forgotten()
+            old.clear()
+            wire.clear()
+            handled, told, shown = Counter(), Counter(), Counter()
+        assert inbound.heartbeat(0, draining=False) == HeartbeatBack(0, False, memory, [])
+        for each in ("news", "more", None):
+            lacking = [key for key in newest if told[key] < newest[key] and each in {None, key[0]}]
+            assert sender.pending(each) == len(lacking)
+        if event in {"transmit", "repeat"}:
+            sent = list(sender.to_transmit())
+            assert all(version == newest[link, kind] > told[link, kind] for link, kind, version, _ in sent)
+            assert event == "transmit" or len(sent) == sender.pending()
+            wire += sent
+    assert sender.pending() == 0
+    assert handled == newest
 
-    def arrive():
-        number, frames = wire.pop(0)
-        if not receiver.accept(number):
-            return
-        assert receiver._received - receiver._taken <= window
-        if frames is not None:
-            arrived[-1].append(int(frames[0]))
-            assert arrived[-1][-1] not in withdrawn or arrived[-1][-1] in on_the_way
-        receiver.take()
-        receiver.acknowledge(number)
 
-    for event in [*events, *["beat", *["arrive"] * 5] * 40]:
-        if event == "offer" and sender.room > 0:
-            sender.offer(Unsettled((str(offered).encode(),), lambda number=offered: acknowledged.append(number)))
-            offered += 1
-        elif event == "arrive" and wire:
-            arrive()
-        elif event == "lose" and wire:
-            wire.pop()
-        elif event == "lose all":
-            wire = []
-        elif event == "withdraw":
-            withdrawn.update(set(range(offered)) - set(acknowledged))
-            on_the_way = {int(frames[0]) for _, frames in wire if frames is not None}
+def to_peer(frames):
+    """An Outbound whose frames are unpacked into a list, and a sender of its link."""
+    outbound = Outbound("b", lambda _, sent: frames.append(unpack(sent)), None, lambda _: None, lambda _: None)
+    sender = PushSender(100, 2)
+    outbound.pushes["items"] = sender, SimpleNamespace(moved=lambda _: None)
+    return outbound, sender
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2), st.booleans()), max_size=20))
+@settings(max_examples=60)
+def test_messages_of_one_turn_share_frames_of_bounded_size_and_each_keeps_its_number_and_arrays(given_messages):
+    frames, expected = [], []
+    outbound, sender = to_peer(frames)
+    for number, (size, arrays, withdrawn) in enumerate(given_messages, 1):
+        content = (bytes([number]) * (size << 10), *[b"array %d" % number] * arrays)
+        sender.offer(Unsettled(content, None))
+        if withdrawn:
             sender.withdraw()
-        elif event == "beat":
-            for settled in (sender.heard(receiver.state)[0], sender.progressed(receiver.progress())[0]):
-                for each in settled:
-                    each.on_ack()
-        elif event == "replace":
-            receiver, wire = PushReceiver("link"), []
-            arrived.append([])
-            sender.replaced()
-        wire += sender.to_transmit()
-    assert not wire
-    assert sender.unacknowledged == 0
-    assert set(acknowledged) | withdrawn == set(range(offered))
-    assert len(acknowledged) == len(set(acknowledged))
-    assert set(range(offered)) - {number for numbers in arrived for number in numbers} <= withdrawn
-    assert all(numbers == sorted(set(numbers)) for numbers in arrived)
-    assert sender.room == window or "replace" in events
+            expected = [(before, None) for before, _ in expected]
+        expected.append((number, None if withdrawn else content))
+    outbound.send_pushes("items")
+    outbound.flush()
+    assert not frames, "it waits until the process is identified"
+    outbound.receive(HeartbeatBack(5, False, 1, []), ())
+    outbound.flush()
+    found, pushes = [], []
+    for envelope, bodies, arrays in frames:
+        assert envelope.incarnation == 5
+        if isinstance(envelope, Withdrawn):
+            found.append((envelope.sequence, None))
+            continue
+        pushes.append((envelope.sequence, len(bodies), sum(map(len, bodies)), bool(arrays)))
+        found += [(envelope.sequence + at, (bytes(body),)) for at, body in enumerate(bodies)]
+        found[-1] = (found[-1][0], (*found[-1][1], *arrays))
+    assert found == expected
+    assert all(count == 1 or size <= _TOGETHER for _, count, size, _ in pushes)
+    for (first, count, size, arrays), (then, *_) in itertools.pairwise(pushes):
+        following = len(expected[then - 1][1][0])
+        assert arrays or then != first + count or size + following > _TOGETHER, "they could have gone together"
+
+
+def test_a_peer_is_who_answers_last_and_what_an_earlier_process_or_an_impostor_says_counts_no_more():
+    frames = []
+    outbound, sender = to_peer(frames)
+    outbound.announce("news", "Item", (b"news",))
+    sender.offer(message(0))
+    beats = [  # incarnation, draining, memory; what follows: pushes and announcements sent, and whether calls may go
+        ((3, False, 1), 1, 1, True),
+        ((3, False, 1), 0, 0, True),
+        ((3, True, 1), 0, 0, False),
+        ((3, True, 2), 0, 1, False),
+        ((2, False, 9), 0, 0, False),
+        ((4, False, 2), 1, 1, True),
+        ((3, True, 9), 0, 0, True),
+        ((4, False, 3), 0, 1, True),
+        ((8, False, 9), 0, 0, True),
+    ]
+    outbound.expect(7)
+    for (incarnation, draining, memory), pushes, news, available in beats:
+        frames.clear()
+        streams = [] if pushes else [StreamState("items", 1, 0, 0, [], [])]
+        outbound.receive(HeartbeatBack(incarnation, draining, memory, streams), ())
+        outbound.flush()
+        kinds = Counter(type(each.envelope) for each in frames)
+        assert (kinds[PushFrame], kinds[AnnounceFrame]) == (pushes, news), (incarnation, draining, memory)
+        assert outbound.available == available
+    outbound.expect(3)
+    assert outbound.incarnation is None
