@@ -64,7 +64,7 @@ def test_large_contiguous_arrays_are_not_copied_on_either_side():
     cells = LARGE
     frames = encode(cloud(cells=cells))
     assert np.shares_memory(np.frombuffer(frames[1], np.int32), cells)
-    received = [memoryview(bytes(frame)) for frame in frames]
+    received = [memoryview(bytearray(frame)) for frame in frames]
     decoded = decode(received, REGISTRY)
     assert np.shares_memory(decoded.cells, np.frombuffer(received[1], np.int32))
     assert not decoded.cells.flags.writeable
@@ -113,6 +113,7 @@ def test_misaligned_buffers_are_realigned():
     shifted = memoryview(b"x" + bytes(frames[1]))[1:]
     decoded = decode([frames[0], shifted, *frames[2:]], REGISTRY)
     assert decoded.cells.flags.aligned
+    assert not decoded.cells.flags.writeable
     assert np.array_equal(decoded.cells, LARGE)
 
 

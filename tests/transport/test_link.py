@@ -8,13 +8,25 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.frames import AnnounceFrame, HeartbeatBack, PushFrame, StreamProgress, StreamState, Withdrawn, unpack
+from transport.frames import (
+    AnnounceFrame,
+    CallFrame,
+    Cancel,
+    HeartbeatBack,
+    Progress,
+    PushFrame,
+    StreamProgress,
+    StreamState,
+    Withdrawn,
+    unpack,
+)
 from transport.inbound import Inbound
 from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, SequenceSet, Unsettled
-from transport.outbound import _TOGETHER, Outbound
+from transport.outbound import _TOGETHER, Outbound, PendingCall
 
 
 def message(number):
@@ -50,6 +62,7 @@ class Stream:
         self.receiver, self.numbered = PushReceiver("link"), list(self.unsettled)
         self.wire, self.queue, self.handling, self.reports, self.states = [], [], [], [], []
         self.seen, self.taken, self.told, self.handled, self.new, self.refused = [], 0, 0, set(), [], {}
+        self.new_refused, self.known = [], 0
         self.processes.append(self.seen)
 
     def offer(self, _):
@@ -80,6 +93,7 @@ class Stream:
         else:
             self.unreadable.add(self.seen[-1])
             self.refused[number] = str(self.seen[-1])
+            self.new_refused.append((number, self.refused[number]))
             self.receiver.reject(number, self.refused[number])
 
     def take(self, _):
@@ -102,7 +116,9 @@ class Stream:
         ranges = progress.acknowledged
         assert [number for first, last in ranges for number in range(first, last + 1)] == self.new
         assert all(last + 1 != first for (_, last), (first, _) in itertools.pairwise(ranges))
+        assert progress.rejected == self.new_refused
         self.new.clear()
+        self.new_refused.clear()
         if not lost:
             self.reports.append(progress)
             self.hear_again(at, -1)
@@ -110,14 +126,17 @@ class Stream:
     def hear_again(self, at, which=None):
         if self.reports:
             progress = self.reports[at % len(self.reports) if which is None else which]
-            self.settle(progress.taken, *self.sender.progressed(progress))
+            numbers = [number for first, last in progress.acknowledged for number in range(first, last + 1)]
+            numbers += [number for number, _ in progress.rejected]
+            self.settle(progress.taken, numbers, *self.sender.progressed(progress))
 
     def beat(self, at, *, again=False):
         self.states.append(self.receiver.state)
         state = self.states[at % len(self.states) if again else -1]
-        self.settle(state.taken, *self.sender.heard(state))
+        self.known = max(self.known, state.received)
+        self.settle(state.taken, [*range(1, state.acknowledged + 1), *state.beyond], *self.sender.heard(state))
 
-    def settle(self, taken, acknowledged, reasons):
+    def settle(self, taken, numbers, acknowledged, reasons):
         self.told = max(self.told, taken)
         for number in [int(each.frames[0]) for each in acknowledged]:
             assert number in self.done, "acknowledged before it was handled"
@@ -127,6 +146,7 @@ class Stream:
             assert number in self.unreadable
             self.unsettled.remove(number)
             self.rejected.append(number)
+        assert not {self.numbered[number - 1] for number in numbers} & set(self.unsettled)
 
     def settled(self, _):
         self.receiver.settled(self.sender.settled_through)
@@ -148,7 +168,7 @@ class Stream:
         sender, transmits = self.sender, self.sender.transmits
         for number, frames in sender.to_transmit():
             assert transmits
-            assert number <= self.told + self.window
+            assert self.known < number <= self.told + self.window
             content = self.numbered[number - 1]
             assert frames == (None if content in self.withdrawn else message(content).frames)
             self.wire.append((number, frames))
@@ -165,25 +185,22 @@ class Stream:
         assert self.receiver.state == state
 
 
-EVENTS = {
-    **dict.fromkeys(("offer", "offer more", "offer much"), Stream.offer),
-    **dict.fromkeys(("arrive", "arrive too"), Stream.arrive),
-    "arrive again": partial(Stream.arrive, again=True),
-    "arrive unreadable": partial(Stream.arrive, readable=False),
-    **{each.__name__: each for each in (Stream.take, Stream.handle, Stream.tell, Stream.hear_again, Stream.beat)},
-    "lose what is told": partial(Stream.tell, lost=True),
-    "beat again": partial(Stream.beat, again=True),
-    **{each.__name__: each for each in (Stream.settled, Stream.withdraw, Stream.replace, Stream.lose)},
-}
+EVENTS = [
+    *[each for each in (Stream.offer, Stream.arrive, Stream.take) for _ in range(4)],
+    *[each for each in (Stream.handle, Stream.tell, Stream.beat) for _ in range(2)],
+    *(Stream.hear_again, Stream.settled, Stream.withdraw, Stream.replace, Stream.lose),
+    *(partial(Stream.arrive, again=True), partial(Stream.arrive, readable=False)),
+    *(partial(Stream.beat, again=True), partial(Stream.tell, lost=True)),
+]
+SOUND = [Stream.beat, Stream.tell, *[Stream.arrive, Stream.take, Stream.handle] * 4, Stream.settled]
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.integers(0, 7)), max_size=80), st.integers(1, 4))
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 7)), min_size=40, max_size=80), st.integers(1, 4))
 @settings(max_examples=200)
 def test_each_process_sees_a_stream_once_and_in_order_and_all_is_settled_in_the_end(events, window):
     stream = Stream(window)
-    sound = ["beat", "tell", *["arrive", "take", "handle"] * window, "settled"]
-    for event, at in [*events, *((each, 0) for each in sound * 60)]:
-        EVENTS[event](stream, at)
+    for event, at in [*events, *((each, 0) for each in SOUND * 40)]:
+        event(stream, at)
         stream.check()
     assert stream.unsettled == stream.wire == list(stream.refused) == []
     assert stream.sender.room == window
@@ -205,6 +222,11 @@ def test_a_receiver_has_no_more_credit_and_acknowledges_no_more_than_was_sent():
     assert sender.room == 1
     sender.heard(StreamState("link", 1, 1 << 60, 1, [], []))
     assert sender.room == 1
+    news = AnnounceSender()
+    for _ in range(2):
+        news.set("news", "Item", (b"1",))
+        assert news.pending() == 1
+        news.acknowledged("news", "Item", 1 << 60)
 
 
 def test_what_is_lost_is_sent_again_after_two_heartbeats_without_progress_and_then_ever_more_patiently():
@@ -273,12 +295,14 @@ def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost(events):
 
 
 NEWS = st.tuples(
-    st.sampled_from(["set", "transmit", "arrive", "handle", "tell", "repeat", "lose", "forgotten", "arrive again"]),
+    st.sampled_from(
+        [*["set", "transmit", "arrive", "handle", "tell"] * 3, "repeat", "lose", "forgotten", "arrive again"]
+    ),
     st.integers(0, 5),
 )
 
 
-@given(st.lists(NEWS, max_size=60))
+@given(st.lists(NEWS, min_size=20, max_size=60))
 @settings(max_examples=200)
 def test_the_newest_announcement_wins_and_is_repeated_until_it_was_handled(events):
     """Of two types on one link, and of another link; frames are lost, doubled, and late."""
@@ -288,7 +312,7 @@ def test_the_newest_announcement_wins_and_is_repeated_until_it_was_handled(event
     wire, old, handling, memory = [], [], [], 0
     recovery = [("forgotten", 0), *((each, at) for at in range(6) for each in ("arrive", "handle", "tell", "repeat"))]
     for event, at in [*events, *recovery]:
-        key = keys[at % 3]
+        key = keys[max(0, at - 3)]
         if event == "set":
             newest[key] += 1
             sender.set(*key, (newest[key],))
@@ -401,5 +425,27 @@ def test_a_peer_is_who_answers_last_and_what_an_earlier_process_or_an_impostor_s
         kinds = Counter(type(each.envelope) for each in frames)
         assert (kinds[PushFrame], kinds[AnnounceFrame]) == (pushes, news), (incarnation, draining, memory)
         assert outbound.available == available
+    for incarnation, lacking in ((3, 1), (5, 1), (4, 0)):
+        streams = [StreamProgress(link, 1, [(1, 1)], []) for link in ("unknown", "items")]
+        outbound.receive(Progress(incarnation, streams, [("news", "Item", 1)]), ())
+        assert (sender.unacknowledged, outbound.announcements.pending()) == (lacking, lacking)
     outbound.expect(3)
     assert outbound.incarnation is None
+
+
+async def test_a_call_is_sent_with_the_time_that_is_left_once_its_peer_is_heard_and_not_beyond_its_deadline():
+    frames = []
+    outbound, _ = to_peer(frames)
+    link, began = SimpleNamespace(name="questions"), trio.current_time()
+    calls = [PendingCall(link, (b"q",), None, began + seconds) for seconds in (3.0, 4.0, 10.0)]
+    for call in calls:
+        outbound.begin(call)
+    await trio.sleep(4)
+    outbound.receive(HeartbeatBack(5, False, 1, []), ())
+    for call in (*calls, calls[2]):
+        outbound.abandon(call)
+    outbound.silent = True
+    outbound.begin(late := PendingCall(link, (b"q",), None, began + 20.0))
+    assert [each.envelope for each in frames] == [CallFrame("questions", 5, 3, 6.0), Cancel(5, 3)]
+    outbound.back()
+    assert frames[2].envelope == CallFrame("questions", 5, late.request, 16.0)

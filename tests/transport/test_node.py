@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.transport.contract.base import REGISTRY, ContractBase, Cut, Item, Question, Recorder
+from tests.transport.contract.base import REGISTRY, ContractBase, Cut, Item, Question, Recorder, raises
 from transport import (
     BindError,
+    CallTimeout,
     EncodeError,
     IncarnationRefused,
     Limits,
@@ -21,7 +22,7 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
-from transport.frames import Heartbeat, PushFrame, pack
+from transport.frames import CallFrame, Heartbeat, PushFrame, ReplyFrame, pack
 from transport.inbound import Dispatcher
 from transport.network import MemoryPort
 
@@ -75,9 +76,7 @@ async def test_errors_of_the_sender_are_raised_at_once():
 async def test_what_the_peer_would_not_take_is_refused_where_it_is_sent_and_the_largest_passes():
     case = InMemory()
     case.limits = Limits(message_bytes=1000)
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        a, _ = await world.start("a"), await world.start("b", recorder)
+    async with case.pair() as (a, _, recorder, _):
         push = a.node.push("items", ["b"], window=1)
         call = a.node.call("questions", ["b"], outstanding=1, timeout=1.0)
         announce = a.node.announce("news", ["b"])
@@ -132,36 +131,48 @@ async def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_replaced_process_acknowledged_late_is_not_taken_for_its_successors():
-    case = InMemory()
-    late, losing = [], False
-
-    def copies(source, _destination, frames):
-        if source == "b" and losing:
-            late.append(frames)
-        return int(not (source == "b" and losing))
-
-    async with case.world("a", "b", copies=copies) as world:
-        first, second = Recorder(), Recorder()
-        second.gate = trio.Event()
-        a, b = await world.start("a"), await world.start("b", first)
-        link = a.node.push("items", ["b"], window=4)
-        await case.heartbeats(2)
-        losing = True
-        for number in range(2):
-            await link.send(Item(number))
-        await first.count(2)
-        await b.stop()
-        losing = False
-        await world.start("b", second, incarnation=1)
-        await second.until(lambda recorder: recorder.started == 1)
-        assert late
-        for frames in late:
-            a.node.on_back("b", frames)
-        assert link.unacknowledged() == 2
-        second.gate.set()
+async def test_what_is_not_for_this_process_or_not_of_the_senders_present_one_is_counted_and_not_handled():
+    async with InMemory().pair() as (former, b, recorder, world):
+        await former.stop()
+        a = await world.start("a", incarnation=1)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=9.0)
+        link = a.node.push("items", ["b"], window=1)
+        for number in (1, 2):
+            await call(Question(number))
+        await link.send(Item(3))
         await link.drained()
-        assert second.numbers == [0, 1]
+        message = encode(Question(9))
+        for incarnation, envelope, figure in (
+            (0, PushFrame("items", 0, 2), "frames_of_replaced_processes"),
+            (1, PushFrame("items", 7, 2), "frames_for_another_incarnation"),
+            (1, CallFrame("questions", 7, 3, 9.0), "frames_for_another_incarnation"),
+            (1, CallFrame("questions", 0, 2, 9.0), "duplicates_dropped"),
+            (1, CallFrame("questions", 0, 1, 9.0), "duplicates_dropped"),
+            (1, PushFrame("items", 0, 1), "duplicates_dropped"),
+            (1, PushFrame("items", 0, 3), "duplicates_dropped"),
+            (1, ReplyFrame(1), "decode_errors"),
+        ):
+            before = b.node.figures
+            b.node.on_inbox(b"a#%d" % incarnation, pack(envelope, message))
+            assert b.node.figures == {**before, figure: before[figure] + 1}
+        await link.send(Item(4))
+        await link.drained()
+        assert recorder.numbers == [1, 2, 3, 4]
+
+
+async def test_a_call_ends_at_its_deadline_where_it_is_handled_though_nothing_is_heard_of_the_caller():
+    case, cut = InMemory(), Cut()
+    async with case.pair(copies=cut, closed=True) as (a, b, recorder, _), trio.open_nursery() as nursery:
+        call = a.node.call("questions", ["b"], outstanding=2, timeout=3.0)
+        began = trio.current_time()
+        for number in range(2):
+            nursery.start_soon(raises, CallTimeout, call, Question(number))
+        await recorder.until(lambda recorder: recorder.started == 1)
+        cut.closed = True
+        await recorder.until(lambda recorder: recorder.running == 0)
+        assert trio.current_time() - began == 3.0
+        await case.heartbeats(1)
+        assert (recorder.started, b.node.figures["queued"]) == (1, 0)  # the other one's time was over, too
 
 
 async def test_only_pushes_can_be_deferred():
@@ -173,17 +184,13 @@ async def test_only_pushes_can_be_deferred():
             delivery.defer()
         return Item(0)
 
-    async with case.world("a", "b") as world:
-        a, _ = await world.start("a"), await world.start("b", Recorder(answers=defer))
+    async with case.pair(answers=defer) as (a, _, _, _):
         assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
 
 
 async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
     case = InMemory()
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        recorder.gate = trio.Event()
-        a, _ = await world.start("a"), await world.start("b", recorder)
+    async with case.pair(closed=True) as (a, _, recorder, _):
         link = a.node.push("items", ["b"], window=1)
         await link.send(Item(0))
         await recorder.until(lambda recorder: recorder.started == 1)
@@ -200,9 +207,7 @@ async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
 async def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
     case = InMemory()
     cut = Cut()
-    async with case.world("a", "b", copies=cut) as world:
-        recorder = Recorder()
-        a, b = await world.start("a"), await world.start("b", recorder)
+    async with case.pair(copies=cut) as (a, b, recorder, _):
         link = a.node.push("items", ["b"], window=16)
         await link.send(Item(0))
         await recorder.count(1)
@@ -254,8 +259,7 @@ async def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the
 async def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(sends):
     case = InMemory()
     cut = Cut()
-    async with case.world("a", "b", copies=cut) as world:
-        a, b = await world.start("a"), await world.start("b")
+    async with case.pair(copies=cut) as (a, b, _, world):
         if sends != "b to a":
             a.node.announce("news", ["b"]).set(Item(1))
         if sends != "a to b":
@@ -276,8 +280,7 @@ async def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_neve
 
 async def test_a_node_leaves_before_the_connection_to_it_stands():
     case = InMemory()
-    async with case.world("a", "b", copies=lambda source, *_: source != "a") as world:
-        a, b = await world.start("a"), await world.start("b")
+    async with case.pair(copies=lambda source, *_: source != "a") as (a, b, _, _):
         a.node.announce("news", ["b"]).set(Item(1))
         b.node.announce("news", ["a"]).set(Item(1))
         await case.heartbeats(2)
@@ -290,9 +293,7 @@ async def test_a_node_leaves_before_the_connection_to_it_stands():
 async def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
     """An impostor's messages are not handled once it is recognised; the node's own messages always are."""
     case = InMemory()
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        a, b = await world.start("a"), await world.start("b", recorder)
+    async with case.pair() as (a, b, recorder, world):
         b.node._only_expected = True
         if comes == "after":
             b.node.expect("a", a.node.incarnation)
@@ -371,8 +372,7 @@ async def test_the_same_messages_take_the_same_virtual_time():
 
     for _ in range(2):
         case = InMemory()
-        async with case.world("a", "b") as world:
-            a, _ = await world.start("a"), await world.start("b", Recorder(answers=slow))
+        async with case.pair(answers=slow) as (a, _, _, _):
             link, began = a.node.push("items", ["b"], window=2), trio.current_time()
             for number in range(8):
                 await link.send(Item(number))

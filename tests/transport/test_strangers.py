@@ -261,8 +261,7 @@ async def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_o
 
 async def test_a_reply_of_another_type_than_expected_fails_the_call():
     case = InMemory()
-    async with case.world("a", "b") as world:
-        a, _ = await world.start("a"), await world.start("b")
+    async with case.pair() as (a, _, _, _):
         call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
         with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
             await call(Question(1))

@@ -28,7 +28,6 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
-from transport.curve import Admission
 from transport.limits import PART
 
 pytestmark = pytest.mark.real_time
@@ -211,20 +210,6 @@ async def test_strangers_are_not_admitted():
         assert recorder.deliveries == []
 
 
-def test_admission_answers_as_zap_asks():
-    keys, admitted, refused = CurveKeys.generate(), [], []
-    admission = Admission(keys, admitted.append, refused.append)
-    from zmq.utils import z85
-
-    request = [b"1.0", b"7", b"cluster", b"10.0.0.1", b"identity", b"CURVE", z85.decode(keys.public)]
-    assert admission.answer(request)[:3] == [b"1.0", b"7", b"200"]
-    assert (admitted, refused) == (["10.0.0.1"], [])
-    for wrong in ([*request[:6], b"x" * 32], [*request[:5], b"NULL"], [*request[:5], b"PLAIN", b"user", b"password"]):
-        assert admission.answer(wrong)[:3] == [b"1.0", b"7", b"400"]
-    assert (admitted, refused) == (["10.0.0.1"], ["10.0.0.1"] * 3)
-    assert admission.answer([b"2.0"]) is None
-
-
 def test_addresses_that_others_reach_need_keys():
     for address in ("tcp://10.0.0.1:5700", "tcp://127.0.0.5:5700", "tcp://localhost:5700", "tcp://[::1]:5700"):
         with pytest.raises(InsecureLink, match=rf"{re.escape(address)} of a can be reached by others, .* pass curve="):
@@ -266,23 +251,6 @@ async def test_a_stale_socket_file_is_replaced_and_removed_at_the_end(directory)
     async with Zmq(ZmqNetwork({"a": f"ipc://{directory}/a"})).world() as world:
         await world.start("a")
     assert not (directory / "a").exists()
-
-
-def test_keys_are_saved_for_their_owner_only(directory):
-    keys, path = CurveKeys.generate(), directory / "keys"
-    keys.save(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert CurveKeys.load(path) == keys
-    assert keys.secret not in repr(keys)
-    with pytest.raises(FileExistsError):
-        keys.save(path)
-    path.chmod(0o640)
-    with pytest.raises(PermissionError, match="chmod 600"):
-        CurveKeys.load(path)
-    path.chmod(0o600)
-    path.write_text("nothing")
-    with pytest.raises(ValueError, match="holds no key pair"):
-        CurveKeys.load(path)
 
 
 async def test_a_connection_made_anew_is_the_only_one(directory):

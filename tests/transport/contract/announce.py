@@ -24,10 +24,7 @@ class AnnounceContract(ContractBase):
 
     async def test_newest_wins(self) -> None:
         """What waits in the queue becomes the newest; setting never blocks."""
-        async with self.world("a", "b") as world:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(closed=True) as (a, _, recorder, _):
             link = a.node.announce("news", ["b"])
             link.set(Item(0))
             await recorder.until(lambda recorder: recorder.started == 1)
@@ -60,9 +57,7 @@ class AnnounceContract(ContractBase):
         """The newest value arrives all the same, and once."""
 
         async def lose(lost: int) -> None:
-            async with self.world("a", "b", copies=Losing(lost)) as world:
-                recorder = Recorder()
-                a, _ = await world.start("a"), await world.start("b", recorder)
+            async with self.pair(copies=Losing(lost)) as (a, _, recorder, _):
                 link = a.node.announce("news", ["b"])
                 for number in range(3):
                     link.set(Item(number))
@@ -76,10 +71,7 @@ class AnnounceContract(ContractBase):
 
     async def test_who_leaves_may_wait_until_the_last_announcement_is_handled(self) -> None:
         """Both ends announce, so that a goodbye comes over another connection than the announcement."""
-        async with self.world("a", "b") as world:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, b = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(closed=True) as (a, b, recorder, _):
             b.node.announce("back", ["a"]).set(Item(0))
             link = a.node.announce("news", ["b"])
             link.set(Item(1))

@@ -5,7 +5,7 @@ The contract's tests stand in the other files of this folder; ``test_contract.py
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from transport.errors import LinkEvent
     from transport.inbound import Handler
-    from transport.network import Network, Port, Receiver
+    from transport.network import Network, Port
     from transport.plans import Buffer
 
 PATIENCE = 20.0
@@ -65,13 +65,14 @@ REGISTRY = Registry(Item, Question, Block)
 class Recorder:
     """A handler that stores deliveries and answers calls. It waits while ``gate`` is closed."""
 
-    def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None) -> None:
+    def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None, closed: bool = False) -> None:
         self.deliveries: list[Delivery] = []
         self.started = 0
         self.running = 0
         self.most_running = 0
         self.gate = trio.Event()
-        self.gate.set()
+        if not closed:
+            self.gate.set()
         self._answers = answers
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -120,11 +121,8 @@ class FaultyNetwork:
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node."""
-        return _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
-
-    def extend(self, addresses: Mapping[str, str]) -> None:
-        """As the network behind it."""
-        self._network.extend(addresses)
+        port: Any = _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
+        return port  # type: ignore[no-any-return]
 
 
 class _FaultyPort:
@@ -133,24 +131,8 @@ class _FaultyPort:
         self._port = port
         self._copies = copies
 
-    async def bind(self, receiver: Receiver) -> None:
-        await self._port.bind(receiver)
-
-    async def serve(self) -> None:
-        await self._port.serve()
-
-    def renew(self, peer: str) -> None:
-        self._port.renew(peer)
-
-    def knows(self, peer: str) -> bool:
-        """As the port it stands before."""
-        return self._port.knows(peer)
-
-    def connect(self, peer: str) -> None:
-        self._port.connect(peer)
-
-    def disconnect(self, peer: str) -> None:
-        self._port.disconnect(peer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         for _ in range(self._copies(self._name, peer, frames)):
@@ -159,9 +141,6 @@ class _FaultyPort:
     def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         for _ in range(self._copies(self._name, identity.decode().partition("#")[0], frames)):
             self._port.send_back(identity, frames)
-
-    async def close(self, absent: Collection[str] = ()) -> None:
-        await self._port.close(absent)
 
 
 class Running:
@@ -247,6 +226,20 @@ class ContractBase:
         """A world for nodes of these names, for ``seconds`` at most. All nodes are stopped at its end."""
         network = self.network(names)
         return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits, seconds)
+
+    @asynccontextmanager
+    async def pair(
+        self,
+        *,
+        copies: Callable[[str, str, Sequence[Buffer]], int] | None = None,
+        answers: Callable[[Delivery], Awaitable[object]] | None = None,
+        closed: bool = False,
+        concurrency: int = 1,
+    ) -> AsyncIterator[tuple[Running, Running, Recorder, World]]:
+        """The nodes a and b, what b records, and their world."""
+        async with self.world("a", "b", copies=copies) as world:
+            recorder = Recorder(answers=answers, closed=closed)
+            yield await world.start("a"), await world.start("b", recorder, concurrency=concurrency), recorder, world
 
     async def heartbeats(self, count: float) -> None:
         """Let so many heartbeat intervals pass."""

@@ -32,9 +32,7 @@ class PushContract(ContractBase):
 
     async def test_pushes_arrive_once_in_order(self) -> None:
         """Also when there are many more of them than the window."""
-        async with self.world("a", "b") as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair() as (a, _, recorder, _):
             link = a.node.push("items", ["b"], window=8)
             for number in range(300):
                 await link.send(Item(number))
@@ -45,9 +43,7 @@ class PushContract(ContractBase):
 
     async def test_arrays_arrive_whole_and_read_only(self) -> None:
         """A megabyte, its values unchanged."""
-        async with self.world("a", "b") as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair() as (a, _, recorder, _):
             values = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
             await a.node.push("blocks", ["b"], window=1).send(Block(values))
             await recorder.count(1)
@@ -57,10 +53,7 @@ class PushContract(ContractBase):
 
     async def test_window_bounds_what_is_not_taken(self) -> None:
         """One message is with the handler, as many as the window wait in the queue, and the sender waits."""
-        async with self.world("a", "b") as world, trio.open_nursery() as nursery:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, b = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(closed=True) as (a, b, recorder, _), trio.open_nursery() as nursery:
             link = a.node.push("items", ["b"], window=4)
             sent: list[int] = []
 
@@ -153,9 +146,7 @@ class PushContract(ContractBase):
 
     async def test_duplicates_are_dropped(self) -> None:
         """Every frame arrives twice, control frames too."""
-        async with self.world("a", "b", copies=lambda *_: 2) as world:
-            recorder = Recorder()
-            a, b = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(copies=lambda *_: 2) as (a, b, recorder, _):
             link = a.node.push("items", ["b"], window=3)
             acknowledged: list[int] = []
             for number in range(20):
@@ -172,9 +163,7 @@ class PushContract(ContractBase):
         """Whichever frame of the conversation is lost: everything arrives once, in order, and is acknowledged."""
 
         async def lose(lost: int) -> None:
-            async with self.world("a", "b", copies=Losing(lost)) as world:
-                recorder = Recorder()
-                a, _ = await world.start("a"), await world.start("b", recorder)
+            async with self.pair(copies=Losing(lost)) as (a, _, recorder, _):
                 link = a.node.push("items", ["b"], window=2)
                 for number in range(7):
                     await link.send(Item(number))
@@ -209,10 +198,7 @@ class PushContract(ContractBase):
 
     async def test_a_long_wait_for_credit_is_reported_once(self) -> None:
         """And goes on."""
-        async with self.world("a", "b") as world, trio.open_nursery() as nursery:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(closed=True) as (a, _, recorder, _), trio.open_nursery() as nursery:
             link = a.node.push("items", ["b"], window=1)
             await link.send(Item(0))
             await recorder.until(lambda recorder: recorder.started == 1)
