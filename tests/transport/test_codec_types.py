@@ -43,45 +43,30 @@ def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message
 
 
 def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Checked:
-        value: int
+    def check(self):
+        if self.value < 0:
+            raise ValueError("must not be negative")
 
-        def __post_init__(self):
-            if self.value < 0:
-                raise ValueError("must not be negative")
+    def double(self, value):
+        object.__setattr__(self, "value", value)
+        made.append(value)
 
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Doubling:
-        value: int
+    def make(name, *fields, bases=(), frozen=True, slots=True, init=True, kw_only=False, **namespace):
+        options = {"frozen": frozen, "slots": slots, "init": init, "kw_only": kw_only}
+        return dataclasses.make_dataclass(name, fields, bases=bases, namespace=namespace, **options)
 
-        def __init__(self, value):
-            object.__setattr__(self, "value", value)
-            made.append(value)
-
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Named:
-        value: int
-
-    @dataclasses.dataclass(frozen=True)
-    class Open:
-        value: int
-
-    @dataclasses.dataclass(slots=True)
-    class Mutable:
-        value: int
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Derived(Named):
-        other: str = "o"
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Nothing:
-        pass
-
-    made = []
-    registry = Registry(Checked, Doubling, Named, Open, Mutable, Derived, Nothing)
-    messages = [Checked(1), Doubling(2), Named(value=3), Open(4), Mutable(5), Derived(value=6), Nothing()]
+    value, made = ("value", int), []
+    named = make("Named", value, kw_only=True)
+    derived = make("Derived", ("other", str, "o"), bases=(named,))
+    checked = make("Checked", value, __post_init__=check)
+    doubling = make("Doubling", value, init=False, __init__=double)
+    simple = [checked, make("Open", value, slots=False), make("Mutable", value, frozen=False), make("Plain", value)]
+    registry = Registry(*simple, named, doubling, derived, make("Nothing"))
+    messages = [
+        doubling(2),
+        *(cls(value=3) for cls in (*simple, named, derived)),
+        *(cls() for cls in registry if cls.__name__ == "Nothing"),
+    ]
     for message in messages:
         again = decode(encode(message), registry)
         assert type(again) is type(message)
@@ -89,9 +74,9 @@ def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
         assert dataclasses.replace(again) == message
     assert made == [2, 2, 2]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        decode(encode(Checked(1)), registry).value = 2
+        decode(encode(checked(1)), registry).value = 2
     with pytest.raises(DecodeError, match="Checked: must not be negative"):
-        decode(with_header(Checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
+        decode(with_header(checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
 
 
 REFUSED = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from functools import partial
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 import trio
 
 from tests.transport.contract.base import REGISTRY, Item, Recorder
+from tests.transport.test_zeromq import free_port
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
 
 pytestmark = pytest.mark.real_time
 
 LIMITS = Limits(heartbeat_interval=0.1, silent_after=60.0, linger=0.1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Side:

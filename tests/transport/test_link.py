@@ -12,6 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transport import PeerLost
 from transport.frames import (
     AnnounceFrame,
     CallFrame,
@@ -25,7 +26,7 @@ from transport.frames import (
     unpack,
 )
 from transport.inbound import Inbound
-from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, SequenceSet, Unsettled
+from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, Unsettled
 from transport.outbound import _TOGETHER, Outbound, PendingCall
 
 
@@ -35,17 +36,6 @@ def message(number):
 
 def transmitted(sender):
     return [(sequence, int(frames[0])) for sequence, frames in sender.to_transmit()]
-
-
-@given(st.permutations(range(1, 9)))
-def test_a_sequence_set_fills_up_from_below(order):
-    numbers = SequenceSet()
-    for each in order:
-        assert numbers.add(each)
-        assert not numbers.add(each)
-        missing = next(number for number in range(1, 10) if number not in order[: order.index(each) + 1])
-        assert numbers.through == missing - 1
-    assert not numbers.beyond
 
 
 class Stream:
@@ -222,11 +212,6 @@ def test_a_receiver_has_no_more_credit_and_acknowledges_no_more_than_was_sent():
     assert sender.room == 1
     sender.heard(StreamState("link", 1, 1 << 60, 1, [], []))
     assert sender.room == 1
-    news = AnnounceSender()
-    for _ in range(2):
-        news.set("news", "Item", (b"1",))
-        assert news.pending() == 1
-        news.acknowledged("news", "Item", 1 << 60)
 
 
 def test_what_is_lost_is_sent_again_after_two_heartbeats_without_progress_and_then_ever_more_patiently():
@@ -294,69 +279,45 @@ def test_calls_go_to_the_fewest_and_keys_stay_until_forgotten_or_lost(events):
         router.pin("d")
 
 
-NEWS = st.tuples(
-    st.sampled_from(
-        [*["set", "transmit", "arrive", "handle", "tell"] * 3, "repeat", "lose", "forgotten", "arrive again"]
-    ),
-    st.integers(0, 5),
-)
-
-
-@given(st.lists(NEWS, min_size=20, max_size=60))
-@settings(max_examples=200)
-def test_the_newest_announcement_wins_and_is_repeated_until_it_was_handled(events):
-    """Of two types on one link, and of another link; frames are lost, doubled, and late."""
-    keys = [("news", "Item"), ("news", "Other"), ("more", "Item")]
-    sender, inbound = AnnounceSender(), Inbound(b"a#0", "a", 0, 0, lambda _: None)
-    newest, handled, told, shown = Counter(), Counter(), Counter(), Counter()
-    wire, old, handling, memory = [], [], [], 0
-    recovery = [("forgotten", 0), *((each, at) for at in range(6) for each in ("arrive", "handle", "tell", "repeat"))]
-    for event, at in [*events, *recovery]:
-        key = keys[max(0, at - 3)]
-        if event == "set":
-            newest[key] += 1
-            sender.set(*key, (newest[key],))
-        elif event.startswith("arrive") and (wire or old):
-            source = old if event == "arrive again" and old else wire or old
-            *place, version, (content,) = frame = source.pop(0) if source is wire else source[at % len(source)]
-            old.append(frame)
-            assert content == version
-            assert inbound.announce(*place, version) == (version > shown[tuple(place)])
-            if version > shown[tuple(place)]:
-                shown[tuple(place)] = version
-                handling.append((tuple(place), version))
-        elif event == "handle" and handling:
-            place, version = handling.pop(at % len(handling))
-            inbound.announcement_handled(*place, version)
-            if version <= shown[place]:
-                handled[place] = max(handled[place], version)
-        elif event == "tell":
-            for *place, version in inbound.progress(0).announced:
-                assert version == handled[tuple(place)]
-                told[tuple(place)] = max(told[tuple(place)], version)
-                sender.acknowledged(*place, version)
-        elif event == "repeat":
+def test_announcements_are_repeated_until_the_newest_is_acknowledged():
+    sender = AnnounceSender()
+    for number in (1, 2):
+        sender.set("news", "Item", (number,))
+    for sent in ([("news", "Item", 2, (2,))], []) * 2:
+        assert list(sender.to_transmit()) == sent
+        if not sent:
             sender.repeat()
-        elif event == "lose":
-            wire.clear()
-        elif event == "forgotten":
-            memory += 1
-            inbound.forget_announcements(memory)
-            sender.forgotten()
-            old.clear()
-            wire.clear()
-            handled, told, shown = Counter(), Counter(), Counter()
-        assert inbound.heartbeat(0, draining=False) == HeartbeatBack(0, False, memory, [])
-        for each in ("news", "more", None):
-            lacking = [key for key in newest if told[key] < newest[key] and each in {None, key[0]}]
-            assert sender.pending(each) == len(lacking)
-        if event in {"transmit", "repeat"}:
-            sent = list(sender.to_transmit())
-            assert all(version == newest[link, kind] > told[link, kind] for link, kind, version, _ in sent)
-            assert event == "transmit" or len(sent) == sender.pending()
-            wire += sent
-    assert sender.pending() == 0
-    assert handled == newest
+    sender.set("news", "Item", (3,))
+    for version, pending in ((2, 1), (1, 1), (99, 0), (1, 0)):
+        sender.acknowledged("news", "Item", version)
+        assert [sender.pending(link) for link in (None, "news", "other")] == [pending, pending, 0]
+    sender.repeat()
+    for again in ([("news", "Item", 3, (3,))], []):
+        assert list(sender.to_transmit()) == again
+    sender.set("news", "Item", (4,))
+    assert sender.pending() == 1
+    sender.acknowledged("news", "Item", 4)
+    sender.forgotten()
+    assert list(sender.to_transmit()) == [("news", "Item", 4, (4,))]
+    assert sender.pending() == 1
+
+
+def test_an_announcement_is_new_once_and_acknowledged_again_only_after_it_was_handled():
+    inbound = Inbound(b"a#0", "a", 0, 7, lambda _: None)
+    # what arrives (`=`: it is new), or was handled (`!`), and the version that the sender is told of
+    for word, told in zip(
+        ["2=", "2", "1", "2!", "1", "3=", "2!", "3", "3!", "~", "3!", "3=", "2!", "4=", "3!", "4!"],
+        [0, 0, 0, 2, 2, 0, 2, 0, 3, 0, 0, 0, 2, 0, 3, 4],
+        strict=True,
+    ):
+        if word == "~":
+            inbound.forget_announcements(8)
+        elif word.endswith("!"):
+            inbound.announcement_handled("news", "Item", int(word[0]))
+        else:
+            assert inbound.announce("news", "Item", int(word[0])) == word.endswith("=")
+        assert inbound.progress(5) == Progress(5, [], [("news", "Item", told)] if told else [])
+    assert inbound.heartbeat(5, draining=True) == HeartbeatBack(5, True, 8, [])
 
 
 def to_peer(frames):
@@ -430,13 +391,20 @@ def test_a_peer_is_who_answers_last_and_what_an_earlier_process_or_an_impostor_s
         outbound.receive(Progress(incarnation, streams, [("news", "Item", 1)]), ())
         assert (sender.unacknowledged, outbound.announcements.pending()) == (lacking, lacking)
     outbound.expect(3)
-    assert outbound.incarnation is None
+    assert outbound.incarnation is None, "it was an impostor"
+    sender.offer(message(1))
+    for incarnation, sent in ((4, []), (3, [PushFrame("items", 3, 1)])):
+        frames.clear()
+        outbound.receive(HeartbeatBack(incarnation, False, 1, []), ())
+        outbound.flush()
+        assert [each.envelope for each in frames if isinstance(each.envelope, PushFrame)] == sent
 
 
 async def test_a_call_is_sent_with_the_time_that_is_left_once_its_peer_is_heard_and_not_beyond_its_deadline():
     frames = []
     outbound, _ = to_peer(frames)
-    link, began = SimpleNamespace(name="questions"), trio.current_time()
+    ended, again, began = [], [], trio.current_time()
+    link = SimpleNamespace(name="questions", ended=ended.append, again=again.append)
     calls = [PendingCall(link, (b"q",), None, began + seconds) for seconds in (3.0, 4.0, 10.0)]
     for call in calls:
         outbound.begin(call)
@@ -449,3 +417,8 @@ async def test_a_call_is_sent_with_the_time_that_is_left_once_its_peer_is_heard_
     assert [each.envelope for each in frames] == [CallFrame("questions", 5, 3, 6.0), Cancel(5, 3)]
     outbound.back()
     assert frames[2].envelope == CallFrame("questions", 5, late.request, 16.0)
+    outbound.silent = True
+    outbound.begin(unsent := PendingCall(link, (b"q",), None, began + 20.0))
+    outbound.lost()
+    assert (ended, again, outbound.calls) == ([late], [unsent], {})
+    assert isinstance(late.failure, PeerLost)

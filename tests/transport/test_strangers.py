@@ -16,14 +16,13 @@ import trio
 import zmq
 
 from benchmarks.hostile.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
-from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
+from tests.transport.contract.base import REGISTRY, ContractBase, InMemory, Item, Question, Recorder
 from tests.transport.test_zeromq import free_port
 from transport import (
     CallFailed,
     CurveKeys,
     Limits,
     MalformedFrames,
-    MemoryNetwork,
     MessageRejected,
     Node,
     Unauthenticated,
@@ -73,14 +72,6 @@ class Zmq(ContractBase):
 
     def network(self, _names):
         return ZmqNetwork(self.addresses, curve=self.keys)
-
-
-class InMemory(ContractBase):
-    def __init__(self):
-        self.memory = MemoryNetwork()
-
-    def network(self, _names):
-        return self.memory
 
 
 def resident():

@@ -108,10 +108,6 @@ def converse(addresses, keys_path):
     trio.run(main)
 
 
-def test_two_processes_over_ipc(directory):
-    converse({"here": f"ipc://{directory}/here", "there": f"ipc://{directory}/there"}, None)
-
-
 def test_two_processes_over_tcp_with_keys(directory):
     CurveKeys.generate().save(directory / "keys")
     converse({"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys")

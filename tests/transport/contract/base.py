@@ -16,6 +16,7 @@ import trio
 from transport.codec import Registry
 from transport.inbound import Delivery
 from transport.limits import Limits
+from transport.network import MemoryNetwork
 from transport.node import Node
 
 if TYPE_CHECKING:
@@ -246,6 +247,18 @@ class ContractBase:
         await trio.sleep(count * self.limits.heartbeat_interval)
 
 
+class InMemory(ContractBase):
+    """Nodes of this process, in virtual time."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryNetwork()
+
+    def network(self, names: Iterable[str]) -> Network:
+        """The same for all."""
+        del names
+        return self.memory
+
+
 async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> Any:
     """Await ``call`` and return the error of type ``kind`` that it must raise."""
     try:
@@ -273,19 +286,6 @@ class Cut:
             self.lose -= 1
             return 0
         return 1
-
-
-class Losing:
-    """For FaultyNetwork: loses frame ``number``, counted from 1 over all frames sent."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._seen = 0
-
-    def __call__(self, _source: str, _destination: str, _frames: Sequence[Buffer]) -> int:
-        """How often to deliver this frame."""
-        self._seen += 1
-        return int(self._seen != self._number)
 
 
 def appending(numbers: list[int], number: int) -> Callable[[], None]:

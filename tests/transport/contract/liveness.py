@@ -220,21 +220,6 @@ class LivenessContract(ContractBase):
         for ways in self.ways_to_cut:
             await cut_off(*ways)
 
-    async def test_what_is_handled_while_its_sender_is_lost_is_told_again(self) -> None:
-        """Its handler began before the loss: what it stored may have been dropped with the sender."""
-        cut = Cut()
-        async with self.pair(copies=cut, closed=True) as (a, b, recorder, _):
-            a.node.announce("news", ["b"]).set(Item(1))
-            await recorder.until(lambda recorder: recorder.started == 1)
-            cut.closed = True
-            while not b.reported(PeerGone):
-                await self.heartbeats(1)
-            recorder.gate.set()
-            await recorder.count(1)
-            cut.closed = False
-            await recorder.count(2)
-            assert recorder.numbers == [1, 1]
-
     async def test_an_undecodable_push_is_rejected_and_the_link_lives_on(self) -> None:
         """It is not sent again, its sender hears why, and its on_ack is not called."""
         async with self.world("a", "b") as world:
