@@ -72,22 +72,6 @@ async def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
     assert not await turn_away(addresses["b"], 0.1)  # nobody came
 
 
-async def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
-    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
-    a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(a.node.run, Recorder()))
-        await trio.sleep(0.5)
-        listener = await trio.open_tcp_listeners(int(addresses["b"].rpartition(":")[2]), host="127.0.0.1")
-        with trio.fail_after(20):
-            stream = await listener[0].accept()
-        await listener[0].aclose()
-        await stream.aclose()  # it ended in the middle of a handshake
-        await trio.sleep(0.5)
-        nursery.cancel_scope.cancel()
-    assert a.events == []
-
-
 async def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
     """ZeroMQ gives a connection up when it is answered in another protocol."""
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}

@@ -4,17 +4,22 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
-from tests.transport.contract.base import REGISTRY, Cut, InMemory, Item, Question, Recorder, raises
+from tests.transport.clouds import same
+from tests.transport.contract.base import REGISTRY, Block, Cut, InMemory, Item, Question, Recorder, raises
 from transport import (
     BindError,
+    CallFailed,
     CallTimeout,
     EncodeError,
     IncarnationRefused,
     Limits,
+    MalformedFrames,
     MemoryNetwork,
+    MessageRejected,
     Node,
     PeerLeft,
     PeerSilent,
@@ -49,8 +54,10 @@ def test_links_are_made_once_and_lead_somewhere():
         node.announce("items", ["b"])
     with pytest.raises(ValueError, match="leads nowhere"):
         node.call("questions", [], outstanding=1, timeout=1.0)
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="window of link others must be at least 1, got 0"):
         node.push("others", ["b"], window=0)
+    with pytest.raises(ValueError, match="outstanding of link others must be at least 1, got 0"):
+        node.call("others", ["b"], outstanding=0, timeout=1.0)
 
 
 async def test_errors_of_the_sender_are_raised_at_once():
@@ -162,6 +169,37 @@ async def test_a_call_ends_at_its_deadline_where_it_is_handled_though_nothing_is
         assert trio.current_time() - began == 3.0
         await case.heartbeats(1)
         assert (recorder.started, b.node.figures["queued"]) == (1, 0)  # the other one's time was over, too
+
+
+async def test_messages_of_one_turn_arrive_each_with_its_arrays():
+    async with InMemory().pair() as (a, _, recorder, _):
+        link = a.node.push("blocks", ["b"], window=9)
+        blocks = [Block(np.full((rows, 200), rows, np.float32)) for rows in (0, 1, 90, 2, 100)]  # two are not copied
+        for block in blocks:
+            await link.send(block)
+        await link.drained()
+        assert all(map(same, [delivery.message for delivery in recorder.deliveries], blocks))
+        assert {(each.sender, each.link, each.kind) for each in recorder.deliveries} == {("a", "blocks", "push")}
+
+
+async def test_a_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
+    case = InMemory()
+    async with case.pair(receives={"push": [Item], "call": [Question]}) as (a, b, recorder, _):
+        push = a.node.push("items", ["b"], window=8)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
+        await push.send(Question(1))
+        await push.send(Item(2))
+        a.node.announce("news", ["b"]).set(Item(3))
+        with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
+            await call(Item(4))
+        assert await call(Question(5)) == Item(5)
+        await push.drained()
+        await case.heartbeats(2)
+        assert recorder.numbers == [2, 5]
+        assert [type(event) for event in b.events] == [MalformedFrames]
+        assert b.node.figures["decode_errors"] == 3
+        (rejected,) = a.reported(MessageRejected)
+        assert "'Question' is unknown here or not expected" in rejected.reason
 
 
 async def test_only_pushes_can_be_deferred():

@@ -74,27 +74,6 @@ async def in_turn(nursery: trio.Nursery, task: Callable[[], Any]) -> None:
     await wait_all_tasks_blocked()
 
 
-def test_a_line_is_first_in_first_out_at_each_place_and_over_all() -> None:
-    line: WaitingLine[str] = WaitingLine()
-    for item, place in (("1 any", None), ("2 a", "a"), ("3 any", None), ("4 b", "b"), ("5 a", "a")):
-        line.add(item, place)
-    served: list[str] = []
-
-    def take(count: int) -> Callable[[str], bool]:
-        end = len(served) + count
-        return lambda item: len(served) < end and not served.append(item)  # type: ignore[func-returns-value]
-
-    line.serve(take(2), "a")
-    assert served == ["1 any", "2 a"]
-    line.discard("3 any")
-    line.move("5 a", None)
-    assert line.at("a") == []
-    assert line.at(None) == ["5 a"]
-    line.serve(take(9), "b")
-    assert served[2:] == ["4 b", "5 a"]
-    assert not len(line)
-
-
 def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that_left() -> None:
     line: WaitingLine[int] = WaitingLine()
     for item in range(4):

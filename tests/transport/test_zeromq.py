@@ -46,7 +46,7 @@ async def answer(delivery):
     return Item(delivery.message.number + 1)
 
 async def main(here, there, keys):
-    network = ZmqNetwork({"here": here, "there": there}, curve=CurveKeys.load(Path(keys)) if keys else None)
+    network = ZmqNetwork({"here": here, "there": there}, curve=CurveKeys.load(Path(keys)))
     node = Node("there", network, REGISTRY, incarnation=0, limits=Limits(heartbeat_interval=0.05))
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run, Recorder(answers=answer))
@@ -78,39 +78,23 @@ class Zmq(ContractBase):
         return self._network
 
 
-def converse(addresses, keys_path):
-    """Push and call to another process, kill it, and go on with its successor."""
-    keys = CurveKeys.load(keys_path) if keys_path else None
-
-    def start():
-        arguments = [addresses["here"], addresses["there"], str(keys_path or "")]
-        process = subprocess.Popen([sys.executable, "-c", SERVER, *arguments], stdout=subprocess.PIPE, cwd=ROOT)
+async def test_two_processes_over_tcp_with_keys(directory):
+    keys, addresses = CurveKeys.generate(), [f"tcp://{host}:{free_port()}" for host in ("127.0.0.1", "localhost")]
+    keys.save(directory / "keys")
+    command = [sys.executable, "-c", SERVER, *addresses, str(directory / "keys")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:  # noqa: ASYNC220
         assert process.stdout.readline() == b"ready\n"
-        return process
-
-    async def main():
-        process = start()
-        try:
-            async with Zmq(ZmqNetwork(addresses, curve=keys)).world() as world:
-                node = (await world.start("here")).node
-                link = node.push("items", ["there"], window=32)
-                call = node.call("questions", ["there"], outstanding=2, timeout=10.0)
-                for number in range(500):
-                    await link.send(Item(number))
-                assert await call(Question(1)) == Item(2)
-                with trio.fail_after(10):
-                    await link.drained()
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-    trio.run(main)
-
-
-def test_two_processes_over_tcp_with_keys(directory):
-    CurveKeys.generate().save(directory / "keys")
-    converse({"here": f"tcp://127.0.0.1:{free_port()}", "there": f"tcp://localhost:{free_port()}"}, directory / "keys")
+        network = ZmqNetwork(dict(zip(("here", "there"), addresses, strict=True)), curve=keys)
+        async with Zmq(network).world() as world:
+            node = (await world.start("here")).node
+            link = node.push("items", ["there"], window=32)
+            call = node.call("questions", ["there"], outstanding=2, timeout=10.0)
+            for number in range(500):
+                await link.send(Item(number))
+            assert await call(Question(1)) == Item(2)
+            with trio.fail_after(10):
+                await link.drained()
+        process.kill()
 
 
 async def test_large_arrays_stay_in_the_memory_of_zeromq(directory):

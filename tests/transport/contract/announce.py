@@ -43,18 +43,6 @@ class AnnounceContract(ContractBase):
                 await link.acknowledged()
             assert [event.peer for event in a.reported(PeerSilent)] == ["b"]
 
-    async def test_a_restarted_peer_is_told_again(self) -> None:
-        """The newest value goes to every new process."""
-        async with self.world("a", "b") as world:
-            a = await world.start("a")
-            a.node.announce("news", ["b"]).set(Item(1))
-            for incarnation in range(3):
-                recorder = Recorder()
-                b = await world.start("b", recorder, incarnation=incarnation)
-                await recorder.count(1)
-                assert recorder.numbers == [1]
-                await b.stop()
-
     async def test_announcements_pass_a_full_house(self) -> None:
         """With concurrency above 1, busy handlers do not hold them up."""
         async with self.world("a", "b") as world:

@@ -177,10 +177,10 @@ class World:
         handler: Handler | None = None,
         *,
         incarnation: int = 0,
-        concurrency: int = 1,
         registry: Registry = REGISTRY,
+        **options: Any,
     ) -> Running:
-        """Start a node; without a handler it ignores all messages."""
+        """Start a node with these options of ``Node.run``; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
         node = Node(
             name,
@@ -194,7 +194,7 @@ class World:
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             with running.scope:
-                await node.run(handler or Recorder(), concurrency=concurrency, task_status=task_status)
+                await node.run(handler or Recorder(), task_status=task_status, **options)
             running.ended.set()
 
         await self._nursery.start(run)
@@ -235,12 +235,12 @@ class ContractBase:
         copies: Callable[[str, str, Sequence[Buffer]], int] | None = None,
         answers: Callable[[Delivery], Awaitable[object]] | None = None,
         closed: bool = False,
-        concurrency: int = 1,
+        **options: Any,
     ) -> AsyncIterator[tuple[Running, Running, Recorder, World]]:
         """The nodes a and b, what b records, and their world."""
         async with self.world("a", "b", copies=copies) as world:
             recorder = Recorder(answers=answers, closed=closed)
-            yield await world.start("a"), await world.start("b", recorder, concurrency=concurrency), recorder, world
+            yield await world.start("a"), await world.start("b", recorder, **options), recorder, world
 
     async def heartbeats(self, count: float) -> None:
         """Let so many heartbeat intervals pass."""
