@@ -171,6 +171,31 @@ async def test_a_call_ends_at_its_deadline_where_it_is_handled_though_nothing_is
         assert (recorder.started, b.node.figures["queued"]) == (1, 0)  # the other one's time was over, too
 
 
+async def test_the_figures_say_what_waits_and_a_node_is_idle_when_nothing_does():
+    case, cut = InMemory(), Cut()
+    async with case.pair(copies=cut, closed=True) as (a, b, recorder, _), trio.open_nursery() as nursery:
+        link = a.node.push("items", ["b"], window=1)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=60.0)
+        for number in range(3):
+            nursery.start_soon(link.send, Item(number))
+            await case.heartbeats(1)
+        for number in (3, 4):
+            nursery.start_soon(call, Question(number))
+        with trio.move_on_after(1.0):
+            await b.node.idle()
+            raise AssertionError("it is not idle")
+        names = ("queued", "handling", "handled", "unacknowledged", "outstanding_calls", "waiting_to_send", "peers")
+        assert [a.node.figures[name] for name in names] == [0, 0, 0, 2, 1, 2, 1]
+        assert [b.node.figures[name] for name in names] == [2, 1, 0, 0, 0, 0, 1]
+        recorder.gate.set()
+        await recorder.count(5)
+        await b.node.idle()
+        assert [b.node.figures[name] for name in names] == [0, 0, 5, 0, 0, 0, 1]
+        cut.closed = True
+        await case.heartbeats(9)
+        assert a.node.figures["silent_peers"] == b.node.figures["silent_peers"] == 1
+
+
 async def test_messages_of_one_turn_arrive_each_with_its_arrays():
     async with InMemory().pair() as (a, _, recorder, _):
         link = a.node.push("blocks", ["b"], window=9)

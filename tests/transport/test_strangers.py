@@ -18,13 +18,7 @@ import zmq
 from benchmarks.hostile.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
 from tests.transport.contract.base import ContractBase, Item, Question, Recorder
 from tests.transport.test_zeromq import free_port
-from transport import (
-    CurveKeys,
-    Limits,
-    MalformedFrames,
-    Unauthenticated,
-    ZmqNetwork,
-)
+from transport import CurveKeys, Limits, MalformedFrames, Unauthenticated, ZmqNetwork
 from transport.curve import STRANGERS
 from transport.limits import PART
 from transport.node import STRANGER

@@ -117,7 +117,11 @@ STORIES = [
         "b=first|. b=first| a=first| a=|",
         "calls of one key wait for its replica, and others pass",
     ),
-    (". . key key", "b=.|key a=|key b=|key b=|", "waiting calls of a key follow it where the first of them goes"),
+    (
+        ". . key key .",
+        "b=.|key a=.|key b=.|key b=.| a=|",
+        "waiting calls of a key follow it where the first of them goes",
+    ),
     ("key other key .", "!a=|other b=|key b=|. b=|key b=|", "calls that waited for a lost replica keep their age"),
     ("key key", "~key=key|key a=|key b=|", "a forgotten key lets its calls go anywhere"),
     ("to:b . .", "a=.|to:b a=|to:b b=|", "a call to one replica goes to it, though others have fewer"),

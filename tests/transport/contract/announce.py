@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from tests.transport.contract.base import (
-    PATIENCE,
-    ContractBase,
-    Item,
-    Recorder,
-)
+from tests.transport.contract.base import PATIENCE, ContractBase, Item, Recorder
 from transport import PeerSilent
 from transport.inbound import Delivery
 

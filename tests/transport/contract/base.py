@@ -269,23 +269,13 @@ async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> 
 
 
 class Cut:
-    """For FaultyNetwork: loses every frame while ``closed``; then ``lose`` frames to ``to``, after ``skip`` more."""
+    """For FaultyNetwork: loses every frame while ``closed``."""
 
-    def __init__(self) -> None:
-        self.closed = False
-        self.lose = self.skip = 0
-        self.to = ""
+    closed = False
 
-    def __call__(self, _source: str, destination: str, _frames: Sequence[Buffer]) -> int:
+    def __call__(self, _source: str, _destination: str, _frames: Sequence[Buffer]) -> int:
         """How often to deliver this frame."""
-        if self.closed:
-            return 0
-        if destination == self.to and self.skip:
-            self.skip -= 1
-        elif destination == self.to and self.lose:
-            self.lose -= 1
-            return 0
-        return 1
+        return int(not self.closed)
 
 
 def appending(numbers: list[int], number: int) -> Callable[[], None]:

@@ -8,16 +8,7 @@ from typing import Any
 
 import trio
 
-from tests.transport.contract.base import (
-    PATIENCE,
-    ContractBase,
-    Item,
-    Question,
-    Recorder,
-    Running,
-    Unheard,
-    raises,
-)
+from tests.transport.contract.base import PATIENCE, ContractBase, Item, Question, Recorder, Running, Unheard, raises
 from transport.errors import (
     CallFailed,
     CallRefused,

@@ -6,16 +6,8 @@ from collections.abc import Callable
 
 import trio
 
-from tests.transport.contract.base import (
-    PATIENCE,
-    ContractBase,
-    Item,
-    Recorder,
-    appending,
-)
-from transport.errors import (
-    CreditWait,
-)
+from tests.transport.contract.base import PATIENCE, ContractBase, Item, Recorder, appending
+from transport.errors import CreditWait
 from transport.inbound import Delivery, current_delivery
 
 
