@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, Optional
+import functools
+import types
+import typing
+from typing import Any, Literal, Optional, Union
 
 import msgpack
 import numpy as np
@@ -45,31 +48,36 @@ REGISTRY = Registry(Point, Cloud)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXT = st.text(max_size=8)
 FLOATS = st.floats(allow_nan=False)
-POINTS = st.builds(Point, INT64, FLOATS)
 JSON = st.recursive(
     st.none() | st.booleans() | INT64 | FLOATS | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-VECTORS = st_numpy.arrays(np.float32, st.integers(0, 5), elements=st.floats(-1, 1, width=32))
-CLOUDS = st.builds(
-    Cloud,
-    name=TEXT,
-    raw=st.binary(max_size=8),
-    dense=st.booleans(),
-    kind=st.sampled_from(["near", "far"]),
-    level=st.sampled_from([1, 2, 3]),
-    weight=FLOATS | st.none(),
-    label=TEXT | st.none(),
-    points=st.lists(POINTS, max_size=3).map(tuple),
-    names=st.lists(TEXT, max_size=3).map(tuple),
-    by_name=st.dictionaries(TEXT, POINTS, max_size=3),
-    extra=JSON,
-    centre=POINTS | st.none(),
-    cells=st_numpy.arrays(np.int32, st.tuples(st.integers(0, 3), st.integers(0, 3))),
-    values=VECTORS,
-    masks=st.lists(VECTORS, max_size=3).map(tuple),
-)
+
+
+@functools.cache
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that fit an annotation."""
+    simple = {int: INT64, float: FLOATS, bool: st.booleans(), str: TEXT, bytes: st.binary(max_size=8), Any: JSON}
+    if hint in simple:
+        return simple[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*(st.none() if each is types.NoneType else values(each) for each in arguments))
+    if origin is tuple:
+        return st.lists(values(arguments[0]), max_size=2).map(tuple)
+    if origin is dict:
+        return st.dictionaries(TEXT, values(arguments[1]), max_size=2)
+    if origin is np.ndarray:
+        shapes = st.tuples(*(st.integers(0, 4) for _ in typing.get_args(arguments[0])))
+        return st_numpy.arrays(typing.get_args(arguments[1])[0], shapes)
+    hints = typing.get_type_hints(hint)
+    return st.builds(hint, **{field.name: values(hints[field.name]) for field in dataclasses.fields(hint)})
+
+
+CLOUDS = values(Cloud)
 
 
 def cloud(**changes):
@@ -95,7 +103,7 @@ def cloud(**changes):
 
 def same(one, other):
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other)
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if dataclasses.is_dataclass(one):
         return type(one) is type(other) and all(
             same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,24 +12,14 @@ from hypothesis import strategies as st
 from tests.transport.clouds import CLOUDS, POSITIONS, Cloud, Point, same, with_header
 from transport import DecodeError, EncodeError, Limits, Registry, decode, encode, plans
 
-
-def test_a_type_that_refuses_its_values_raises_decode_error():
-    @dataclasses.dataclass(frozen=True)
-    class Positive:
-        value: int
-
-        def __post_init__(self):
-            if self.value < 0:
-                raise ValueError("must not be negative")
-
-    frames = with_header(Positive(1), lambda header: header[3].__setitem__(0, -1))
-    with pytest.raises(DecodeError, match="Positive: must not be negative"):
-        decode(frames, Registry(Positive))
-
-
 ODD = st.sampled_from(
     [True, 3, -(1 << 63), 1 << 63, 2.5, "near", "x" * 9, b"x", None, [], [1, 2.0], {}, {"k": 1}, (1, "a")]
 )
+
+
+FIELDS = plans.field_plans(Cloud)
+careful_encode, careful_decode = CAREFUL = plans.careful(Cloud, FIELDS)
+encode_cloud, decode_cloud = plans.shortcuts(Cloud, FIELDS, CAREFUL)
 
 
 @given(CLOUDS, st.sampled_from([field.name for field in dataclasses.fields(Cloud)]), ODD)
@@ -42,9 +33,6 @@ def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message
         except plans.Invalid as invalid:
             return invalid.field("Cloud"), invalid.reason
 
-    fields = plans.field_plans(Cloud)
-    careful_encode, careful_decode = plans.careful(Cloud, fields)
-    encode_cloud, decode_cloud = plans.shortcuts(Cloud, fields, (careful_encode, careful_decode))
     values = careful_encode(message, [])
     odd = dataclasses.replace(message, **{name: value})
     assert outcome(encode_cloud, odd, []) == outcome(careful_encode, odd, [])
@@ -55,45 +43,30 @@ def test_the_shortcut_accepts_what_the_careful_way_does_and_nothing_else(message
 
 
 def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Checked:
-        value: int
+    def check(self):
+        if self.value < 0:
+            raise ValueError("must not be negative")
 
-        def __post_init__(self):
-            if self.value < 0:
-                raise ValueError("must not be negative")
+    def double(self, value):
+        object.__setattr__(self, "value", value)
+        made.append(value)
 
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Doubling:
-        value: int
+    def make(name, *fields, bases=(), frozen=True, slots=True, init=True, kw_only=False, **namespace):
+        options = {"frozen": frozen, "slots": slots, "init": init, "kw_only": kw_only}
+        return dataclasses.make_dataclass(name, fields, bases=bases, namespace=namespace, **options)
 
-        def __init__(self, value):
-            object.__setattr__(self, "value", value)
-            made.append(value)
-
-    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-    class Named:
-        value: int
-
-    @dataclasses.dataclass(frozen=True)
-    class Open:
-        value: int
-
-    @dataclasses.dataclass(slots=True)
-    class Mutable:
-        value: int
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Derived(Named):
-        other: str = "o"
-
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Nothing:
-        pass
-
-    made = []
-    registry = Registry(Checked, Doubling, Named, Open, Mutable, Derived, Nothing)
-    messages = [Checked(1), Doubling(2), Named(value=3), Open(4), Mutable(5), Derived(value=6), Nothing()]
+    value, made = ("value", int), []
+    named = make("Named", value, kw_only=True)
+    derived = make("Derived", ("other", str, "o"), bases=(named,))
+    checked = make("Checked", value, __post_init__=check)
+    doubling = make("Doubling", value, init=False, __init__=double)
+    simple = [checked, make("Open", value, slots=False), make("Mutable", value, frozen=False), make("Plain", value)]
+    registry = Registry(*simple, named, doubling, derived, make("Nothing"))
+    messages = [
+        doubling(2),
+        *(cls(value=3) for cls in (*simple, named, derived)),
+        *(cls() for cls in registry if cls.__name__ == "Nothing"),
+    ]
     for message in messages:
         again = decode(encode(message), registry)
         assert type(again) is type(message)
@@ -101,40 +74,50 @@ def test_classes_of_every_make_are_rebuilt_as_their_constructor_would():
         assert dataclasses.replace(again) == message
     assert made == [2, 2, 2]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        decode(encode(Checked(1)), registry).value = 2
+        decode(encode(checked(1)), registry).value = 2
     with pytest.raises(DecodeError, match="Checked: must not be negative"):
-        decode(with_header(Checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
+        decode(with_header(checked(1), lambda header: header[3].__setitem__(0, -1)), registry)
 
 
-def test_types_that_cannot_travel_are_refused_by_field():
-    @dataclasses.dataclass
-    class WithSet:
-        members: tuple[set[int], ...]
+REFUSED = [
+    *(set[int], list[int], int | str, int | str | None, dict[int, int], tuple[int, int], object),
+    *(Literal["a", 1], Literal[b"a"], Literal[[]], tuple[set[int], ...], dict[str, list[int]], list[int] | None),
+    *(np.ndarray[tuple[int], np.dtype[np.object_]], np.ndarray[tuple[int, ...], np.dtype[np.int32]]),
+]
 
-    @dataclasses.dataclass
-    class WithObjects:
-        values: np.ndarray[tuple[int], np.dtype[np.object_]]
 
-    @dataclasses.dataclass
-    class WithList:
-        value: list[int] | None
+@pytest.mark.parametrize("kind", REFUSED, ids=str)
+def test_types_that_cannot_travel_are_refused_by_field(kind):
+    with pytest.raises(TypeError, match=r"Parcel\.field: "):
+        Registry(dataclasses.make_dataclass("Parcel", [("other", int), ("field", kind)]))
 
-    @dataclasses.dataclass
-    class WithUnion:
-        value: int | str
 
-    for cls, field in ((WithSet, "members"), (WithObjects, "values"), (WithList, "value"), (WithUnion, "value")):
-        with pytest.raises(TypeError, match=f"{cls.__name__}.{field}: "):
-            Registry(cls)
+class Chain:
+    """Contains itself."""
+
+    __annotations__ = {"length": int, "rest": "Chain | None"}
+
+
+def test_types_that_cannot_be_rebuilt_are_refused():
+    computed = dataclasses.make_dataclass("Parcel", [("field", int, dataclasses.field(init=False, default=1))])
+    with pytest.raises(TypeError, match=r"Parcel\.field: a field with init=False"):
+        Registry(computed)
+    with pytest.raises(TypeError, match=r"Chain\.rest: Chain contains itself"):
+        Registry(dataclasses.dataclass(Chain))
     with pytest.raises(TypeError, match="is no dataclass"):
         Registry(int)
 
 
 def test_registries_hold_the_types_of_a_module_and_refuse_two_of_one_name():
     module = types.ModuleType(Point.__module__)
-    module.Point, module.Cloud, module.Limits, module.other = Point, Cloud, Limits, 3  # Limits is defined elsewhere
-    assert set(Registry.of(module)) == {Point, Cloud}
+    members = {"Point": Point, "Cloud": Cloud, "Limits": Limits, "other": 3}  # Limits is defined elsewhere
+    for place in (".inner", "s"):  # a file of the package, and another module whose name begins alike
+        members[place] = dataclasses.make_dataclass(f"In{place[-1]}", [("x", int)])
+        members[place].__module__ = f"{Point.__module__}{place}"
+    vars(module).update(members)
+    assert {each.__name__ for each in Registry.of(module)} == {"Point", "Cloud", "Inr"}
     assert Point in Registry.of(module)
+    assert dataclasses.make_dataclass("Point", ["x"]) not in Registry.of(module)
     with pytest.raises(ValueError, match="two message types are named Point"):
         Registry(Point, dataclasses.make_dataclass("Point", ["x"]))
     with pytest.raises(EncodeError, match="is no dataclass"):

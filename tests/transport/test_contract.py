@@ -29,8 +29,6 @@ class TestMemory(LinkContract):
 @pytest.mark.real_time
 class TestZmq(LinkContract):
     limits = Limits(heartbeat_interval=0.05, silent_after=0.6, lost_after=1.2, credit_report_after=0.2, linger=0.2)
-    frames_to_lose = 9
-    announcements_to_lose = 5
     ways_to_cut = ((("a", "b"),),)  # the other network cuts all
 
     @pytest.fixture(autouse=True)

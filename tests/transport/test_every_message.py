@@ -7,25 +7,19 @@ the bytes themselves take.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import time
 import tracemalloc
-import types
-import typing
-from typing import Any, Literal, Union
+from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 
 from agent_rl import messages
 from agent_rl.messages import pipes
-from tests.transport.clouds import FLOATS, INT64, JSON, TEXT, same
-from transport import DecodeError, Limits, Registry, decode, encode, plans
+from tests.transport.clouds import JSON, same, values
+from transport import DecodeError, Registry, decode, encode, plans
 from transport.codec import WIRE_VERSION
 from transport.frames import FRAMES_VERSION, CallFrame, MalformedFrame, PushFrame, pack, unpack
 
@@ -36,28 +30,6 @@ ROOM = 128 << 20
 at each of at most 1,024 levels."""
 QUICK = settings(max_examples=4, suppress_health_check=list(HealthCheck))
 LONG = settings(max_examples=150, suppress_health_check=list(HealthCheck))
-
-
-@functools.cache
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that fit an annotation."""
-    simple = {int: INT64, float: FLOATS, bool: st.booleans(), str: TEXT, bytes: st.binary(max_size=8), Any: JSON}
-    if hint in simple:
-        return simple[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return st.sampled_from(arguments)
-    if origin in (Union, types.UnionType):
-        return st.one_of(*(st.none() if each is types.NoneType else values(each) for each in arguments))
-    if origin is tuple:
-        return st.lists(values(arguments[0]), max_size=2).map(tuple)
-    if origin is dict:
-        return st.dictionaries(TEXT, values(arguments[1]), max_size=2)
-    if origin is np.ndarray:
-        shapes = st.tuples(*(st.integers(0, 4) for _ in typing.get_args(arguments[0])))
-        return st_numpy.arrays(typing.get_args(arguments[1])[0], shapes)
-    hints = typing.get_type_hints(hint)
-    return st.builds(hint, **{field.name: values(hints[field.name]) for field in dataclasses.fields(hint)})
 
 
 def round_trip(message: Any) -> list[bytes]:
@@ -166,11 +138,3 @@ def test_what_claims_to_be_large_takes_neither_memory_nor_time(bomb: bytes) -> N
     finally:
         tracemalloc.stop()
     assert time.process_time() - began < 2.0
-
-
-def test_a_message_of_the_largest_size_and_one_byte_more() -> None:
-    frames = encode(messages.PolicyVersion(1, 2))
-    size = len(frames[0])
-    assert decode(frames, REGISTRY, Limits(message_bytes=size)) == messages.PolicyVersion(1, 2)
-    with pytest.raises(DecodeError, match=f"{size} bytes, the limit is {size - 1}"):
-        decode(frames, REGISTRY, Limits(message_bytes=size - 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from functools import partial
 from typing import Any
 
@@ -11,17 +10,12 @@ import pytest
 import trio
 
 from tests.transport.contract.base import REGISTRY, Item, Recorder
+from tests.transport.test_zeromq import free_port
 from transport import CurveKeys, KeyRefused, Limits, Node, Unauthenticated, ZmqNetwork, turn_away
-from transport.errors import MOST_REPORTED, Faults
 
 pytestmark = pytest.mark.real_time
 
 LIMITS = Limits(heartbeat_interval=0.1, silent_after=60.0, linger=0.1)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Side:
@@ -78,22 +72,6 @@ async def test_a_process_without_a_key_refuses_a_peer_at_its_address() -> None:
     assert not await turn_away(addresses["b"], 0.1)  # nobody came
 
 
-async def test_a_peer_that_does_not_run_or_ends_once_is_no_refusal() -> None:
-    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
-    a = Side("a", "b", ZmqNetwork(addresses, curve=CurveKeys.generate(), watched=["b"]))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(a.node.run, Recorder()))
-        await trio.sleep(0.5)
-        listener = await trio.open_tcp_listeners(int(addresses["b"].rpartition(":")[2]), host="127.0.0.1")
-        with trio.fail_after(20):
-            stream = await listener[0].accept()
-        await listener[0].aclose()
-        await stream.aclose()  # it ended in the middle of a handshake
-        await trio.sleep(0.5)
-        nursery.cancel_scope.cancel()
-    assert a.events == []
-
-
 async def test_a_peer_is_reached_although_another_program_had_its_port() -> None:
     """ZeroMQ gives a connection up when it is answered in another protocol."""
     addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
@@ -118,12 +96,3 @@ async def test_a_peer_is_reached_although_another_program_had_its_port() -> None
         with trio.fail_after(20):
             await link.drained()
         nursery.cancel_scope.cancel()
-
-
-def test_strangers_cannot_fill_the_list_of_those_who_were_reported() -> None:
-    events: list[object] = []
-    faults = Faults(events.append)
-    for number in range(MOST_REPORTED + 100):
-        faults.unauthenticated(f"::{number:x}")
-    assert len(events) == MOST_REPORTED
-    assert faults.counts["unauthenticated"] == MOST_REPORTED + 100

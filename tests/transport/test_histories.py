@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.transport.contract.base import ContractBase, Item, Question
-from transport import CallFailed, CallRefused, CallTimeout, MemoryNetwork, PeerLost
+from transport import CallFailed, CallRefused, CallTimeout, MemoryNetwork, PeerGone, PeerLost
 
 LINKS = ("items", "others")
 WINDOW = 3
@@ -30,6 +30,7 @@ LONGEST = 40 * 9.0 + 60.0
 SUSPENDED = 200.0
 EVENTS = st.one_of(
     st.tuples(st.just("send"), st.sampled_from(LINKS)),
+    st.tuples(st.just("announce"), st.sampled_from([Item, Question])),
     st.tuples(st.just("call"), st.integers(0, 4)),
     st.tuples(st.just("forth"), st.lists(FATES, min_size=1, max_size=6)),
     st.tuples(st.just("back"), st.lists(FATES, min_size=1, max_size=6)),
@@ -99,6 +100,9 @@ class History(ContractBase):
         self.before = {}  # what was acknowledged when an incarnation started
         self.deferred = []
         self.deferring = True
+        self.newest = {}
+        self.news = defaultdict(list)  # what was announced and handled, by (incarnation, type)
+        self.told_again = False
         self.calls_handled = Counter()
         self.call_ends = Counter()
         self.calls = 0
@@ -113,6 +117,7 @@ class History(ContractBase):
 
     async def restart(self, world):
         if self.receiver is not None:
+            self.told_again |= bool(self.receiver.reported(PeerGone))
             await self.receiver.stop()
         self.incarnation += 1
         self.before[self.incarnation] = set(self.acknowledged)
@@ -126,6 +131,10 @@ class History(ContractBase):
         async def handle(delivery):
             self.most_queued = max(self.most_queued, self.receiver.node.figures["queued"])
             number, link = delivery.message.number, delivery.link
+            if delivery.kind == "announce":
+                await trio.sleep(0.05 * (number % 3))
+                self.news[incarnation, type(delivery.message)].append(number)
+                return None
             if delivery.kind == "call":
                 self.calls_handled[number] += 1
                 await trio.sleep(0.3)
@@ -160,6 +169,13 @@ class History(ContractBase):
 
         return note
 
+    async def announce(self, news, kind, node):
+        """Whoever waits until it was handled waits at least so long, unless the receiver is silent or restarted."""
+        self.newest[kind] = number = self.newest.get(kind, 0) + 1
+        news.set(kind(number))
+        await news.acknowledged()
+        assert node.events or number <= max(max(each) for (_, of), each in self.news.items() if of is kind)
+
     async def call(self, call, number, patience):
         try:
             reply = await call(Question(number), timeout=0.1 + 3 * patience)
@@ -175,10 +191,11 @@ class History(ContractBase):
         longest = LONGEST + SUSPENDED * sum(kind == "suspend" for kind, _ in events)
         async with self.world("a", "b", seconds=longest) as world:
             await self.restart(world)
-            node = (await world.start("a")).node
+            sender = await world.start("a")
+            node = sender.node
             links = {name: node.push(name, ["b"], window=WINDOW) for name in LINKS}
             call = node.call("questions", ["b"], outstanding=OUTSTANDING, timeout=60.0)
-            queues = {}
+            news, queues = node.announce("news", ["b"]), {}
             for name, link in links.items():
                 queues[name], numbers = trio.open_memory_channel(math.inf)
                 self.nursery.start_soon(self.push, link, name, numbers)
@@ -186,6 +203,8 @@ class History(ContractBase):
                 if kind == "send":
                     queues[argument].send_nowait(self.sent[argument])
                     self.sent[argument] += 1
+                elif kind == "announce":
+                    self.nursery.start_soon(self.announce, news, argument, sender)
                 elif kind == "call":
                     self.nursery.start_soon(self.call, call, self.calls, argument)
                     self.calls += 1
@@ -207,6 +226,7 @@ class History(ContractBase):
                 await trio.testing.wait_all_tasks_blocked()
                 self.check_credit()
             await self.settle(links)
+            assert news.unhandled == ()
             self.check(node)
 
     async def settle(self, links):
@@ -231,13 +251,18 @@ class History(ContractBase):
             assert self.accepted[link] <= len(taken) + WINDOW
 
     def check(self, node):
+        self.told_again |= bool(self.receiver.reported(PeerGone))
         everything = {(link, number) for link in LINKS for number in range(self.sent[link])}
         assert set(self.acknowledged) == everything
         assert set(self.acknowledged.values()) <= {1}
         for (incarnation, link), numbers in self.handled.items():
             assert numbers == sorted(set(numbers)), "once, and in order, at each process"
             assert not {(link, number) for number in numbers} & self.before[incarnation], "settled before it started"
-        assert self.most_queued <= len(LINKS) * WINDOW + OUTSTANDING
+        for numbers in self.news.values():
+            assert numbers == sorted(numbers if self.told_again else set(numbers)), "each is newer than the last"
+        for kind, number in self.newest.items():
+            assert self.news[self.incarnation, kind][-1] == number
+        assert self.most_queued <= len(LINKS) * WINDOW + OUTSTANDING + len(self.newest)
         assert Counter(number for number, _ in self.call_ends.elements()) == Counter(range(self.calls))
         assert set(self.calls_handled.values()) <= {1}
         assert {number % 4 for number, end in self.call_ends if end == "refused"} <= {3}

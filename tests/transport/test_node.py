@@ -4,16 +4,22 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
-from tests.transport.contract.base import REGISTRY, ContractBase, Cut, Item, Question, Recorder
+from tests.transport.clouds import same
+from tests.transport.contract.base import REGISTRY, Block, Cut, InMemory, Item, Question, Recorder, raises
 from transport import (
     BindError,
+    CallFailed,
+    CallTimeout,
     EncodeError,
     IncarnationRefused,
     Limits,
+    MalformedFrames,
     MemoryNetwork,
+    MessageRejected,
     Node,
     PeerLeft,
     PeerSilent,
@@ -21,17 +27,9 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
-from transport.frames import Heartbeat, PushFrame, pack
+from transport.frames import CallFrame, Heartbeat, PushFrame, ReplyFrame, pack
 from transport.inbound import Dispatcher
 from transport.network import MemoryPort
-
-
-class InMemory(ContractBase):
-    def __init__(self):
-        self.memory = MemoryNetwork()
-
-    def network(self, _names):
-        return self.memory
 
 
 async def test_a_handlers_exception_ends_the_node():
@@ -56,8 +54,10 @@ def test_links_are_made_once_and_lead_somewhere():
         node.announce("items", ["b"])
     with pytest.raises(ValueError, match="leads nowhere"):
         node.call("questions", [], outstanding=1, timeout=1.0)
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="window of link others must be at least 1, got 0"):
         node.push("others", ["b"], window=0)
+    with pytest.raises(ValueError, match="outstanding of link others must be at least 1, got 0"):
+        node.call("others", ["b"], outstanding=0, timeout=1.0)
 
 
 async def test_errors_of_the_sender_are_raised_at_once():
@@ -75,20 +75,15 @@ async def test_errors_of_the_sender_are_raised_at_once():
 async def test_what_the_peer_would_not_take_is_refused_where_it_is_sent_and_the_largest_passes():
     case = InMemory()
     case.limits = Limits(message_bytes=1000)
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        a, _ = await world.start("a"), await world.start("b", recorder)
+    async with case.pair() as (a, _, recorder, _):
         push = a.node.push("items", ["b"], window=1)
         call = a.node.call("questions", ["b"], outstanding=1, timeout=1.0)
         announce = a.node.announce("news", ["b"])
         room = 1000 - size_of(encode(Item(0, "x" * 900))) + 900
         large, too_large = Item(0, "x" * room), Item(0, "x" * (room + 1))
-        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-            await push.send(too_large)
-        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-            await call(too_large)
-        with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
-            announce.set(too_large)
+        for send in (push.send, call, announce.set):
+            with pytest.raises(EncodeError, match="Item: 1001 bytes, the limit is 1000"):
+                await send(too_large)
         await push.send(large)
         announce.set(large)
         assert await call(large) == Item(0)
@@ -132,36 +127,104 @@ async def test_handlers_that_never_wait_let_others_run_and_can_be_cancelled():
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_replaced_process_acknowledged_late_is_not_taken_for_its_successors():
-    case = InMemory()
-    late, losing = [], False
-
-    def copies(source, _destination, frames):
-        if source == "b" and losing:
-            late.append(frames)
-        return int(not (source == "b" and losing))
-
-    async with case.world("a", "b", copies=copies) as world:
-        first, second = Recorder(), Recorder()
-        second.gate = trio.Event()
-        a, b = await world.start("a"), await world.start("b", first)
-        link = a.node.push("items", ["b"], window=4)
-        await case.heartbeats(2)
-        losing = True
-        for number in range(2):
-            await link.send(Item(number))
-        await first.count(2)
-        await b.stop()
-        losing = False
-        await world.start("b", second, incarnation=1)
-        await second.until(lambda recorder: recorder.started == 1)
-        assert late
-        for frames in late:
-            a.node.on_back("b", frames)
-        assert link.unacknowledged() == 2
-        second.gate.set()
+async def test_what_is_not_for_this_process_or_not_of_the_senders_present_one_is_counted_and_not_handled():
+    async with InMemory().pair() as (former, b, recorder, world):
+        await former.stop()
+        a = await world.start("a", incarnation=1)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=9.0)
+        link = a.node.push("items", ["b"], window=1)
+        for number in (1, 2):
+            await call(Question(number))
+        await link.send(Item(3))
         await link.drained()
-        assert second.numbers == [0, 1]
+        message = encode(Question(9))
+        for incarnation, envelope, figure in (
+            (0, PushFrame("items", 0, 2), "frames_of_replaced_processes"),
+            (1, PushFrame("items", 7, 2), "frames_for_another_incarnation"),
+            (1, CallFrame("questions", 7, 3, 9.0), "frames_for_another_incarnation"),
+            (1, CallFrame("questions", 0, 2, 9.0), "duplicates_dropped"),
+            (1, CallFrame("questions", 0, 1, 9.0), "duplicates_dropped"),
+            (1, PushFrame("items", 0, 1), "duplicates_dropped"),
+            (1, PushFrame("items", 0, 3), "duplicates_dropped"),
+            (1, ReplyFrame(1), "decode_errors"),
+        ):
+            before = b.node.figures
+            b.node.on_inbox(b"a#%d" % incarnation, pack(envelope, message))
+            assert b.node.figures == {**before, figure: before[figure] + 1}
+        await link.send(Item(4))
+        await link.drained()
+        assert recorder.numbers == [1, 2, 3, 4]
+
+
+async def test_a_call_ends_at_its_deadline_where_it_is_handled_though_nothing_is_heard_of_the_caller():
+    case, cut = InMemory(), Cut()
+    async with case.pair(copies=cut, closed=True) as (a, b, recorder, _), trio.open_nursery() as nursery:
+        call = a.node.call("questions", ["b"], outstanding=2, timeout=3.0)
+        began = trio.current_time()
+        for number in range(2):
+            nursery.start_soon(raises, CallTimeout, call, Question(number))
+        await recorder.until(lambda recorder: recorder.started == 1)
+        cut.closed = True
+        await recorder.until(lambda recorder: recorder.running == 0)
+        assert trio.current_time() - began == 3.0
+        await case.heartbeats(1)
+        assert (recorder.started, b.node.figures["queued"]) == (1, 0)  # the other one's time was over, too
+
+
+async def test_the_figures_say_what_waits_and_a_node_is_idle_when_nothing_does():
+    case, cut = InMemory(), Cut()
+    async with case.pair(copies=cut, closed=True) as (a, b, recorder, _), trio.open_nursery() as nursery:
+        link = a.node.push("items", ["b"], window=1)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=60.0)
+        for number in range(3):
+            nursery.start_soon(link.send, Item(number))
+            await case.heartbeats(1)
+        for number in (3, 4):
+            nursery.start_soon(call, Question(number))
+        with trio.move_on_after(1.0):
+            await b.node.idle()
+            raise AssertionError("it is not idle")
+        names = ("queued", "handling", "handled", "unacknowledged", "outstanding_calls", "waiting_to_send", "peers")
+        assert [a.node.figures[name] for name in names] == [0, 0, 0, 2, 1, 2, 1]
+        assert [b.node.figures[name] for name in names] == [2, 1, 0, 0, 0, 0, 1]
+        recorder.gate.set()
+        await recorder.count(5)
+        await b.node.idle()
+        assert [b.node.figures[name] for name in names] == [0, 0, 5, 0, 0, 0, 1]
+        cut.closed = True
+        await case.heartbeats(9)
+        assert a.node.figures["silent_peers"] == b.node.figures["silent_peers"] == 1
+
+
+async def test_messages_of_one_turn_arrive_each_with_its_arrays():
+    async with InMemory().pair() as (a, _, recorder, _):
+        link = a.node.push("blocks", ["b"], window=9)
+        blocks = [Block(np.full((rows, 200), rows, np.float32)) for rows in (0, 1, 90, 2, 100)]  # two are not copied
+        for block in blocks:
+            await link.send(block)
+        await link.drained()
+        assert all(map(same, [delivery.message for delivery in recorder.deliveries], blocks))
+        assert {(each.sender, each.link, each.kind) for each in recorder.deliveries} == {("a", "blocks", "push")}
+
+
+async def test_a_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
+    case = InMemory()
+    async with case.pair(receives={"push": [Item], "call": [Question]}) as (a, b, recorder, _):
+        push = a.node.push("items", ["b"], window=8)
+        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
+        await push.send(Question(1))
+        await push.send(Item(2))
+        a.node.announce("news", ["b"]).set(Item(3))
+        with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
+            await call(Item(4))
+        assert await call(Question(5)) == Item(5)
+        await push.drained()
+        await case.heartbeats(2)
+        assert recorder.numbers == [2, 5]
+        assert [type(event) for event in b.events] == [MalformedFrames]
+        assert b.node.figures["decode_errors"] == 3
+        (rejected,) = a.reported(MessageRejected)
+        assert "'Question' is unknown here or not expected" in rejected.reason
 
 
 async def test_only_pushes_can_be_deferred():
@@ -173,17 +236,13 @@ async def test_only_pushes_can_be_deferred():
             delivery.defer()
         return Item(0)
 
-    async with case.world("a", "b") as world:
-        a, _ = await world.start("a"), await world.start("b", Recorder(answers=defer))
+    async with case.pair(answers=defer) as (a, _, _, _):
         assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
 
 
 async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
     case = InMemory()
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        recorder.gate = trio.Event()
-        a, _ = await world.start("a"), await world.start("b", recorder)
+    async with case.pair(closed=True) as (a, _, recorder, _):
         link = a.node.push("items", ["b"], window=1)
         await link.send(Item(0))
         await recorder.until(lambda recorder: recorder.started == 1)
@@ -195,28 +254,6 @@ async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
         await link.send(Item(3))
         await link.drained()
         assert recorder.numbers == [0, 1, 3]
-
-
-async def test_a_cut_connection_heals_and_a_burst_of_lost_frames_is_made_good():
-    case = InMemory()
-    cut = Cut()
-    async with case.world("a", "b", copies=cut) as world:
-        recorder = Recorder()
-        a, b = await world.start("a"), await world.start("b", recorder)
-        link = a.node.push("items", ["b"], window=16)
-        await link.send(Item(0))
-        await recorder.count(1)
-        cut.closed = True
-        for number in range(1, 9):
-            await link.send(Item(number))
-        await case.heartbeats(7.5)
-        assert len(a.reported(PeerSilent)) == len(b.reported(PeerSilent)) == 1
-        assert recorder.numbers == [0]
-        cut.closed, cut.to, cut.lose, cut.skip = False, "b", 2, 1
-        with trio.fail_after(20):
-            await link.drained()
-        assert cut.lose == 0
-        assert recorder.numbers == list(range(9))
 
 
 async def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the_peer_is_heard(monkeypatch):
@@ -254,8 +291,7 @@ async def test_a_connection_that_nothing_comes_back_over_is_made_anew_though_the
 async def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_never(sends):
     case = InMemory()
     cut = Cut()
-    async with case.world("a", "b", copies=cut) as world:
-        a, b = await world.start("a"), await world.start("b")
+    async with case.pair(copies=cut) as (a, b, _, world):
         if sends != "b to a":
             a.node.announce("news", ["b"]).set(Item(1))
         if sends != "a to b":
@@ -276,8 +312,7 @@ async def test_a_node_that_leaves_in_order_is_reported_once_and_its_silence_neve
 
 async def test_a_node_leaves_before_the_connection_to_it_stands():
     case = InMemory()
-    async with case.world("a", "b", copies=lambda source, *_: source != "a") as world:
-        a, b = await world.start("a"), await world.start("b")
+    async with case.pair(copies=lambda source, *_: source != "a") as (a, b, _, _):
         a.node.announce("news", ["b"]).set(Item(1))
         b.node.announce("news", ["a"]).set(Item(1))
         await case.heartbeats(2)
@@ -290,9 +325,7 @@ async def test_a_node_leaves_before_the_connection_to_it_stands():
 async def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_is_refused(comes):
     """An impostor's messages are not handled once it is recognised; the node's own messages always are."""
     case = InMemory()
-    async with case.world("a", "b") as world:
-        recorder = Recorder()
-        a, b = await world.start("a"), await world.start("b", recorder)
+    async with case.pair() as (a, b, recorder, world):
         b.node._only_expected = True
         if comes == "after":
             b.node.expect("a", a.node.incarnation)
@@ -322,57 +355,13 @@ async def test_a_process_with_a_higher_incarnation_than_its_supervisor_gave_it_i
         assert recorder.numbers[-1] == 6
 
 
-async def test_an_inbox_that_claims_a_higher_incarnation_is_given_up_once_that_is_known():
-    case = InMemory()
-    async with case.world("a", "b") as world:
-        a, recorder = await world.start("a"), Recorder()
-        link = a.node.push("items", ["b"], window=8)
-        impostor = Node("b", case.memory, REGISTRY, incarnation=1 << 40, limits=case.limits)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(impostor.run, Recorder())
-            await link.send(Item(1))
-            await link.drained()
-            nursery.cancel_scope.cancel()
-        await link.send(Item(2))
-        b = await world.start("b", recorder)
-        await case.heartbeats(5)
-        assert recorder.numbers == []  # it is taken for a process that was replaced
-        a.node.expect("b", b.node.incarnation)
-        with trio.fail_after(20):
-            await link.drained()
-        assert recorder.numbers == [2]
-
-
-async def test_what_is_sent_before_the_peer_exists_waits_for_it():
-    case = InMemory()
-    async with case.world("a", "b") as world:
-        node = (await world.start("a")).node
-        link = node.push("items", ["b"], window=2)
-        call = node.call("questions", ["b"], outstanding=1, timeout=60.0)
-        await link.send(Item(0))
-        answers = []
-
-        async def ask():
-            answers.append(await call(Question(1)))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await case.heartbeats(10)
-            recorder = Recorder()
-            await world.start("b", recorder)
-        assert answers == [Item(1)]
-        await link.drained()
-        assert sorted(recorder.numbers) == [0, 1]
-
-
 async def test_the_same_messages_take_the_same_virtual_time():
     async def slow(_delivery):
         await trio.sleep(0.25)
 
     for _ in range(2):
         case = InMemory()
-        async with case.world("a", "b") as world:
-            a, _ = await world.start("a"), await world.start("b", Recorder(answers=slow))
+        async with case.pair(answers=slow) as (a, _, _, _):
             link, began = a.node.push("items", ["b"], window=2), trio.current_time()
             for number in range(8):
                 await link.send(Item(number))

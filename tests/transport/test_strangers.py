@@ -16,19 +16,9 @@ import trio
 import zmq
 
 from benchmarks.hostile.strangers import SOURCE, WORST_MIB, connect_strangers, strangers_mib
-from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
+from tests.transport.contract.base import ContractBase, Item, Question, Recorder
 from tests.transport.test_zeromq import free_port
-from transport import (
-    CallFailed,
-    CurveKeys,
-    Limits,
-    MalformedFrames,
-    MemoryNetwork,
-    MessageRejected,
-    Node,
-    Unauthenticated,
-    ZmqNetwork,
-)
+from transport import CurveKeys, Limits, MalformedFrames, Unauthenticated, ZmqNetwork
 from transport.curve import STRANGERS
 from transport.limits import PART
 from transport.node import STRANGER
@@ -73,14 +63,6 @@ class Zmq(ContractBase):
 
     def network(self, _names):
         return ZmqNetwork(self.addresses, curve=self.keys)
-
-
-class InMemory(ContractBase):
-    def __init__(self):
-        self.memory = MemoryNetwork()
-
-    def network(self, _names):
-        return self.memory
 
 
 def resident():
@@ -227,44 +209,3 @@ def ended(client, seconds):
     except (TimeoutError, BlockingIOError):
         return False
     return True
-
-
-async def test_a_known_peers_message_of_an_unexpected_type_is_counted_reported_once_and_not_handled():
-    case = InMemory()
-    async with case.world("a", "b") as world, trio.open_nursery() as nursery:
-        a, recorder, events = await world.start("a"), Recorder(), []
-        node = Node("b", case.memory, REGISTRY, incarnation=0, on_event=events.append)
-        receives = {"push": [Item], "call": [Question]}
-
-        async def run(*, task_status):
-            await node.run(recorder, receives=receives, task_status=task_status)
-
-        await nursery.start(run)
-        push = a.node.push("items", ["b"], window=8)
-        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0)
-        await push.send(Question(1))
-        await push.send(Item(2))
-        a.node.announce("news", ["b"]).set(Item(3))
-        with pytest.raises(CallFailed, match="'Item' is unknown here or not expected"):
-            await call(Item(4))
-        assert await call(Question(5)) == Item(5)
-        await push.drained()
-        await case.heartbeats(2)
-        assert recorder.numbers == [2, 5]
-        assert len(events) == 1
-        assert isinstance(events[0], MalformedFrames)
-        assert node.figures["decode_errors"] == 3
-        (rejected,) = a.reported(MessageRejected)
-        assert "'Question' is unknown here or not expected" in rejected.reason
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_reply_of_another_type_than_expected_fails_the_call():
-    case = InMemory()
-    async with case.world("a", "b") as world:
-        a, _ = await world.start("a"), await world.start("b")
-        call = a.node.call("questions", ["b"], outstanding=1, timeout=5.0, reply=Question)
-        with pytest.raises(CallFailed, match=r"undecodable reply: .*'Item' is unknown here or not expected"):
-            await call(Question(1))
-        assert len(a.reported(MalformedFrames)) == 1
-        assert a.node.figures["outstanding_calls"] == 0

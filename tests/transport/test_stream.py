@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -51,31 +50,30 @@ def test_a_huge_length_is_refused_before_its_bytes_come() -> None:
         list(unpacker)
 
 
-def test_a_message_of_another_release_is_refused_with_the_remedy() -> None:
-    @dataclass
-    class Point:
-        x: int
-
-    unpacker = Unpacker(REGISTRY)
-    unpacker.feed(packed(Point(1)))
-    with pytest.raises(DecodeError, match="use one version of agent_rl everywhere"):
-        list(unpacker)
-
-
 def test_a_message_of_several_frames_is_refused_where_it_is_packed() -> None:
     with pytest.raises(EncodeError, match="2 frames, the limit is 1"):
         packed(cloud(values=np.zeros(1 << 16, np.float32)))
 
 
-def test_the_end_of_the_pipe_is_none_also_within_a_message() -> None:
-    async def main() -> None:
-        for rest in (b"", packed(cloud())[:7]):
-            reading, writing = os.pipe()
-            os.write(writing, packed(cloud()) + rest)
-            os.close(writing)
-            reader = PipeReader(reading, REGISTRY)
-            assert same(await reader.receive(), cloud())
-            assert await reader.receive() is None
-            os.close(reading)
+def test_a_message_of_the_largest_size_passes_and_one_byte_more_does_not() -> None:
+    beside = len(packed(cloud(name="x" * (1 << 20)))) - LENGTH_BYTES - (1 << 20)
+    largest = cloud(name="x" * (LIMITS.message_bytes - beside))
+    unpacker = Unpacker(REGISTRY)
+    unpacker.feed(packed(largest))
+    assert [len(message.name) for message in unpacker] == [len(largest.name)]
+    with pytest.raises(EncodeError, match="16777217 bytes, the limit is 16777216"):
+        packed(cloud(name=f"{largest.name}x"))
 
-    trio.run(main)
+
+async def test_the_end_of_the_pipe_is_none_also_within_a_message_and_who_gives_up_loses_nothing() -> None:
+    for rest in (b"", packed(cloud())[:7]):
+        reading, writing = os.pipe()
+        reader, data = PipeReader(reading, REGISTRY), packed(cloud())
+        for part in (data[:9], data[9:] + data[:3], data[3:] + rest):
+            os.write(writing, part)
+            with trio.move_on_after(1) as scope:
+                assert same(await reader.receive(), cloud())
+            assert scope.cancelled_caught == (part == data[:9])
+        os.close(writing)
+        assert await reader.receive() is None
+        os.close(reading)

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transport.contract.base import Item
-from transport import Registry
+from tests.transport.contract.base import Item, Question
+from transport import CallTimeout, Registry
 from transport.frames import StreamProgress
 from transport.handles import CallLink, PushLink, WaitingLine
+from transport.inbound import Delivery, Inbound, Queue
 from transport.limits import Limits
 
 MESSAGE = Item(0)
@@ -71,27 +74,6 @@ async def in_turn(nursery: trio.Nursery, task: Callable[[], Any]) -> None:
     await wait_all_tasks_blocked()
 
 
-def test_a_line_is_first_in_first_out_at_each_place_and_over_all() -> None:
-    line: WaitingLine[str] = WaitingLine()
-    for item, place in (("1 any", None), ("2 a", "a"), ("3 any", None), ("4 b", "b"), ("5 a", "a")):
-        line.add(item, place)
-    served: list[str] = []
-
-    def take(count: int) -> Callable[[str], bool]:
-        end = len(served) + count
-        return lambda item: len(served) < end and not served.append(item)  # type: ignore[func-returns-value]
-
-    line.serve(take(2), "a")
-    assert served == ["1 any", "2 a"]
-    line.discard("3 any")
-    line.move("5 a", None)
-    assert line.at("a") == []
-    assert line.at(None) == ["5 a"]
-    line.serve(take(9), "b")
-    assert served[2:] == ["4 b", "5 a"]
-    assert not len(line)
-
-
 def test_an_item_that_moves_keeps_its_age_and_a_line_keeps_nothing_of_items_that_left() -> None:
     line: WaitingLine[int] = WaitingLine()
     for item in range(4):
@@ -127,63 +109,134 @@ async def test_calls_that_wait_cost_what_is_answered_and_not_what_waits(key: str
     assert await attempts_of(200) <= 4 * 200
 
 
-async def test_calls_of_one_key_wait_for_its_replica_and_other_calls_pass_them() -> None:
-    a, b = Replica("a"), Replica("b")
-    link, _ = call_link([a, b], 1)
+# The keys of calls that are made one after the other, each replica with room for one; then who answers, or is gone (`!`),
+# or what key is forgotten (`~`), each with the keys of the calls that the replicas have afterwards.
+STORIES = [
+    (
+        "first other first .",
+        "b=first|. b=first| a=first| a=|",
+        "calls of one key wait for its replica, and others pass",
+    ),
+    (
+        ". . key key .",
+        "b=.|key a=.|key b=.|key b=.| a=|",
+        "waiting calls of a key follow it where the first of them goes",
+    ),
+    ("key other key .", "!a=|other b=|key b=|. b=|key b=|", "calls that waited for a lost replica keep their age"),
+    ("key key", "~key=key|key a=|key b=|", "a forgotten key lets its calls go anywhere"),
+    ("to:b . .", "a=.|to:b a=|to:b b=|", "a call to one replica goes to it, though others have fewer"),
+    ("to:b . to:b", "!b=.| a=to:b| a=to:b| a=|", "until that is lost"),
+]
+
+
+@pytest.mark.parametrize(("keys", "events"), [pytest.param(*each[:2], id=each[2]) for each in STORIES])
+async def test_calls_wait_in_order_where_their_keys_are(keys: str, events: str) -> None:
+    replicas = {name: Replica(name) for name in "ab"}
+    link, _ = call_link(list(replicas.values()), 1)
     async with trio.open_nursery() as nursery:
-        for key in ("first", "other", "first", None):
-            await in_turn(nursery, partial(link, MESSAGE, key=key))
-        assert [call.key for call in (*a.calls, *b.calls)] == ["first", "other"]
-        b.answer()  # the third call waits for a, so the fourth goes to b
-        assert [call.key for call in b.calls] == [None]
-        b.answer()
-        assert not b.calls
-        a.answer()
-        assert [call.key for call in a.calls] == ["first"]
-        a.answer()
+        for key in keys.split():
+            given = {"to": key[3:]} if key.startswith("to:") else {"key": None if key == "." else key}
+            await in_turn(nursery, partial(link, MESSAGE, **given))
+        for event in events.split():
+            what, _, expected = event.partition("=")
+            if what.startswith("~"):
+                link.forget(what[1:])
+            elif what.startswith("!"):
+                replicas[what[1:]].gone()
+                link.available()
+            else:
+                replicas[what].answer()
+            has = ("".join((call.key or ".").replace(" ", ":") for call in each.calls) for each in replicas.values())
+            assert "|".join(has) == expected, event
 
 
-async def test_waiting_calls_of_a_key_follow_it_where_the_first_of_them_goes() -> None:
-    a, b = Replica("a"), Replica("b")
-    link, _ = call_link([a, b], 1)
+async def test_a_call_that_no_replica_takes_or_answers_says_so_at_its_deadline() -> None:
+    replica = Replica("a")
+    link, _ = call_link([replica], 1)
     async with trio.open_nursery() as nursery:
-        for key in (None, None, "key", "key"):
-            await in_turn(nursery, partial(link, MESSAGE, key=key))
-        b.answer()
-        assert [call.key for call in b.calls] == ["key"]
-        a.answer()
-        assert not a.calls, "the second call of the key waits for b"
-        b.answer()
-        assert [call.key for call in b.calls] == ["key"]
-        b.answer()
+        for seconds, reason in ((5, "a did not answer"), (3, "no replica had room"), (1, "no replica was heard")):
+            replica.available = seconds != 1
+            nursery.start_soon(
+                raises, f"Item over calls: {reason} within {seconds} s", partial(link, MESSAGE, timeout=seconds)
+            )
+            await wait_all_tasks_blocked()
+        await trio.sleep(2)
+        replica.available = True
+    assert (link.waiting, link.router.outstanding, replica.calls) == (0, 0, [])
 
 
-async def test_calls_that_waited_for_a_lost_replica_go_to_another_in_order() -> None:
-    a, b = Replica("a"), Replica("b")
-    link, _ = call_link([a, b], 1)
+async def raises(reason: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(CallTimeout, match=f"^{reason}$"):
+        await call()
+
+
+async def test_a_send_goes_to_the_most_credit_of_the_available_and_to_others_only_where_there_are_none() -> None:
+    targets: Any = {name: Replica(name) for name in "cab"}
+    link = PushLink("pushes", targets, 2, Limits())
+    targets["a"].available = False
+    for sent in ((0, 1, 0), (0, 1, 1), (0, 2, 1), (0, 2, 2)):
+        await link.send(MESSAGE)
+        assert tuple(link.unacknowledged(name) for name in "abc") == sent
     async with trio.open_nursery() as nursery:
-        for key in ("key", "other", "key", None):
-            await in_turn(nursery, partial(link, MESSAGE, key=key))
-        a.gone()
-        b.answer()
-        assert [call.key for call in b.calls] == ["key"], "older than the call that may go anywhere"
-        b.answer()
-        b.answer()
-        assert link.waiting == 0
-        b.answer()
+        for to in (None, "b", None, "c"):
+            await in_turn(nursery, partial(link.send, MESSAGE, to=to))
+        assert link.waiting == 4, "the one that is not available has room"
+        await link.send(MESSAGE, to="a")
+        for name, sent in (("c", (1, 2, 3)), ("b", (1, 3, 3)), ("c", (1, 3, 4)), ("c", (1, 3, 5))):
+            sender = targets[name].pushes["pushes"][0]
+            taken = len(list(sender.to_transmit())) and sender._taken + 1
+            sender.progressed(StreamProgress("pushes", taken, [], []))
+            link.moved(name)
+            assert tuple(link.unacknowledged(each) for each in "abc") == sent
+    targets["b"].available = targets["c"].available = False
+    await link.send(MESSAGE)
+    assert link.unacknowledged("a") == 2
 
 
-async def test_a_forgotten_key_lets_its_calls_go_anywhere() -> None:
-    a, b = Replica("a"), Replica("b")
-    link, _ = call_link([a, b], 1)
-    async with trio.open_nursery() as nursery:
-        for key in ("key", "key"):
-            await in_turn(nursery, partial(link, MESSAGE, key=key))
-        assert not b.calls
-        link.forget("key")
-        assert [call.key for call in b.calls] == ["key"]
-        a.answer()
-        b.answer()
+QUEUED = st.tuples(
+    st.sampled_from(["push", "call", "announce", "announce", "withdraw", "forget", "pop"]), st.integers(0, 3)
+)
+
+
+@given(st.lists(QUEUED, max_size=40))
+def test_a_queue_is_in_order_and_has_the_newest_of_each_announcement(events: list[tuple[str, int]]) -> None:
+    queue, waiting, processes = Queue(), [], [Inbound(b"", name, 0, 0, lambda _: None) for name in "ab"]
+    for number, (event, which) in enumerate(events):
+        kind, inbound = (Item, Question)[which // 2], processes[which % 2]
+        delivery = Delivery(kind(number), event, "link", inbound, number)  # type: ignore[arg-type]
+        same = [each for each in waiting if each[:3] == ["announce", kind, inbound.peer]]
+        if event == "forget":
+            queue.forget_announcements(inbound.peer)
+            waiting = [[*each[:4], each[4] and each[::2][:2] != ["announce", inbound.peer]] for each in waiting]
+        elif event == "withdraw":
+            for each in [each for each in queue._items if each.kind == "call"][:1]:
+                each.withdraw()
+                waiting = [[*entry[:4], entry[4] and entry[3] != each.number] for entry in waiting]
+        elif event == "pop":
+            popped = queue.pop()
+            while waiting and not waiting[0][4]:
+                waiting.pop(0)
+            assert (popped and popped.number) == (waiting.pop(0)[3] if waiting else None)
+            assert popped is None or popped.message.number == popped.number
+        else:
+            queue.put(delivery)
+            if event == "announce" and same:
+                same[0][3:] = number, True
+            else:
+                waiting.append([event, kind, inbound.peer, number, True])
+        assert len(queue) == len(waiting)
+
+
+def test_calls_that_are_withdrawn_fill_no_memory() -> None:
+    queue, inbound = Queue(), Inbound(b"", "a", 0, 0, lambda _: None)
+    queue.put(Delivery(MESSAGE, "push", "link", inbound, 1))
+    for number in range(10_000):
+        queue.put(call := Delivery(MESSAGE, "call", "link", inbound, number))
+        call.withdraw()
+        assert len(queue) <= 1100
+    assert (kept := queue.pop()) is not None
+    assert kept.kind == "push"
+    assert queue.pop() is None
 
 
 async def test_sends_that_wait_cost_what_is_sent_and_not_what_waits() -> None:

@@ -5,7 +5,7 @@ The contract's tests stand in the other files of this folder; ``test_contract.py
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import trio
 from transport.codec import Registry
 from transport.inbound import Delivery
 from transport.limits import Limits
+from transport.network import MemoryNetwork
 from transport.node import Node
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from transport.errors import LinkEvent
     from transport.inbound import Handler
-    from transport.network import Network, Port, Receiver
+    from transport.network import Network, Port
     from transport.plans import Buffer
 
 PATIENCE = 20.0
@@ -65,13 +66,14 @@ REGISTRY = Registry(Item, Question, Block)
 class Recorder:
     """A handler that stores deliveries and answers calls. It waits while ``gate`` is closed."""
 
-    def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None) -> None:
+    def __init__(self, *, answers: Callable[[Delivery], Awaitable[object]] | None = None, closed: bool = False) -> None:
         self.deliveries: list[Delivery] = []
         self.started = 0
         self.running = 0
         self.most_running = 0
         self.gate = trio.Event()
-        self.gate.set()
+        if not closed:
+            self.gate.set()
         self._answers = answers
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -120,11 +122,8 @@ class FaultyNetwork:
 
     def attach(self, name: str, incarnation: int, limits: Limits) -> Port:
         """The port of a node."""
-        return _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
-
-    def extend(self, addresses: Mapping[str, str]) -> None:
-        """As the network behind it."""
-        self._network.extend(addresses)
+        port: Any = _FaultyPort(name, self._network.attach(name, incarnation, limits), self._copies)
+        return port  # type: ignore[no-any-return]
 
 
 class _FaultyPort:
@@ -133,24 +132,8 @@ class _FaultyPort:
         self._port = port
         self._copies = copies
 
-    async def bind(self, receiver: Receiver) -> None:
-        await self._port.bind(receiver)
-
-    async def serve(self) -> None:
-        await self._port.serve()
-
-    def renew(self, peer: str) -> None:
-        self._port.renew(peer)
-
-    def knows(self, peer: str) -> bool:
-        """As the port it stands before."""
-        return self._port.knows(peer)
-
-    def connect(self, peer: str) -> None:
-        self._port.connect(peer)
-
-    def disconnect(self, peer: str) -> None:
-        self._port.disconnect(peer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         for _ in range(self._copies(self._name, peer, frames)):
@@ -159,9 +142,6 @@ class _FaultyPort:
     def send_back(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         for _ in range(self._copies(self._name, identity.decode().partition("#")[0], frames)):
             self._port.send_back(identity, frames)
-
-    async def close(self, absent: Collection[str] = ()) -> None:
-        await self._port.close(absent)
 
 
 class Running:
@@ -197,10 +177,10 @@ class World:
         handler: Handler | None = None,
         *,
         incarnation: int = 0,
-        concurrency: int = 1,
         registry: Registry = REGISTRY,
+        **options: Any,
     ) -> Running:
-        """Start a node; without a handler it ignores all messages."""
+        """Start a node with these options of ``Node.run``; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
         node = Node(
             name,
@@ -214,7 +194,7 @@ class World:
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             with running.scope:
-                await node.run(handler or Recorder(), concurrency=concurrency, task_status=task_status)
+                await node.run(handler or Recorder(), task_status=task_status, **options)
             running.ended.set()
 
         await self._nursery.start(run)
@@ -248,9 +228,35 @@ class ContractBase:
         network = self.network(names)
         return _open_world(network if copies is None else FaultyNetwork(network, copies), self.limits, seconds)
 
+    @asynccontextmanager
+    async def pair(
+        self,
+        *,
+        copies: Callable[[str, str, Sequence[Buffer]], int] | None = None,
+        answers: Callable[[Delivery], Awaitable[object]] | None = None,
+        closed: bool = False,
+        **options: Any,
+    ) -> AsyncIterator[tuple[Running, Running, Recorder, World]]:
+        """The nodes a and b, what b records, and their world."""
+        async with self.world("a", "b", copies=copies) as world:
+            recorder = Recorder(answers=answers, closed=closed)
+            yield await world.start("a"), await world.start("b", recorder, **options), recorder, world
+
     async def heartbeats(self, count: float) -> None:
         """Let so many heartbeat intervals pass."""
         await trio.sleep(count * self.limits.heartbeat_interval)
+
+
+class InMemory(ContractBase):
+    """Nodes of this process, in virtual time."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryNetwork()
+
+    def network(self, names: Iterable[str]) -> Network:
+        """The same for all."""
+        del names
+        return self.memory
 
 
 async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> Any:
@@ -263,36 +269,13 @@ async def raises(kind: type[Any], call: Callable[..., Any], *arguments: Any) -> 
 
 
 class Cut:
-    """For FaultyNetwork: loses every frame while ``closed``; then ``lose`` frames to ``to``, after ``skip`` more."""
+    """For FaultyNetwork: loses every frame while ``closed``."""
 
-    def __init__(self) -> None:
-        self.closed = False
-        self.lose = self.skip = 0
-        self.to = ""
-
-    def __call__(self, _source: str, destination: str, _frames: Sequence[Buffer]) -> int:
-        """How often to deliver this frame."""
-        if self.closed:
-            return 0
-        if destination == self.to and self.skip:
-            self.skip -= 1
-        elif destination == self.to and self.lose:
-            self.lose -= 1
-            return 0
-        return 1
-
-
-class Losing:
-    """For FaultyNetwork: loses frame ``number``, counted from 1 over all frames sent."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._seen = 0
+    closed = False
 
     def __call__(self, _source: str, _destination: str, _frames: Sequence[Buffer]) -> int:
         """How often to deliver this frame."""
-        self._seen += 1
-        return int(self._seen != self._number)
+        return int(not self.closed)
 
 
 def appending(numbers: list[int], number: int) -> Callable[[], None]:

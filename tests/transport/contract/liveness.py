@@ -45,10 +45,7 @@ class LivenessContract(ContractBase):
     async def test_a_silent_peer_is_reported_once_and_when_it_is_back(self) -> None:
         """With what waits for it. Calls under way end as lost."""
         silenced = False
-        async with self.world("a", "b", copies=lambda *_: int(not silenced)) as world:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(copies=lambda *_: int(not silenced), closed=True) as (a, _, recorder, _):
             link = a.node.push("items", ["b"], window=4)
             call = a.node.call("questions", ["b"], outstanding=1, timeout=PATIENCE)
             await link.send(Item(0))
@@ -76,9 +73,7 @@ class LivenessContract(ContractBase):
     async def test_a_lost_peer_is_sent_nothing_that_was_withdrawn(self) -> None:
         """Sends that wait for credit return, and the stream goes on without a gap when the peer is back."""
         cut = Cut()
-        async with self.world("a", "b", copies=cut) as world:
-            recorder = Recorder()
-            a, _ = await world.start("a"), await world.start("b", recorder)
+        async with self.pair(copies=cut) as (a, _, recorder, _):
             link = a.node.push("items", ["b"], window=2)
             acknowledged: list[int] = []
             await link.send(Item(0), to="b", on_ack=appending(acknowledged, 0))
@@ -225,24 +220,6 @@ class LivenessContract(ContractBase):
         for ways in self.ways_to_cut:
             await cut_off(*ways)
 
-    async def test_what_is_handled_while_its_sender_is_lost_is_told_again(self) -> None:
-        """Its handler began before the loss: what it stored may have been dropped with the sender."""
-        cut = Cut()
-        async with self.world("a", "b", copies=cut) as world:
-            recorder = Recorder()
-            recorder.gate = trio.Event()
-            a, b = await world.start("a"), await world.start("b", recorder)
-            a.node.announce("news", ["b"]).set(Item(1))
-            await recorder.until(lambda recorder: recorder.started == 1)
-            cut.closed = True
-            while not b.reported(PeerGone):
-                await self.heartbeats(1)
-            recorder.gate.set()
-            await recorder.count(1)
-            cut.closed = False
-            await recorder.count(2)
-            assert recorder.numbers == [1, 1]
-
     async def test_an_undecodable_push_is_rejected_and_the_link_lives_on(self) -> None:
         """It is not sent again, its sender hears why, and its on_ack is not called."""
         async with self.world("a", "b") as world:
@@ -269,9 +246,7 @@ class LivenessContract(ContractBase):
 
     async def test_frames_that_are_no_envelope_are_counted(self) -> None:
         """Garbage from a peer, in either direction, is reported once, and the links go on."""
-        async with self.world("a", "b") as world:
-            recorder = Recorder()
-            a, b = await world.start("a"), await world.start("b", recorder)
+        async with self.pair() as (a, b, recorder, _):
             link = a.node.push("items", ["b"], window=2)
             await link.send(Item(0))
             await recorder.count(1)

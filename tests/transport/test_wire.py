@@ -1,0 +1,124 @@
+"""The pure parts of the networks: identities, frames in parts, keys, and what handshakes say."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+import trio
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from zmq.utils import z85
+
+from transport import CurveKeys, zeromq
+from transport.curve import Admission, Handshakes
+from transport.network import make_identity, read_identity
+from transport.zeromq import _joined, _parts
+
+
+@given(st.text(min_size=1, max_size=50), st.integers(0, 10**19 - 1))
+def test_an_identity_holds_a_name_and_an_incarnation(name: str, incarnation: int) -> None:
+    assert read_identity(make_identity(name, incarnation)) == (name, incarnation)
+    assert len(make_identity("é" * 126 + "x", 7)) == 255
+    with pytest.raises(ValueError, match="node name of 127 characters"):
+        make_identity("é" * 127, 7)
+
+
+@pytest.mark.parametrize("stranger", ["", "a", "#1", "a#", "a#-1", "a#1x", "a#1_0", "a# 1", "a#²", "a#" + "9" * 20])
+def test_what_is_no_identity_is_nobodys(stranger: str) -> None:
+    assert read_identity(stranger.encode()) is None
+    assert read_identity(stranger.encode() + b"\xff#1") is None
+
+
+@given(st.lists(st.binary(max_size=13), max_size=4))
+def test_frames_come_back_from_their_parts(frames: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zeromq, "PART", 4)
+        parts = _parts(frames)
+        assert all(len(part) <= 4 for part in parts)
+        assert len(parts) == sum(1 + len(frame) // 4 for frame in frames)
+        assert _joined(parts) == frames
+        assert _joined([b"abcd"]) == [b"abcd"], "it promises another part, and none came"
+        assert _joined([b"abcd", b"efgh"]) == [b"abcdefgh"]
+
+
+def test_keys_are_saved_for_their_owner_only(tmp_path: Path) -> None:
+    keys, path = CurveKeys.generate(), tmp_path / "keys"
+    keys.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert CurveKeys.load(path) == keys
+    assert keys.secret not in repr(keys)
+    with pytest.raises(FileExistsError):
+        keys.save(path)
+    for mode in (0o640, 0o604, 0o620, 0o602, 0o610, 0o601):
+        path.chmod(mode)
+        with pytest.raises(PermissionError, match=f"mode {mode:04o}.: run chmod 600"):
+            CurveKeys.load(path)
+    path.chmod(0o600)
+    for text, said in (("nothing", "no key pair"), (f"{keys.text()}\nx", "no key pair"), ("a b", "public key is not")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            CurveKeys.load(path)
+    for wrong in (keys.secret[:-1], f"{keys.secret}x", f"{keys.secret[:-1]}é"):
+        with pytest.raises(ValueError, match="the secret key is not a Z85 key of 40 characters"):
+            CurveKeys(keys.public, wrong)
+
+
+def test_admission_answers_as_zap_asks() -> None:
+    keys = CurveKeys.generate()
+    admitted: list[str] = []
+    refused: list[str] = []
+    admission = Admission(keys, admitted.append, refused.append)
+    request = [b"1.0", b"7", b"cluster", b"::ffff:10.0.0.1", b"identity", b"CURVE", z85.decode(keys.public)]
+    assert admission.answer(request) == [b"1.0", b"7", b"200", b"OK", b"member", b""]
+    assert (admitted, refused) == (["10.0.0.1"], [])
+    wrong = [[b"x" * 32], [], [request[6], request[6]]]
+    others = (
+        [*request[:5], b"NULL"],
+        [*request[:5], b"PLAIN", b"user", b"password"],
+        [*request[:5], b"NULL", request[6]],
+    )
+    for each in (*([*request[:6], *credentials] for credentials in wrong), *others):
+        answer = admission.answer(each)
+        assert answer is not None
+        assert answer[:3] == [b"1.0", b"7", b"400"]
+    assert (admitted, refused) == (["10.0.0.1"], ["10.0.0.1"] * 6)
+    assert admission.answer([b"2.0", *request[1:]]) is None
+    assert admission.answer(request[:5]) is None
+
+
+EVENTS = {  # what ZeroMQ's monitor tells, and its value
+    "success": (zmq.EVENT_HANDSHAKE_SUCCEEDED, 0),
+    "protocol": (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0),
+    "closed": (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE),
+    "reset": (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, errno.ECONNRESET),
+    "slow": (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, errno.ETIMEDOUT),
+}
+
+
+@pytest.mark.parametrize(
+    ("story", "told"),
+    [
+        ("closed", []),
+        ("closed reset", [1]),
+        ("closed protocol closed", [1, 2]),
+        ("closed success closed", []),
+        ("closed closed success closed reset", [1, 1]),
+        ("slow slow slow", []),
+        ("reset slow reset", [2]),
+    ],
+)
+async def test_a_peer_that_ends_handshakes_in_a_row_refuses_the_key_since_the_first(
+    story: str, told: list[int]
+) -> None:
+    refused: list[float] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        handshakes = Handshakes(socket, refused.append)
+        for word in story.split():
+            handshakes.watch([struct.pack("=hi", *EVENTS[word]), b"tcp://peer"])
+            await trio.sleep(1)
+        handshakes.close()
+    assert refused == told
