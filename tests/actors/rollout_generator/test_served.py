@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from actors.engines.base import TurnRequest, TurnResult
 from actors.rollout_generator.agent_loop import AgentLoop
@@ -19,6 +18,7 @@ from actors.rollout_generator.served import ServedRollout
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import CompletedTurn, PolicyVersion, Said, Sampling, TurnAsked, TurnGiven
 from agent_rl.rollout.episode import Episode
+from agent_rl.rollout.keys import generator_of, key_for
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.scheduling.ids import strand_seed
 from tests import builders
@@ -185,7 +185,6 @@ async def test_requests_at_once_that_go_on_from_one_turn_are_two_sequences() -> 
         await at.says("Go.")
         for text in ("On.", "Stop."):
             nursery.start_soon(at.rollout.answer, at.asked(f"Go. | =1 | {text}", max_tokens=40))
-            await wait_all_tasks_blocked()
         await trio.sleep(3)
         first, second = at.episode.strands
         assert (len(first.turns), len(second.turns), second.cause) == (2, 1, "rewrite")
@@ -272,3 +271,18 @@ async def test_an_agent_that_is_started_again_after_a_cut_reply_gets_its_turns_i
         texts = [(await at.says(words)).choices[0].content for words in ("Go.", "Go.", "Other.", "Go.")]
         assert texts == ["turn number 1.", "turn number 2..", "turn number 3...", "turn number 4...."]
         assert not at.rollout.begin_again()
+
+
+def test_a_key_names_the_replica_that_made_it() -> None:
+    assert [generator_of(key_for(number)) for number in (0, 7, 12, 12345678)] == [0, 7, 12, 12345678]
+    others = (
+        "",
+        "sk-rollout-",
+        "sk-rollout--x",
+        "12-x",
+        "sk-rollout-a-x",
+        "sk-rollout-\u0663-x",
+        "sk-rollout-123456789-x",
+    )
+    assert {generator_of(key) for key in others} == {None}
+    assert key_for(1) != key_for(1)
