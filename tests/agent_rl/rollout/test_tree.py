@@ -25,7 +25,7 @@ from agent_rl.rollout.episode import Episode
 from tests import builders
 
 ROLES = {"user": 1, "tool": 2, "assistant": 8}
-END, TURN, LETTERS = 9, 8, "ab "
+END, TURN = 9, 8
 
 
 class Chat:
@@ -184,24 +184,22 @@ class Model:
         if not stopped and cut != "cut" and not limited:
             self.ended = "truncated"
         if stopped and not cut:
-            said = (*way.keys, ("assistant", key_of(self.texts[-1])))
+            said = (*way.keys, ("assistant", turn_message(self.texts[-1]).same))
             self.places.append(Place(talk, said, number, len(row.tokens), asks=False))
 
     @property
     def trained(self) -> set[int]:
-        """The rows of which turns are trained: no side calls, but for those that others have a turn of."""
+        """The rows of which turns are trained: no side calls, but for those of which a row that goes on shares a turn."""
         task = [row for row in self.rows if row.turns and not row.side]
-        origins = {token[-1] for row in task for token in row.tokens if token[1]}
-        return {number for number, row in enumerate(self.rows) if not task or not row.side or number in origins}
-
-
-def key_of(text: str) -> str:
-    """By which a turn is recognised."""
-    return f"={text.strip()}"
+        went_on = {
+            row.parent for row in task if any(each[1] and each[-1] == row.parent for each in row.tokens[: row.shared])
+        }
+        return {number for number, row in enumerate(self.rows) if not task or not row.side or number in went_on}
 
 
 def turn_message(text: str) -> Message:
-    return Message("assistant", text, key_of(text))
+    """A turn, which is recognised by its words without the space around them."""
+    return Message("assistant", text, f"={text.strip()}")
 
 
 class Hand:
@@ -209,7 +207,6 @@ class Hand:
 
     def __init__(self) -> None:
         self.policy = PolicyVersion(0, 0)
-        self.told: list[Any] = []
 
     async def write(self, episode: Episode, strand: Any, watch: Any) -> Any:
         request = watch.request
@@ -218,11 +215,8 @@ class Hand:
         stopped = len(request.tokens) <= strand.room
         tokens = request.tokens[: strand.room]
         count = len(tokens)
-        turn = (
-            np.array(tokens, np.int32),
-            np.array(request.logprobs[:count], np.float32),
-            np.array(request.policies[:count], np.int32),
-        )
+        logprobs, policies = request.logprobs[:count], request.policies[:count]
+        turn = np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(policies, np.int32)
         assert episode.turn_fault(*turn, stopped=stopped, stop=Chat.stop_tokens, strand=strand) == ""
         if request.cut == "cut":  # before its end, as by a stop string in a stream
             strand.room, strand.limited, stopped = count, True, False
@@ -256,7 +250,7 @@ class Tree(RuleBasedStateMachine):
         self.talks = [Conversation(self.episode, Chat())]
 
     def asked(self, talk: int, plan: Any, way: Any, data: st.DataObject, limit: int | None, *, side: bool) -> Any:
-        text = data.draw(st.text(LETTERS, max_size=4))
+        text = data.draw(st.sampled_from(["a", "b", " a", "abb", ""]))
         tokens = [*(ord(each) + data.draw(st.sampled_from([0, 128])) for each in text), END]
         version = data.draw(st.integers(self.hand.policy.version, self.hand.policy.version + 2))
         swap = data.draw(st.integers(0, len(tokens)))
@@ -279,11 +273,8 @@ class Tree(RuleBasedStateMachine):
             return
         if self.episode.ended is None and len(self.talks) == 1:
             self.read.append(list(self.episode.tokens_of(written.strand)))
-            self.kept.append(
-                self.episode.complete_at(
-                    written.strand, written.place, written.given, 1.0 + len(self.kept) - self.episode.seconds
-                )
-            )
+            seconds = 1.0 + len(self.kept) - self.episode.seconds
+            self.kept.append(self.episode.complete_at(written.strand, written.place, written.given, seconds))
 
     def begins(self, request: Any) -> Any:
         """Whether the request's turn begins, in the model and in the tree."""
@@ -308,11 +299,12 @@ class Tree(RuleBasedStateMachine):
                 request = under_way.pop(order.pop() % len(under_way))
                 request.goes_on.set()
                 await wait_all_tasks_blocked()
-                turn = list(
-                    zip(*(each.tolist() for each in request.turn[:2]), *request.turn[2].T.tolist(), strict=True)
-                )
-                way, talk = request.way(), request.talk
-                self.model.wrote(request.row, way, talk, turn, stopped=request.stopped, cut=request.cut)
+                tokens, logprobs, policies = (each.tolist() for each in request.turn)
+                turn = [
+                    (token, logprob, *policy) for token, logprob, policy in zip(tokens, logprobs, policies, strict=True)
+                ]
+                ends = {"stopped": request.stopped, "cut": request.cut}
+                self.model.wrote(request.row, request.way(), request.talk, turn, **ends)
                 for later in tuple(waiting):
                     found = self.begins(later)
                     under_way += [later] if isinstance(found, int) else []
@@ -333,8 +325,7 @@ class Tree(RuleBasedStateMachine):
             history = data.draw(st.sampled_from([*self.histories[talk], *3 * self.histories[talk][-1:]]))
             kept = history if data.draw(st.integers(0, 2)) else history[: data.draw(st.integers(0, len(history)))]
             given = (*kept, *data.draw(st.lists(MESSAGES, min_size=not kept, max_size=2)))
-            plan = partial(self.talks[talk].plan, given, cause)
-            way = partial(self.model.way, talk, given, cause)
+            plan, way = partial(self.talks[talk].plan, given, cause), partial(self.model.way, talk, given, cause)
             requests.append(self.asked(talk, plan, way, data, limit, side=cause == "side_call"))
             requests[-1].messages = given
         self.plays(requests, data)
