@@ -238,15 +238,11 @@ class ServedRollout:
         """Requests of an agent that was started again, by the digests of their messages."""
         for turn, strand, length in episode.resumed:
             assert turn.place is not None
-            said = spoken(agent.chat, self._text_of(turn))
+            said = spoken(agent.chat, episode.text_of(turn.written))
             self._conversation.resume(turn, strand, length, said.message)
             self._texts.append(said.content)
             prompt = strand.whole[: length - len(turn.written)]
             self._resumed.setdefault(turn.place.digest, deque()).append((turn, prompt))
-
-    def _text_of(self, turn: CompletedTurn) -> str:
-        assert turn.place is not None
-        return self._chat.turn_text((turn.written[:-1] if turn.place.stopped else turn.written).tolist())
 
     def _again(self, asked: TurnAsked, turn: CompletedTurn, prompt: Sequence[int]) -> _Ask:
         """A request whose turn an earlier process has written."""
@@ -255,7 +251,7 @@ class ServedRollout:
         watch = _Watch(self._chat, ask, 0, asked.stop)
         watch.began(prompt)
         watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
-        said = spoken(self._chat, watch.before_stop(self._text_of(turn)))
+        said = spoken(self._chat, watch.before_stop(self.episode.text_of(turn.written)))
         watch.finished(said)
         choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped, cut_at=watch.cut_at)
         version = int(turn.policies[-1, 1])

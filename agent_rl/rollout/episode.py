@@ -285,6 +285,11 @@ class Episode:
         """Whether the model may write another turn."""
         return self.turns < self.request.sampling.max_turns
 
+    def text_of(self, written: Int32Vector) -> str:
+        """The text of a turn of the model, without the stop token at its end."""
+        tokens: list[int] = written.tolist()
+        return self._chat.turn_text(tokens[:-1] if tokens[-1] in self._chat.stop_tokens else tokens)
+
     def wrote_text(
         self,
         tokens: Int32Vector,
@@ -297,7 +302,7 @@ class Episode:
         """Append a turn of the model, shapes [n], [n], [n, 2]; returns its text. Without a stop, the rollout ends."""
         strand = strand or self._first
         strand.append(tokens, logprobs, policies, mask=1)
-        text = self._chat.turn_text((tokens[:-1] if stopped else tokens).tolist())
+        text = self.text_of(tokens)
         self._texts.append(text)
         strand.turns.append(len(self._texts))
         if not stopped and not strand.limited:
@@ -479,7 +484,7 @@ class Episode:
             if self.ended is not None:
                 return f"{len(turns)} turns leave no room for another"
             strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
-            self._texts.append(self._chat.turn_text((turn.written[:-1] if place.stopped else turn.written).tolist()))
+            self._texts.append(self.text_of(turn.written))
             strand.turns.append(len(self._texts))
             strand.side = place.side
             self._records.extend(turn.calls)
@@ -506,7 +511,7 @@ class Episode:
             return fault
         for turn in turns:
             strand.append(turn.written, turn.logprobs, token_by_token(turn.policies), mask=1)
-            self._texts.append(self._chat.turn_text(turn.written[:-1].tolist()))
+            self._texts.append(self.text_of(turn.written))
             self._records.extend(turn.calls)
             self._replies.extend(turn.replies)
             tokens, policies = answered(turn)

@@ -169,22 +169,6 @@ async def test_calls_of_a_tool_with_state_are_made_in_order_with_the_state_that_
         assert [record.outcome for record in made.transcript.calls] == ["success", "timeout", "success"]
 
 
-async def test_a_tool_service_that_cannot_run_a_call_fails_the_rollout_not_the_model(
-    tmp_path: Path, model: Path
-) -> None:
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, "unavailable")
-
-    async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, _):
-        await ask(stage)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert made.status == "failed"
-        assert made.reason == (
-            "tools unavailable: s0-g000000/0/0/1.0 had no result in 2 attempts; the last: no executor ran it"
-        )
-        assert len(stage["tool_executor"].log) == 2
-
-
 async def test_several_calls_that_no_executor_runs_fail_the_rollout_alone(tmp_path: Path, model: Path) -> None:
     def reply(call: ToolCall) -> ToolResult:
         return result(call, "unavailable" if call.rollout == "s0-g000000/0/0" else "success")
@@ -229,13 +213,6 @@ async def test_a_storm_of_calls_is_bounded_and_other_rollouts_take_their_turns(t
         assert max(calm) < 20
         assert most["at_once"] == 2
         assert most["waiting"] <= 4 + 3  # four of the storm's, and one of each other rollout
-
-
-async def test_an_engine_that_cannot_take_a_request_fails_the_rollout(tmp_path: Path, model: Path) -> None:
-    async with generator(tmp_path, model, lambda *_: EngineError("900 tokens do not fit 256")) as (stage, _):
-        await ask(stage)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert (made.status, made.reason) == ("failed", "900 tokens do not fit 256")
 
 
 # Faults in flight: what becomes of the rollout, and where it is counted -----------------------------------------------
@@ -333,74 +310,39 @@ async def test_a_result_too_long_is_cut_in_the_middle_and_counts_with_what_the_m
         assert step_shares(made) == {"cut_response_share": 1.0}
 
 
-async def test_a_turn_that_overflows_the_budget_is_truncated_there_and_every_token_is_the_models(
-    tmp_path: Path, model: Path
+LONG, NO_ROOM = "y" * 121, "the prompt of problem p0 has {prompt} of the {longest} tokens a sequence may have"
+NO_EXECUTOR = "tools unavailable: s0-g000000/0/0/1.0 had no result in 2 attempts; the last: no executor ran it"
+TRUNCATED, FAILED = ({"rollouts_truncated": 1}, {"truncated_share": 1.0}), {"rollouts_failed": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("script", "answer", "longest", "status", "reason", "counted"),
+    [
+        (LONG, {}, 10_000, "truncated", "", TRUNCATED),
+        (LONG, {}, 40, "truncated", f"{NO_ROOM}: it leaves {{left}} of 120 response tokens", TRUNCATED),
+        (CALL, {"stdout": "x" * 300}, 10_000, "truncated", "", TRUNCATED),
+        (CALL, {}, 16, "prompt_too_long", NO_ROOM, ({"prompts_too_long": 1}, {"prompts_too_long": 1.0})),
+        (CALL, {"outcome": "unavailable"}, 10_000, "failed", NO_EXECUTOR, ({"rollouts_failed": 1, "calls_failed": 2}, FAILED)),
+        (EngineError("no room"), {}, 10_000, "failed", "no room", ({"rollouts_failed": 1}, FAILED)),
+    ],
+)  # fmt: skip
+async def test_what_ends_a_rollout_is_said_and_counted(
+    tmp_path: Path, model: Path, script: Any, answer: Any, longest: int, status: str, reason: str, counted: Any
 ) -> None:
-    async with generator(tmp_path, model, lambda *_: "y" * 500) as (stage, actor):
-        await ask(stage, sampling=Sampling(1.0, 77, 3))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert (made.status, made.reason, len(made.unpack().tokens)) == ("truncated", "", 77)
-        assert made.unpack().loss_mask.tolist() == [1] * 77
-        assert made.transcript.text == "y" * 77
-        assert figures(actor) == {"rollouts_truncated": 1}
-        assert step_shares(made) == {"truncated_share": 1.0}
-
-
-async def test_a_result_that_overflows_the_budget_ends_the_rollout_after_the_models_own_words(
-    tmp_path: Path, model: Path
-) -> None:
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, stdout="x" * 300)
-
-    async with generator(tmp_path, model, two_turns, reply=reply) as (stage, actor):
-        await ask(stage, sampling=Sampling(1.0, 120, 3))
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert (made.status, made.turns, made.transcript.text) == ("truncated", 1, CALL)
-        assert made.unpack().loss_mask.all()
-        assert [call.outcome for call in made.transcript.calls] == ["success"]
-        assert figures(actor) == {"rollouts_truncated": 1}
-
-
-async def test_a_prompt_longer_than_a_sequence_may_be_is_said_and_never_reaches_the_engine(
-    tmp_path: Path, model: Path
-) -> None:
-    async with generator(tmp_path, model, two_turns, longest=16) as (stage, actor):
+    given = {"reply": lambda call: result(call, **answer), "longest": longest, "tool_attempts": 2}
+    async with generator(tmp_path, model, lambda *_: script, **given) as (stage, actor):
         acks: list[str] = []
         await ask(stage, acks=acks)
         made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        prompt = len(made.unpack().prompt_tokens)
-        assert prompt >= 16
-        assert made.status == "prompt_too_long"
-        assert made.reason == f"the prompt of problem p0 has {prompt} of the 16 tokens a sequence may have"
-        assert actor._engine.requests == []
+        prompt, left = made.prompt_length, min(120, longest - made.prompt_length)
+        assert (made.status, made.reason) == (status, reason.format(prompt=prompt, left=left, longest=longest))
+        assert [each.max_tokens for each in actor._engine.requests] == [left][: left > 0]
+        assert made.unpack().loss_mask.all(), "every token is the model's"
+        assert made.transcript.text == ("" if made.turns == 0 else CALL if script == CALL else "y" * left)
+        assert len(stage["tool_executor"].log) == {"failed": 2, "truncated": 1}.get(status, 0) * (script == CALL)
         await trio.sleep(5)
         assert acks == ["s0-g000000/0/0"]
-        assert figures(actor) == {"prompts_too_long": 1}
-        assert step_shares(made) == {"prompts_too_long": 1.0}
-
-
-async def test_a_prompt_that_leaves_less_than_the_budget_gets_what_it_leaves(tmp_path: Path, model: Path) -> None:
-    async with generator(tmp_path, model, lambda *_: "y" * 500, longest=40) as (stage, actor):
-        await ask(stage)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        left = 40 - len(made.unpack().prompt_tokens)
-        assert 0 < left < 40
-        assert (made.status, len(made.unpack().tokens)) == ("truncated", left)
-        assert made.reason.endswith(f"it leaves {left} of 120 response tokens")
-        assert actor._engine.requests[0].max_tokens == left
-
-
-async def test_tools_that_are_not_there_are_counted_as_failures_of_the_infrastructure(
-    tmp_path: Path, model: Path
-) -> None:
-    def reply(call: ToolCall) -> ToolResult:
-        return result(call, "unavailable")
-
-    async with generator(tmp_path, model, two_turns, reply=reply, tool_attempts=2) as (stage, actor):
-        await ask(stage)
-        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-        assert figures(actor) == {"rollouts_failed": 1, "calls_failed": 2}
-        assert step_shares(made) == {"rollouts_failed": 1.0}
+        assert (figures(actor), step_shares(made)) == counted
 
 
 def write_problems(folder: Path, *lengths: int) -> EnvironmentEntry:

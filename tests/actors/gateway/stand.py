@@ -16,11 +16,10 @@ import trio
 from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.rollout_generator import RolloutGenerator
-from actors.rollout_generator.turns import Written
 from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.load import load_topology
-from agent_rl.messages import CompletedTurn, PolicyVersion, Sampling
+from agent_rl.messages import PolicyVersion, Sampling
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
 from tests import builders
@@ -41,31 +40,13 @@ class Stand:
 
     @asynccontextmanager
     async def rollout(
-        self,
-        *,
-        tokens: int = 100_000,
-        turns: int = 1000,
-        kept: list[CompletedTurn] | None = None,
-        tools: str = "[]",
+        self, *, tokens: int = 100_000, turns: int = 1000, tools: str = "[]"
     ) -> AsyncIterator[tuple[str, Episode]]:
-        """Within the block a rollout is served. Gives its key and its episode.
-
-        It goes on from the turns ``kept``, and appends those that are written.
-        """
-        episode = Episode(
-            builders.request(sampling=Sampling(1.0, tokens, turns)),
-            self.generator._chat,
-            self.generator._engine.longest,
-            begun=False,
-        )
-        assert not kept or not episode.resume_at(kept)
-
-        def told(written: Written) -> None:
-            if kept is not None:
-                kept.append(episode.complete_at(written.strand, written.place, written.given, 1.0))
-
-        serving = self.generator._served_rollouts.serving(self.generator._loop, episode, told, tools)
-        async with serving as (key, _):
+        """Within the block a rollout is served. Gives its key and its episode."""
+        request = builders.request(sampling=Sampling(1.0, tokens, turns))
+        episode = Episode(request, self.generator._chat, self.generator._engine.longest, begun=False)
+        served = self.generator._served_rollouts
+        async with served.serving(self.generator._loop, episode, tools=tools) as (key, _):
             yield key, episode
 
     async def post(

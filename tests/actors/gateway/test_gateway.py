@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 
@@ -19,7 +18,7 @@ from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
 from agent_rl.config.topology import Container, Harness
 from agent_rl.environments.harness import outcome_of
-from agent_rl.messages import CompletedTurn, Sampling, ToolCall, ToolResult
+from agent_rl.messages import Sampling, ToolCall, ToolResult
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import Stand, stand
@@ -72,52 +71,6 @@ async def test_a_history_that_goes_on_continues_the_very_tokens(tmp_path: Path) 
         assert "&lt;tool_call>" in at.engine.decode(second["prompt_token_ids"])
 
 
-async def test_what_changes_the_history_branches_for_a_named_reason(tmp_path: Path) -> None:
-    texts = ["a summary of what was said", "turn two", "turn three", "turn four", "a title"]
-    async with stand(tmp_path, lambda *_: texts[len(at.engine.requests) - 1]) as at, at.rollout() as each:
-        key, episode = each
-        await answer(at, key, [user("Sum up.")], tools=TOOLS)
-        await answer(at, key, [user(f"So far: {texts[0]}. Go on.")], tools=TOOLS)
-        await answer(at, key, [user("Another task.")], tools=TOOLS)
-        await answer(at, key, [user("Another task.")], tools=TOOLS)
-        await answer(at, key, [user("Name this.")], model="small-model")
-        made = episode.trajectory(generator="g", seconds=0.0)
-        assert [branch.cause for branch in made.branches] == ["compaction", "sub_agent", "again", "side_call"]
-        aside = list(at.engine.written.values())[-1]
-        assert made.excluded == {"side_call": sum(map(len, aside))}
-        assert made.written == len(written(at)) == len(trained(episode)) + made.excluded["side_call"]
-
-
-async def test_a_summary_is_trained_where_the_agent_goes_on_with_it(tmp_path: Path) -> None:
-    texts = ["turn one", "what happened so far", "turn three"]
-    async with stand(tmp_path, lambda *_: texts[len(at.engine.requests) - 1]) as at, at.rollout() as each:
-        key, episode = each
-        await answer(at, key, [user("Go.")], tools=TOOLS)
-        await answer(at, key, [user("Sum up: ...")])
-        assert episode.excluded
-        await answer(at, key, [user(f"Before: {texts[1]}")], tools=TOOLS)
-        assert not episode.excluded
-        assert trained(episode) == written(at)
-
-
-async def test_what_a_harness_says_of_a_request_counts_before_what_was_said(tmp_path: Path) -> None:
-    async with stand(tmp_path, lambda *_: "a turn") as at, at.rollout() as (key, episode):
-        await answer(at, key, [user("Go.")], tools=TOOLS)
-        asked = {"model": "small-model", "messages": [user("Read this.")], "tools": TOOLS}
-        status, _ = await at.post(key, asked, headers={"X-OpenAI-Subagent": "review"})
-        assert status == 200
-        await answer(at, key, [user("Name this.")], tools=TOOLS, _meta={"editor": {"kind": "title"}})
-        assert [strand.cause for strand in episode.strands[1:]] == ["sub_agent", "side_call"]
-        assert list(episode.excluded) == ["side_call"]
-
-
-async def test_an_agent_that_names_its_own_model_throughout_is_trained(tmp_path: Path) -> None:
-    async with stand(tmp_path, lambda *_: "turn") as at, at.rollout() as (key, episode):
-        for text in ("Go.", "Another."):
-            await answer(at, key, [user(text)], model="large-model")
-        assert (episode.excluded, trained(episode)) == ({}, written(at))
-
-
 async def test_a_repeated_request_gets_the_turn_that_was_lost(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at, at.rollout() as each:
         key, episode = each
@@ -126,55 +79,6 @@ async def test_a_repeated_request_gets_the_turn_that_was_lost(tmp_path: Path) ->
             status, reply = await at.post(key, body, headers={"X-Stainless-Retry-Count": retries})
             assert (status, reply["choices"][0]["message"]["content"]) == (200, f"turn {turns}")
         assert episode.turns == 2
-
-
-async def test_several_turns_at_once_are_each_trained_and_continued(tmp_path: Path) -> None:
-    async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at, at.rollout() as each:
-        key, episode = each
-        reply = await answer(at, key, [user("Go.")], n=3, max_tokens=20)
-        texts = [choice["message"]["content"] for choice in reply["choices"]]
-        assert sorted(texts) == ["turn 1", "turn 2", "turn 3"]
-        for text in texts:
-            await answer(at, key, [user("Go."), {"role": "assistant", "content": text}, user("On.")])
-        assert sorted(len(strand.turns) for strand in episode.strands) == [2, 2, 2]
-        assert sorted(trained(episode)) == sorted(written(at))
-
-
-async def test_a_stop_string_cuts_a_turn_which_is_then_not_continued(tmp_path: Path) -> None:
-    async with (
-        stand(tmp_path, lambda number, _: "one STOP two" if number == 1 else "three") as at,
-        at.rollout() as each,
-    ):
-        key, episode = each
-        reply = await answer(at, key, [user("Go.")], stop=["STOP"])
-        assert reply["choices"][0]["message"]["content"] == "one "
-        assert at.engine.decode(reply["choices"][0]["token_ids"]).startswith("one STOP")
-        said = {"role": "assistant", "content": "one "}
-        await answer(at, key, [user("Go."), said, user("On.")])
-        assert [strand.cause for strand in episode.strands[1:]] == ["rewrite"]
-
-
-async def test_a_rollout_goes_on_at_another_generator_with_the_turns_that_were_written(tmp_path: Path) -> None:
-    kept: list[CompletedTurn] = []
-    asked = [[user("Go.")], [user("Other.")], [user("Go.")]]
-    async with stand(tmp_path, lambda *_: f"turn {len(at.engine.requests)}") as at:
-        async with at.rollout(kept=kept) as (key, first):
-            before = [await answer(at, key, messages) for messages in asked]
-            said = {"role": "assistant", "content": "turn 1"}
-            on = [user("Go."), said, user("On.")]
-            before.append(await answer(at, key, on))
-        async with at.rollout(kept=list(kept)) as (key, second):
-            after = [await answer(at, key, messages) for messages in (*asked, on)]
-            assert len(at.engine.requests) == 4
-            for one, other in zip(before, after, strict=True):
-                assert (one["choices"], one["prompt_token_ids"]) == (other["choices"], other["prompt_token_ids"])
-            bodies = [each.trajectory(generator="g", seconds=0.0).unpack() for each in (first, second)]
-            for one, other in zip(*bodies, strict=True):
-                np.testing.assert_array_equal(one, other)
-            said = {"role": "assistant", "content": "turn 4"}
-            fifth = await answer(at, key, [*on, said, user("Still?")])
-            assert fifth["choices"][0]["message"]["content"] == "turn 5"
-            assert second.strands[0].turns == [1, 4, 5]
 
 
 async def test_bad_requests_get_their_providers_errors(tmp_path: Path) -> None:
@@ -224,22 +128,6 @@ async def test_who_waits_when_a_rollout_ends_is_told(tmp_path: Path) -> None:
         with trio.fail_after(20):
             await told.wait()
         assert replies[0][0] == 409
-
-
-async def test_an_agent_whose_context_is_full_may_compact_it(tmp_path: Path) -> None:
-    async with stand(tmp_path, lambda *_: "turn", longest=100) as at, at.rollout(tokens=400) as (key, episode):
-        messages = [user("Go.")]
-        for _ in range(20):
-            status, reply = await at.post(key, {"messages": messages})
-            if status != 200:
-                break
-            messages += [reply["choices"][0]["message"], user("On.")]
-        assert (status, reply["error"]["code"], episode.ended) == (400, "context_length_exceeded", None)
-        before = episode.turns
-        for text in ("So far: turn turn", "Or so."):
-            status, _ = await at.post(key, {"messages": [user(text)]})
-            assert status == 200
-        assert (episode.turns, len(episode.strands)) == (before + 2, 3)
 
 
 async def test_a_client_that_leaves_and_one_that_is_slow_harm_nobody(tmp_path: Path) -> None:

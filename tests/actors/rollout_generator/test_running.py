@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
+from actors.rollout_generator.kept_turns import KeptTurns
 from actors.rollout_generator.running import JUST_S, Running, RunningRollouts
 from agent_rl.testing import request
-
-pytestmark = pytest.mark.real_time
 
 
 async def begun(rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, move: int = 0) -> Running | None:
@@ -59,3 +61,97 @@ async def test_a_turn_that_has_only_just_begun_is_given_up_when_its_rollout_goes
     rollouts.hold({}, 10.2)
     assert not late.held
     assert just.left, "it cannot be taken back"
+
+
+async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when_it_is_over_here() -> None:
+    rollouts, acknowledged = RunningRollouts(), list[str]()
+    running = await begun(rollouts, "a", acknowledged, move=2)
+    assert running is not None
+    assert [rollouts.abandon({"a": move, "b": 9}) for move in (1, 2)] == [0, 0]
+    running.sampled = True
+    assert (rollouts.abandon({"a": 3}), running.scope.cancel_called, rollouts.sampling) == (0, False, 0)
+    running.sampled = False
+    assert [rollouts.abandon({"a": 3}) for _ in range(2)] == [1, 0]
+    assert running.scope.cancel_called
+    rollouts.orphaned()
+    assert rollouts.orphans == {}
+    returned: list[Running | None] = []
+
+    async def returns() -> None:
+        returned.append(await begun(rollouts, "a", acknowledged, move=4))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(returns)
+        await wait_all_tasks_blocked()
+        assert not returned
+        rollouts.end(running)
+    assert returned[0] is not None
+    assert (returned[0].move, acknowledged, rollouts.abandon({"a": 4}), rollouts.sampling) == (4, ["a"], 0, 1)
+
+
+async def test_caches_are_freed_of_rollouts_that_wait_with_as_many_tokens_and_dropped_groups_end() -> None:
+    rollouts = RunningRollouts()
+    a, b = [await begun(rollouts, name, []) for name in "ab"]
+    assert a is not None
+    assert b is not None
+    a.waits_with, b.waits_with = 7, 8
+    assert [rollouts.freed({"a": 7, "b": 7, "c": 7}) for _ in range(2)] == [["a"], []]
+    b.group = "other"
+    rollouts.cancel([a.group])
+    assert (a.scope.cancel_called, b.scope.cancel_called) == (True, False)
+
+
+async def test_the_scheduler_hears_how_each_rollout_goes_on_with_all_its_turns_in_order() -> None:
+    sent: list[Any] = []
+    acks = list[Any]()
+
+    async def send(message: Any, *, on_ack: Any) -> None:
+        sent.append((message.rollout, message.turns, message.then, message.move, message.tokens))
+        acks.append(on_ack)
+        await trio.sleep(1)
+
+    link = SimpleNamespace(send=send, drained=trio.lowlevel.checkpoint)
+    kept = KeptTurns(SimpleNamespace(name="g", link=lambda _: link))  # type: ignore[arg-type]
+    a, b = (SimpleNamespace(request=request(rollout=name), tokens=[5] * 4, completed=[]) for name in "ab")
+
+    def turn(episode: Any, number: Any) -> None:
+        episode.completed.append(number)
+        episode.tokens.append(5)
+        kept.completed(episode, number)
+
+    async def told() -> list[Any]:
+        await kept.kept()
+        found = sent.copy()
+        sent.clear()
+        return found
+
+    async with trio.open_nursery() as nursery:
+        turn(a, 1)
+        turn(b, 7)
+        kept.asks(a)
+        turn(a, 2)
+        nursery.start_soon(kept.run)
+        assert await told() == [("a", (1, 2), "writes", 0, 6), ("b", (7,), "writes", 0, 5)]
+        kept.asks(a)
+        kept.repeat("b")
+        assert await told() == [("a", (), "waits", 0, 6), ("b", (7,), "writes", 0, 5)]
+        turn(a, 3)
+        kept.repeat("a")
+        assert await told() == [("a", (1, 2, 3), "writes", 0, 7)], "a new scheduler gets no turn twice"
+        turn(b, 8)
+        kept.leave("b", 3, 6, lambda: acks.append("known"))
+        assert await told() == [("b", (8,), "left", 3, 6)]
+        acks[-1]()
+        assert acks[-1] == "known"
+        turn(a, 4)
+        kept.ended("a", 8)
+        for name in "ab":
+            kept.repeat(name)
+        assert await told() == [("a", (), "ended", 0, 8)], "its turns are in its trajectory"
+        turn(b, 9)
+        kept.forget("b")
+        assert await told() == []
+        kept.resumed(b)  # type: ignore[arg-type]
+        kept.repeat("b")
+        assert await told() == [("b", (7, 8, 9), "writes", 0, 7)]
+        nursery.cancel_scope.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agent_rl.config.topology import Interim
@@ -14,7 +13,6 @@ from agent_rl.groups.instructions import Closed, Dropped, Evaluated, Instruction
 from agent_rl.groups.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, LostGroups
 from agent_rl.groups.resampling import select_paper
 from agent_rl.messages import StageEntered
-from agent_rl.rollout.episode import Episode
 from tests import builders
 
 RL, EVALUATION, INTERIM = 0, 1, 2
@@ -132,41 +130,3 @@ def test_checkers_are_tried_after_several_answers_in_a_row_and_not_after_as_many
         assert not any(trust.doubted() for _ in range(DOUBTS - 1))
         trust.judged()
     assert [trust.doubted() for _ in range(DOUBTS)][-1]
-
-
-RUBBISH = {
-    "no tokens": {"tokens": []},
-    "more tokens than asked for": {"tokens": [5] * 61},
-    "a negative token": {"tokens": [5, -1]},
-    "NaN": {"logprobs": [-0.5, float("nan")]},
-    "infinity": {"logprobs": [-0.5, float("-inf")]},
-    "too few log-probabilities": {"logprobs": [-0.5]},
-    "too few policies": {"policies": [[0, 0]]},
-    "a stop that is none": {"tokens": [5, 6]},
-    "an end before the length without a stop": {"tokens": [5] * 59, "stopped": False},
-    "a version that falls": {"policies": [[1, 4], [1, 3]]},
-    "an epoch that falls": {"policies": [[2, 3], [1, 4]]},
-}
-
-
-@pytest.mark.parametrize("wrong", RUBBISH)
-def test_rubbish_of_an_engine_is_told_from_what_a_model_may_write(wrong: str) -> None:
-    class Chat:
-        def prompt_tokens(self, _: Any) -> list[int]:
-            return [1, 2]
-
-    def said(**changes: Any) -> str:
-        turn = {"tokens": [5, 9], "stopped": True, **changes}
-        count = len(turn["tokens"])
-        turn = {"logprobs": [-0.5] * count, "policies": [[0, 0]] * count, **turn}
-        return Episode(builders.request(), Chat()).turn_fault(  # type: ignore[arg-type]
-            np.array(turn["tokens"], np.int32),
-            np.array(turn["logprobs"], np.float32),
-            np.array(turn["policies"], np.int32).reshape(len(turn["policies"]), 2),
-            stopped=turn["stopped"],
-            stop=frozenset({9}),
-        )
-
-    assert said() == said(tokens=[5] * 60, stopped=False) == said(tokens=[9], logprobs=[0.0]) == ""
-    assert said(policies=[[1, 4], [2, 0]]) == said(policies=[[1, 3], [1, 4]]) == ""
-    assert said(**RUBBISH[wrong])

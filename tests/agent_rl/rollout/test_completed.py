@@ -24,7 +24,7 @@ from agent_rl.messages import (
     TurnObserved,
     TurnsCompleted,
 )
-from agent_rl.rollout.completed import runs_of, token_by_token
+from agent_rl.rollout.completed import runs_of, token_by_token, turn_check
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
 from tests import builders
@@ -133,12 +133,8 @@ def completed(count: int, **sampling: Any) -> Episode:
     for number in range(count):
         tokens = np.array([*CHAT._encode(CALL), CHAT.end_of_turn], dtype=np.int32)
         logprobs = np.full(len(tokens), -0.1 - number, dtype=np.float32)
-        turn = {
-            "tokens": tokens,
-            "logprobs": logprobs,
-            "policies": np.ones((len(tokens), 2), np.int32),
-            "stopped": True,
-        }
+        policies = np.ones((len(tokens), 2), np.int32)
+        turn = {"tokens": tokens, "logprobs": logprobs, "policies": policies, "stopped": True}
         play(made, {"turn": turn, "answers": ["4"], "states": {"a": b"%d" % number}, "policy": (1, 1)})
         made.complete(1.0)
     return made
@@ -156,6 +152,11 @@ def test_a_turn_holds_the_snapshots_it_changed_and_the_time_since_the_rollout_be
     assert [record.turn for turn in moved.completed for record in turn.calls] == [1, 2]
 
 
+def signed(turn: CompletedTurn) -> CompletedTurn:
+    """With the checksum that a turn of these tokens has."""
+    return replace(turn, after=turn_check(turn))
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -163,8 +164,29 @@ def test_a_turn_holds_the_snapshots_it_changed_and_the_time_since_the_rollout_be
         (lambda first, second: (first, replace(second, before=first.before)), "turn 2 continues another turn"),
         (lambda first, second: (replace(first, before=7), second), "they continue another prompt"),
         (lambda first, second: (replace(first, logprobs=first.logprobs * 2), second), "turn 1 is damaged"),
-        (lambda first, second: (first, replace(second, tool_states={})), "turn 2 is damaged"),
-        (lambda first, second: (first, replace(second, policies=second.policies[:, :2])), "turn 2 is damaged"),
+        (lambda first, second: (first, replace(second, number=3)), "turn 2 is missing"),
+        *[
+            (lambda first, second, changes=changes: (first, replace(second, **changes)), "turn 2 is damaged")
+            for changes in (
+                {"tool_states": {}},
+                {"tool_states": {"b": b"1"}},
+                {"tool_states": {"a": b"2"}},
+                {"state": b"x"},
+            )
+        ],
+        *[
+            (lambda first, second, spoil=spoil: (first, signed(spoil(second))), "turn 2 is damaged")
+            for spoil in (
+                lambda turn: replace(turn, policies=turn.policies[:, :2]),
+                lambda turn: replace(turn, policies=turn.policies - np.array([0, 0, 1], np.int32)),
+                lambda turn: replace(turn, policies=turn.policies + np.array([0, 0, 1], np.int32)),
+                lambda turn: replace(turn, policies=np.array([[1, 1, 0], *turn.policies], np.int32)),
+                lambda turn: replace(turn, logprobs=turn.logprobs[1:]),
+                lambda turn: replace(
+                    turn, **{name: getattr(turn, name)[:0] for name in ("written", "logprobs", "policies")}
+                ),
+            )
+        ],
     ],
 )
 def test_turns_that_do_not_continue_the_prompt_or_each_other_are_refused_whole(spoil: Any, said: str) -> None:

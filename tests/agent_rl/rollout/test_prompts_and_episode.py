@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,57 @@ def test_only_what_was_truncated_says_that_its_prompt_was_long(chat: ChatFormat)
         made = episode.trajectory(generator="g", seconds=0.0)
         assert made.status == status
         assert ("leaves 60 of 200 response tokens" in made.reason) is (status == "truncated")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, ""),
+        ({"tokens": [9], "logprobs": [0.0]}, ""),
+        ({"tokens": [5] * 59 + [9]}, ""),
+        ({"tokens": [5] * 60, "stopped": False}, ""),
+        ({"tokens": [5] * 7, "stopped": False, "room": 7}, ""),
+        ({"policies": [[1, 4], [2, 0]]}, ""),
+        ({"policies": [[1, 3], [1, 4]]}, ""),
+        ({"tokens": []}, "0 tokens, where 1 to 60 were asked for"),
+        ({"tokens": [5] * 60 + [9]}, "61 tokens, where 1 to 60 were asked for"),
+        ({"room": 1}, "2 tokens, where 1 to 1 were asked for"),
+        ({"tokens": [-1, 9]}, "the token -1"),
+        ({"logprobs": [-0.5, float("nan")]}, "log-probabilities that are not finite"),
+        ({"logprobs": [float("-inf"), -0.5]}, "log-probabilities that are not finite"),
+        ({"logprobs": [-0.5]}, "shapes (2,), (1,) and (2, 2), not [n], [n] and [n, 2]"),
+        ({"policies": [[0, 0]]}, "shapes (2,), (2,) and (1, 2), not [n], [n] and [n, 2]"),
+        ({"tokens": [9, 6]}, "a turn with finish 'stop' that ends in the token 6, which is no stop token"),
+        ({"tokens": [5] * 59, "stopped": False}, "a turn with finish 'length' and 59 tokens, where 60 were asked for"),
+        ({"policies": [[1, 4], [1, 3]]}, "a turn whose versions fall"),
+        ({"policies": [[2, 3], [1, 4]]}, "a turn whose versions fall"),
+    ],
+    ids=str,
+)
+def test_rubbish_of_an_engine_is_told_from_what_a_model_may_write(changes: dict[str, Any], fault: str) -> None:
+    chat = SimpleNamespace(prompt_tokens=lambda _: [1, 2])
+    episode = Episode(builders.request(), chat)  # type: ignore[arg-type]
+    given = {"tokens": [5, 9], "stopped": True, "room": 0, **changes}
+    count = len(given["tokens"])
+    given = {"logprobs": [-0.5] * count, "policies": [[0, 0]] * count, **given}
+    episode.strands[0].room = given["room"]
+    turn = (
+        np.array(given["tokens"], np.int32),
+        np.array(given["logprobs"], np.float32),
+        np.array(given["policies"], np.int32).reshape(-1, 2),
+    )
+    assert episode.turn_fault(*turn, stopped=given["stopped"], stop=frozenset({9})) == fault
+
+
+@pytest.mark.parametrize(("left", "ended"), [(0, "truncated"), (1, None)])
+def test_an_answer_that_leaves_the_model_no_token_ends_the_rollout(
+    left: int, ended: str | None, chat: ChatFormat
+) -> None:
+    for longest in (None, len(chat.prompt_tokens(builders.problem())) + 30):
+        episode = Episode(builders.request(sampling=Sampling(1.0, 40, 9)), chat, longest)
+        episode.wrote_text(**turn(chat, "1"))
+        episode.give((), [5] * (episode.budget - left), PolicyVersion(0, 0))
+        assert (episode.ended, episode.turns) == (ended, 1)
 
 
 def test_prompts_that_leave_no_room_are_found_by_their_true_length(chatml: tuple[Any, ChatFormat]) -> None:

@@ -184,5 +184,7 @@ def test_a_text_of_the_model_is_found_in_what_others_say() -> None:
     assert said_in("The sum is", said) is False
     assert said_in("the sum is 12,\nas asked.", said)
     assert not said_in("sum", said)
+    assert not said_in("the sum is 12, as asked.", messages_of([Said("tool", "the sum is 12, as asked.")], "[]"))
+    assert [said_in(text, said) for text in ("sum is 1", "um is 1")] == [True, False], "8 characters are no chance"
     assert said_in("sum", messages_of([Said("user", " sum\n")], "[]"))
     assert not said_in(" ", messages_of([Said("user", "")], "[]"))

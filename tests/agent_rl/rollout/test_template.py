@@ -311,10 +311,7 @@ ENTRANCES: dict[str, tuple[list[str], Callable[[ChatFormat, str], list[int]]]] =
         lambda chat, text: chat.opening_tokens([("user", text)], replace(PROBLEM, text=f" {text}\n")),
     ),
     "a loop's own words": (TAGS, lambda chat, text: chat.opening_tokens([("user", text)], PROBLEM)),
-    "a loop's system text": (
-        [],
-        lambda chat, text: chat.opening_tokens([("system", text), ("user", "4")], PROBLEM),
-    ),
+    "a loop's system text": ([], lambda chat, text: chat.opening_tokens([("system", text), ("user", "4")], PROBLEM)),
     "a loop's dialogue": (
         [],
         lambda chat, text: chat.opening_tokens([("user", "4"), ("assistant", text), ("user", "4")], PROBLEM),

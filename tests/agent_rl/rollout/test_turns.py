@@ -6,7 +6,6 @@ import copy
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -180,31 +179,6 @@ def write(
     return {"role": "assistant", "content": said}
 
 
-def test_a_conversation_that_goes_on_keeps_the_very_tokens(chatml: tuple[Any, ChatFormat]) -> None:
-    tokenizer, chat = chatml
-    episode, conversation = begun(chat)
-    messages = list(START)
-    strand = opened(conversation, messages)
-    written = []
-    for text, question in (("<think>4?</think> 4", "Are you sure?"), ("yes", "Why?")):
-        # another way to write the same text: nothing may encode it again
-        tokens = np.array(
-            [*(token for letter in text for token in chat._encode(letter)), chat.end_of_turn], dtype=np.int32
-        )
-        policies = np.ones((len(tokens), 2), dtype=np.int32)
-        said = episode.wrote_text(tokens, np.full(len(tokens), -0.1, np.float32), policies, stopped=True)
-        conversation.wrote(strand, Message("assistant", said), stopped=True)
-        written += tokens.tolist()
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
-        assert opened(conversation, messages) is strand
-    made = episode.trajectory(generator="g", seconds=0.0)
-    assert made.unpack().tokens[made.unpack().loss_mask == 1].tolist() == written
-    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert chat.decode(episode.tokens) == whole
-    assert made.unpack().prompt_tokens.tolist() == chat._encode(chat._render(START, generate=True))
-    assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "Are you sure?"), (2, "Why?")]
-
-
 def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat: ChatFormat) -> None:
     def refused(messages: Any) -> str:
         episode, conversation = begun(chat)
@@ -220,41 +194,13 @@ def test_messages_that_are_none_are_refused_and_leave_the_episode_as_it_was(chat
     assert "message 1 is None" in refused([None])
 
 
-def test_what_changes_the_conversation_branches_at_the_last_place_that_both_have(
-    chatml: tuple[Any, ChatFormat],
-) -> None:
-    tokenizer, chat = chatml
-    go_on, other = ({"role": "user", "content": text} for text in ("Go on.", "Stop."))
-
-    def branched(messages: list[dict[str, str]]) -> tuple[str, str, str]:
-        """Why it branched, the text that is shared, and that of the whole branch."""
-        episode, conversation = begun(chat)
-        first = write(episode, conversation, chat, START, "4 ")
-        write(episode, conversation, chat, [*START, first, go_on], "5")
-        strand = opened(conversation, messages)
-        said = episode.wrote_text(**turn(chat, "6"), strand=strand)
-        conversation.wrote(strand, Message("assistant", said), stopped=True)
-        made = episode.trajectory(generator="g", seconds=0.0)
-        (_, shared, _), sequence = made.unpack().branches[0], made.unpack().sequences[1]
-        assert sum(made.unpack().loss_mask[sequence.own]) == len(turn(chat, "6")["tokens"])
-        assert chat.decode(sequence.tokens.tolist()).endswith("6<|im_end|>")
-        return (
-            made.branches[0].cause,
-            chat.decode(sequence.tokens[:shared].tolist()),
-            chat.decode(sequence.tokens.tolist()),
-        )
-
-    said = {"role": "assistant", "content": "4 "}
-    begin = tokenizer.apply_chat_template(START, add_generation_prompt=True, tokenize=False)
-    assert branched(START)[:2] == ("again", begin)
-    assert branched([*START, said, other])[:2] == ("rewrite", f"{begin}4 <|im_end|>\n<|im_start|>user\n")
-    changed = [*START, {**said, "content": "9"}, go_on]
-    cause, shared, whole = branched(changed)
-    assert (cause, shared) == ("rewrite", begin)
-    assert whole == tokenizer.apply_chat_template(changed, add_generation_prompt=True, tokenize=False) + "6<|im_end|>"
-    cause, shared, whole = branched([go_on])
-    assert cause == "rewrite"
-    assert begin.startswith(shared)
+def test_of_two_turns_with_the_same_words_each_is_continued_once(chat: ChatFormat) -> None:
+    episode, conversation = begun(chat)
+    said = {"role": "assistant", "content": "4"}
+    for text, more in (("4", []), ("4", []), ("5", ["Go on."]), ("6", ["Stop."])):
+        asked = [said, *({"role": "user", "content": each} for each in more)]
+        write(episode, conversation, chat, [*START, *(asked if more else [])], text)
+    assert [strand.turns for strand in episode.strands] == [[1, 3], [2, 4]]
 
 
 def test_a_loop_may_go_on_without_a_message_and_begin_with_a_dialogue(chatml: tuple[Any, ChatFormat]) -> None:
