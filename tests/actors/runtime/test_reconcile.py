@@ -169,7 +169,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def a_life(*, added: bool = False, restarts: int = 2) -> Life:
