@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ import trio
 from agent_rl import messages
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import ActorReport, ActorStatus, ChangesInForce, HostReport, RunState, StopWanted
+from agent_rl.messages.pipes import Doubt
 from agent_rl.records.run_directory import read_end
-from tests.actors.runtime.virtual_run import World, ignore, world
-from transport import Node, Registry
+from tests.actors.runtime.virtual_run import World, ignore, swap, world
+from transport import CallFailed, Node, PeerLost, Registry
 
 __all__ = ["world"]  # the fixture
 SLOW, FIRST = (f'class = "tests.actors.runtime.virtual_run:{name}"' for name in ("Slow", "First"))
@@ -170,7 +172,54 @@ async def test_nobody_speaks_for_another(world: World) -> None:
         assert world.codes == {}
 
 
+@pytest.mark.parametrize(
+    ("first", "asked", "pressed", "code", "said"),
+    [
+        (
+            "lives = 12.0, once = true",
+            "prepares=5.0",
+            [],
+            0,
+            "first.0 ended while its successor was getting ready; ask",
+        ),
+        ("stops = 0.5", "prepares=5.0", [signal.SIGTERM], 0, "the run ended meanwhile"),
+        ("stops = 0.5", "prepares=2.9", [signal.SIGTERM, signal.SIGINT], 130, "the run ended meanwhile"),
+    ],
+)
+async def test_a_process_that_ends_takes_its_successor_along(
+    world: World, first: str, asked: str, pressed: list[int], code: int, said: str
+) -> None:
+    world.write(first=f"settings = {{ {first} }}")
+    refused: list[str] = []
+
+    async def ask() -> None:
+        with suppress(CallFailed, PeerLost):
+            refused.extend((await world.ask(swap("first", "", asked))).refused)
+
+    async with world.running(code=code):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(3.05)
+            await press(*pressed)
+        await trio.sleep(1.0)
+        assert all(child.ended for child in world.children[:-1])
+        assert world.children[-1].ended == bool(pressed)
+        assert refused[0].startswith(said)
+
+
 # On several hosts.
+
+
+async def test_actors_of_a_host_that_is_not_heard_are_doubted_by_those_of_others_until_it_is(world: World) -> None:
+    world.write("a", "b", first='host = "a"', second='hosts = ["a", "b"]\nreplicas = 3')
+    async with world.running("a", "b"):
+        await world.kill("b")
+        await trio.sleep(20.0)
+        world.start("b")
+        await trio.sleep(10.0)
+        for child in world.children[:3]:
+            doubts = [each.actors for each in child.told if isinstance(each, Doubt)]
+            assert child.host == "b" or doubts == [(), ("second.1",), ()]
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -89,7 +89,7 @@ class Child:
         self._first = self.actor not in [each.actor for each in world.children]
         self._world, self._beside = world, beside
         self._scope, self._over = trio.CancelScope(), trio.Event()
-        self._prepared, self._go, self._stop = trio.Event(), trio.Event(), trio.Event()
+        self._settled, self._go, self._stop = trio.Event(), trio.Event(), trio.Event()
         self.told: list[Any] = []
         self.status = -signal.SIGKILL
         self.message = self.blocked_at = ""
@@ -102,6 +102,7 @@ class Child:
             if self.status == 3:
                 self.message = "it cannot save: make room"
         self._over.set()
+        self._settled.set()
 
     async def _work(self) -> int:
         await trio.sleep(READS)
@@ -112,7 +113,7 @@ class Child:
         if self._beside:
             await trio.sleep(does.prepares)
             self._tell("ready")
-            self._prepared.set()
+            self._settled.set()
             await self._go.wait()
         with trio.move_on_after(does.lives if dies else NEVER):
             async with trio.open_nursery() as nursery:
@@ -150,15 +151,8 @@ class Child:
         return self.status
 
     async def prepared(self) -> bool:
-        async with trio.open_nursery() as nursery:
-
-            async def first(event: trio.Event) -> None:
-                await event.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(first, self._over)
-            nursery.start_soon(first, self._prepared)
-        return self._prepared.is_set()
+        await self._settled.wait()
+        return not self.ended
 
     def terminate(self) -> None:
         self._stop.set()
@@ -180,14 +174,7 @@ class Child:
     def ending(self, status: int) -> str:
         return describe_exit(status)
 
-    def stay_on(self, cores: object) -> None:
-        """There are no cores."""
-
-    def rotate_stderr(self, limit: float) -> None:
-        """There is no file."""
-
-    def seen(self) -> None:
-        """There is no process."""
+    stay_on = rotate_stderr = seen = lambda *_: None
 
 
 async def ignore(delivery: Delivery) -> None:
@@ -222,6 +209,8 @@ class World:
         self.main = "local"
         self.network = Cable()
         self.children: list[Child] = []
+        self.groups: set[int] = set()
+        """The processes that the janitor would kill."""
         self.events: list[str] = []
         self.said: dict[str, list[str]] = {}
         self.codes: dict[str, int] = {}
@@ -231,10 +220,9 @@ class World:
         """What the dry run of a change says against it."""
         self._commands = 0
         self._lives: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
-        nothing = lambda *_: None  # noqa: E731
         monkeypatch.setattr(processes, "start_child", self._start)
         monkeypatch.setattr(run, "supervisor_network", lambda *_: self.network)
-        janitor = SimpleNamespace(started=nothing, ended=nothing, dismiss=nothing)
+        janitor = SimpleNamespace(started=self.groups.add, ended=self.groups.discard, dismiss=lambda: None)
         monkeypatch.setattr(supervise, "Janitor", lambda: janitor)
         monkeypatch.setattr(changes, "faults_of", self._dry_run)
         monkeypatch.setattr(changes, "group_bytes", lambda _: 1)
@@ -299,6 +287,7 @@ class World:
                     elif self.main not in self.codes:
                         await self.ask(StopWanted())
                 self._actors.cancel_scope.cancel()
+        assert not self.groups, "another program may get the number of a process that has ended"
         assert self.codes == (code if isinstance(code, dict) else dict.fromkeys(self.codes, code or 0))
 
     def start(self, host: str | None = None, overrides: Sequence[str] = (), **options: Any) -> None:
