@@ -174,6 +174,14 @@ async def test_a_class_that_dies_long_after_its_swap_ends_the_run(
         assert ("come back" in world.told()) != bool(code)
 
 
+async def test_a_swap_that_failed_is_none_for_a_class_that_dies_after_it(world: World) -> None:
+    world.write(first="", second="restarts = 0\nsettings = { lives = 20.0 }")
+    async with world.running(code=1):
+        assert (await world.ask(swap("second", OTHER, "lives=0.2"))).refused
+        await trio.sleep(30.0)
+    assert "come back" not in world.told()
+
+
 async def test_a_process_that_dies_for_good_during_the_swap_of_its_role_waits_for_the_end_of_it(world: World) -> None:
     """Else the file that processes read and the class in force would be those of two changes."""
     world.write(first="", second=f"restarts = 0\n{TWO}")
@@ -347,13 +355,13 @@ async def test_a_host_of_the_same_process_is_drained(world: World) -> None:
 
 async def test_replicas_on_another_host_are_swapped_by_its_supervisor(world: World) -> None:
     """The hosts have run directories of their own, as on two machines."""
-    world.write("a", "b", first='host = "a"', second=f'host = "b"\n{ONE}')
-    async with world.running("a"):
+    world.write("a", "b", "c", first='host = "a"', second=f'hosts = ["b", "c"]\n{ONE}')
+    async with world.running("a", "c"):
         world.start("b", [f'run.directory="{world.folder / "run_of_b"}"'])
         await trio.sleep(10)
         answer = await world.ask(swap("second", OTHER, "number=2"))
-        assert firsts(answer.done)[0] == "second.0 is now Other"
-        assert world.events[2:] == ["ready second.0 Other 2", "left second.0 Plain 1", "up second.0 Other 2"]
+        assert firsts(answer.done)[:2] == ["second.0 is now Other", "second.1 is now Other"]
+        assert world.events[3:6] == ["ready second.0 Other 2", "left second.0 Plain 1", "up second.0 Other 2"]
         gone = await world.ask(swap("second", OTHER, "lives=0.1"))
         assert gone.done == ()
         assert gone.refused[0].startswith("supervisor.b: second.0 exited with status 7 before it was ready")
@@ -361,7 +369,8 @@ async def test_replicas_on_another_host_are_swapped_by_its_supervisor(world: Wor
         await trio.sleep(5)
         stored = load_topology(world.folder / "run_of_b" / "topology.b.toml").actors["second"]
         assert (stored.class_path, stored.settings) == (OTHER, {"number": 2})
-        assert "no other host runs second" in (await world.ask(DrainWanted("b"))).refused[0]
+        assert (await world.ask(DrainWanted("b"))).done
+        assert "no other host runs second" in (await world.ask(DrainWanted("c"))).refused[0]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ def test_an_actor_that_stops_is_expected_no_more_and_neither_are_those_of_a_host
     hosts.b.observe(status("x.0"), 1)
     hosts.tick()
     assert hosts.passed_on() == (["x.0 running"], [])
+    hosts.b.forget("x.0")
+    hosts.b.observe(status("x.0"), 2)  # the first status of its next process
+    hosts.tick()
+    assert hosts.passed_on() == (["x.0 running"], [])
     assert hosts.main.left("supervisor.b") == ["x.0"]
     assert hosts.main.left("supervisor.b") == []
 

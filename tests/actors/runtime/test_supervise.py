@@ -21,7 +21,6 @@ import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.exits import describe_exit
-from actors.runtime.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.run import run_topology
 from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
@@ -527,21 +526,6 @@ def test_only_a_summary_of_this_run_counts(tmp_path):
     assert read_summary(tmp_path, before) == {"steps": 4}
 
 
-HOSTS = '[hosts.b]\nbase_port = 5800\n[hosts.a]\naddress = "127.0.0.1"\n'
-
-
-def test_which_hosts_a_supervisor_serves(stage):
-    topology = stage.topology(hosts=HOSTS, x='host = "b"', learner='host = "a"')
-    assert hosts_to_start(topology, None) == ("a", "b")
-    assert hosts_to_start(topology, "b") == ("b",)
-    with pytest.raises(RunRefused, match="no actor runs on a host named 'c'; there is b, a"):
-        hosts_to_start(topology, "c")
-    topology = load_topology(stage.path, ["hosts.b.address=10.0.0.2"])
-    with pytest.raises(RunRefused, match="start each with its own, --host b, --host a"):
-        hosts_to_start(topology, None)
-    assert hosts_to_start(topology, "a") == ("a",)
-
-
 def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage):
     topology = stage.topology(a='settings = { behaviour = "running" }', b='settings = { behaviour = "running" }')
     [port] = port_blocks(1)
@@ -602,24 +586,3 @@ def test_the_other_hosts_end_with_the_learners(stage, capsys):
     assert run_both_hosts(stage, topology) == {"a": 0, "b": 0}
     assert {stage.heard()[:2] for _ in range(4)} >= {("stopped", "x.0"), ("stopped", "learner.0")}
     assert "look at these hosts" not in capsys.readouterr().out
-
-
-def test_roles_stop_upstream_first(tmp_path, monkeypatch):
-    (tmp_path / "ordered_actors.py").write_text(
-        "class Kind:\n    def __init__(self, kind): self.kind = kind\n"
-        "class Any:\n    links = {'push': Kind('push'), 'tell': Kind('announce')}\n"
-        "class Early(Any):\n    drain_order = 10\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    path = tmp_path / "topology.toml"
-    head = '[run]\nname = "demo"\ndirectory = "x"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
-    head += '[[stages]]\nkind = "sft"\nsteps = 1\n'
-    actors = {"sink": {}, "middle": {"push": "sink", "tell": "source"}, "source": {"push": "middle"}, "early": {}}
-    for role, links in actors.items():
-        name = "Early" if role == "early" else "Any"
-        head += f'[actors.{role}]\nclass = "ordered_actors:{name}"\n'
-        head += "".join(f'links.{link} = "{target}"\n' for link, target in links.items())
-    path.write_text(head)
-    topology = load_topology(path)
-    assert drain_order(topology) == ["early", "source", "middle", "sink"]
-    assert [role for role in actors if needed_to_drain(topology, role)] == ["sink", "middle"]

@@ -42,6 +42,7 @@ class Plain:
 
         model_config = ConfigDict(extra="forbid")
         number: int = 0
+        threads: int | None = None
         prepares: float = 0.1
         starts: float = 0.3
         again: float = 0.0
