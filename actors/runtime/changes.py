@@ -227,7 +227,8 @@ class Changes:
 
     def _why_not(self, wanted: Wanted, starting: Iterable[str]) -> str:
         ending, busy = self._ending.is_set(), next(iter(self._under_way), "")
-        return why_not(wanted, self.topology, [*starting], ending=ending, busy=busy, left=self._ledger.absent)
+        left = self._ledger.absent | self._ledger.away
+        return why_not(wanted, self.topology, [*starting], ending=ending, busy=busy, left=left)
 
     async def _in_turn(self, wanted: Wanted) -> Changed:
         """Carry out a change after those that are under way, also when who asked for it is gone."""

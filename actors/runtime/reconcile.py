@@ -229,10 +229,11 @@ class Life:
         if self.state in {"idle", "waiting"}:
             yield from self._over()
         elif self.state != "gone":
+            due = self.deadline
             yield from self._give_up(Replaced("the run ended meanwhile"))
             yield Word("stopping")
             if self.state == "draining":  # a second SIGTERM would end it before it has drained
-                self.deadline = min(self.deadline, now + seconds)
+                self.deadline = min(due, now + seconds)
             else:
                 self.state, self.deadline = "draining", now + seconds
                 yield "terminate"

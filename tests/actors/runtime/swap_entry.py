@@ -25,13 +25,10 @@ class Plain:
         model_config = ConfigDict(extra="forbid")
         number: int = 0
         dies: bool = False
-        waits: bool = False
-        blocks: bool = False
-        lives: float = 0.0
 
     receives = ()
     links: ClassVar = {}
-    drain_seconds = 1.0
+    drain_seconds = 30.0
 
 
 class Other(Plain):
@@ -42,21 +39,23 @@ async def ignore(delivery):
     pass
 
 
+async def report(link, actor):
+    while True:
+        link.set(messages.ActorStatus(actor, "x", "running", "", ActorFigures(), "", 0, 0))
+        await trio.sleep(1.0)
+
+
 async def run(options, topology, entry, tell):
     network = run_network(topology, Path(options.base))
     node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
     role, replica = options.actor.rsplit(".", 1)
     hosts = dict.fromkeys([topology.main_host, topology.homes(role)[int(replica)]])
     link = node.announce("status", [supervisor_node(host) for host in hosts])
-    state = "starting" if entry.settings.get("waits") else "running"
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGTERM) as received:
             await nursery.start(node.run, ignore)
-            link.set(messages.ActorStatus(options.actor, "x", state, "", ActorFigures(), "", 0, 0))
+            nursery.start_soon(report, link, options.actor)
             tell("up")
-            if replica == "1" and (lives := entry.settings.get("lives")):
-                await trio.sleep(lives)
-                os._exit(9)
             async for _ in received:
                 nursery.cancel_scope.cancel()
     tell("left")
@@ -83,13 +82,11 @@ def main():
         with (Path(options.base) / "events").open("a") as file:
             file.write(f"{event} {options.actor} {entry.class_path} {entry.settings.get('number', 0)}\n")
 
-    if entry.settings.get("dies") or (Path(options.base) / "dies").exists():
+    if entry.settings.get("dies"):
         sys.stderr.write("no such device\n")
         sys.exit(7)
     if options.beside is not None:
         tell("ready")
-        if entry.settings.get("blocks"):
-            signal.pause()
         os.write(options.beside, packed(pipes.Prepared()))
         trio.run(wait_for_go, PipeReader(options.lifeline, Registry.of(pipes)))
     trio.run(run, options, topology, entry, tell)

@@ -8,66 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from actors.exits import describe_exit
-from actors.runtime import process, processes
+from actors.runtime import process
 from actors.runtime.children import ActorChild, telling
-from actors.runtime.processes import Process, plan_of
-from agent_rl.config.load import load_topology
 from tests.end_to_end.topologies import write_micro
 from tests.transport.clouds import Point
 from transport.stream import packed
-
-
-class Child:
-    """A process that ends when it is asked to, and is prepared when ``ready`` is set."""
-
-    def __init__(self, pid: int, ready: trio.Event) -> None:
-        self.pid, self._ready, self._over = pid, ready, trio.Event()
-        self.message, self.blocked_at, self.lacked_memory = "", "", False
-        self.stderr = Path()
-
-    @property
-    def ended(self) -> bool:
-        return self._over.is_set()
-
-    async def wait(self) -> int:
-        await self._over.wait()
-        return 0
-
-    async def prepared(self) -> bool:
-        async with trio.open_nursery() as nursery:
-
-            async def until(event: trio.Event) -> None:
-                await event.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until, self._over)
-            nursery.start_soon(until, self._ready)
-        return self._ready.is_set()
-
-    def end(self) -> None:
-        self._over.set()
-
-    terminate = kill = reap = end
-
-    def tell(self, *_: object) -> bool:
-        return True
-
-    def stay_on(self, cores: object) -> None:
-        pass
-
-    def last_words(self, lines: int = 20) -> list[str]:
-        return []
-
-    def ending(self, status: int) -> str:
-        return describe_exit(status)
 
 
 def test_progress_bars_of_libraries_are_no_reason_of_an_end() -> None:
@@ -101,59 +51,6 @@ def test_a_successor_that_says_what_is_no_message_is_killed_and_says_why(tmp_pat
     os.close(writing)
     assert trio.run(child.wait) == -signal.SIGKILL
     assert child.message.startswith("what it says cannot be read: length: ")
-
-
-@pytest.mark.parametrize("ends", ["while it gets ready", "when it is ready", "by a death of the former one"])
-def test_the_janitor_hears_of_the_end_of_a_process_that_was_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    """Another program may get its number, and the janitor kills the groups that it was told of."""
-    path, _ = write_micro(tmp_path)
-    topology = load_topology(path)
-    groups: set[int] = set()
-    janitor: Any = SimpleNamespace(started=groups.add, ended=groups.discard)
-    nothing = lambda *_, **__: None  # noqa: E731
-    reports: Any = SimpleNamespace(process=nothing, say=nothing, fail=nothing, known=tuple, swapped_lately=nothing)
-
-    async def main() -> str:
-        ready, children, told = trio.Event(), [], []
-
-        def start(_: str, arguments: list[str], *, beside: bool, **__: Any) -> Child:
-            told.append("beside" if beside else "restarted" if "--restarted" in arguments else "first")
-            children.append(Child(len(children) + 1, ready))
-            return children[-1]
-
-        monkeypatch.setattr(processes, "start_child", start)
-        role = "tool_executor"
-        actor = Process(f"{role}.0", role, topology, entry_module="", arguments=[], incarnation=0, reports=reports)
-        faults = []
-
-        async def replace() -> None:
-            faults.append((await actor.replaced(plan_of(role, topology), beside=True)).fault)
-
-        with trio.fail_after(10):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(actor.keep, janitor, nothing)
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(replace)
-                await trio.testing.wait_all_tasks_blocked()
-                assert groups == {1, 2}
-                if ends == "when it is ready":
-                    actor.kill(last=True)
-                    ready.set()
-                elif ends == "while it gets ready":
-                    actor.stop(10.0)
-                else:
-                    children[0].end()
-                    await trio.testing.wait_all_tasks_blocked()
-                    assert groups == {3}, "the next process of the former class"
-                    assert told == ["first", "beside", "restarted"]
-                    actor.stop(10.0)
-        assert all(child.ended for child in children)
-        return faults[0]
-
-    assert trio.run(main)
-    assert not groups
 
 
 def process_of(actor: str, folder: Path) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from actors.runtime.ledger import Ledger
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.messages.pipes import Doubt
+from agent_rl.records.document import FILE, Document
 from tests.actors.runtime.test_roster import TOPOLOGY
 from transport import PeerBack, PeerGone, PeerLeft, PeerSilent
 
@@ -54,3 +56,31 @@ def test_an_optional_host_is_lost_until_it_is_heard(tmp_path: Path) -> None:
     assert ledger.doubted == Doubt(("x.0",))
     ledger.heard("supervisor.b")
     assert ledger.doubted == Doubt(())
+
+
+async def test_what_is_seen_is_on_disk_once_a_second_and_what_is_wanted_at_once(
+    topology: Topology, tmp_path: Path
+) -> None:
+    topology = topology.model_copy(update={"run": topology.run.model_copy(update={"directory": tmp_path})})
+    ledger = heard_by(topology)
+
+    def written(actor: str) -> tuple[str, int]:
+        document = Document.read(tmp_path)
+        assert document is not None
+        return document.processes[actor].state, document.processes[actor].incarnation
+
+    ledger.tick({"learner.0": 7, "x.0": 8})
+    assert written("learner.0") == ("wanted", 7)
+    ledger.process("learner.0", "running")
+    ledger.tick({})
+    assert written("learner.0") == ("wanted", 7)
+    await trio.sleep(1.0)
+    ledger.tick({"x.0": 9})
+    assert (written("learner.0"), written("x.0")) == (("up", 7), ("wanted", 9))
+    ledger.process("x.0", "starting")
+    ledger.changed("y", topology)
+    assert written("x.0")[0] == "starting"
+    (tmp_path / FILE).unlink()
+    await trio.sleep(5.0)
+    ledger.tick({})
+    assert not (tmp_path / FILE).exists(), "there is nothing new"

@@ -169,7 +169,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def a_life(*, added: bool = False, restarts: int = 2) -> Life:
@@ -244,9 +244,86 @@ def test_spent_restarts_end_the_run_or_wait_for_the_way_back_of_a_swap() -> None
 
 def test_a_mistake_and_code_that_blocks_again_and_again_end_the_run() -> None:
     assert told(a_life().ended(ending(USER_MISTAKE, message="no"), 1.0)) == [Fail("a.0: no", 2)]
-    life = a_life(restarts=FAULTS)
-    faults = [life.ended(ending(-9, blocked_at="user.py:3"), 1.0)[0] for _ in range(FAULTS)]
-    assert [type(fault) for fault in faults] == [Say] * (FAULTS - 1) + [Fail]
+    stopped = a_life()
+    stopped.stop(1.0, DRAIN)
+    assert told(stopped.ended(ending(USER_MISTAKE, message="no"), 2.0)) == [Fail("a.0: no", 2)]
+    blocked = ending(-9, blocked_at="user.py:3")
+    for between in (None, ending(1)):
+        life = a_life(restarts=9)
+        faults = [type(life.ended(blocked, 1.0)[0]) for _ in range(FAULTS - 1)]
+        if between is not None:
+            life.ended(between, 1.0)
+        assert [*faults, type(life.ended(blocked, 1.0)[0])] == [Say] * (FAULTS - 1) + [Say if between else Fail]
+
+
+def test_what_the_process_before_a_swap_did_is_not_held_against_the_one_after_it() -> None:
+    life, blocked = a_life(restarts=FAULTS), ending(-9, blocked_at="user.py:3")
+    for now in (1.0, 3.0):
+        for _ in range(FAULTS - 1):
+            assert isinstance(life.ended(blocked, now)[0], Say)
+        life.replace(plan("other", FAULTS), now, beside=False)
+        assert life.ended(ending(USER_MISTAKE), now) == [
+            Say(f"a.0 ended with {USER_MISTAKE} while stopping"), Word("restarting"), Start(life.plan, life.incarnation)
+        ]  # fmt: skip
+        assert life.ready(now + 0.5) == [Replaced("", 0.5)]
+
+
+def test_a_process_that_dies_in_each_start_is_not_judged_by_the_life_of_the_one_before() -> None:
+    life = a_life(restarts=2)
+    life.ready(1.0)
+    assert isinstance(life.ended(ending(1), 100.0)[0], Say), "it worked for long"
+    deaths = [life.ended(ending(1), 100.0 * turn)[0] for turn in (2, 3, 4)]
+    assert [type(death) for death in deaths] == [Say, Say, Fail]
+
+
+@pytest.mark.parametrize(
+    ("ends", "failure", "killed", "said"),
+    [
+        (ending(1), "", "", "a.0 ended with 1; starting it again"),
+        (ending(1, words=("a", "oh")), "", "", "a.0 ended with 1; starting it again (oh)"),
+        (ending(-9, words=("a", "oh")), "", "", "a.0 ended with -9; starting it again"),
+        (ending(-9, words=("oh",), message="no"), "", "", "a.0 ended with -9; starting it again (no)"),
+        (ending(1, words=("oh",), message="no"), "ill", "", "a.0 ended with 1; starting it again (ill)"),
+        (ending(-9, blocked_at="u.py"), "ill", "mute", "mute; starting it again (its event loop stood still in u.py)"),
+    ],
+)
+def test_why_a_process_is_started_again(ends: Ending, failure: str, killed: str, said: str) -> None:
+    life = a_life()
+    life.failure = failure
+    if killed:
+        assert life.kill(killed) == ["kill"]
+    assert life.ended(ends, 1.0)[0] == Say(said)
+    assert life.ready(3.5) == [Say("a.0 runs again, 2.5 s after it ended")]
+    assert life.ready(4.0) == []
+    assert life.ended(ending(1), 9.0)[0] == Say("a.0 ended with 1; starting it again"), "nothing of it is left"
+
+
+def test_a_process_has_the_shorter_of_two_times_to_stop_and_who_is_killed_none() -> None:
+    for seconds, deadline in ((100.0, 2.0 + DRAIN), (5.0, 15.0)):
+        life = a_life()
+        life.ready(1.0)
+        life.replace(OTHER, 2.0, beside=False)
+        assert told(life.stop(10.0, seconds)) == [Replaced("the run ended meanwhile")]
+        assert life.deadline == deadline
+        assert life.elapsed(deadline - 0.1) == []
+        assert life.elapsed(deadline) == [Say("a.0 did not stop in time and is killed"), "kill"]
+        assert life.deadline == math.inf
+        assert life.ended(ending(-9), deadline) == [Word("stopped")]
+    life = a_life()
+    life.stop(1.0, DRAIN)
+    assert life.kill(last=True) == ["kill"]
+    assert life.deadline == math.inf
+
+
+def test_a_successor_that_is_late_is_killed_and_its_plan_is_named() -> None:
+    life = a_life()
+    life.ready(1.0)
+    life.replace(OTHER, 2.0, beside=True)
+    assert life.elapsed(2.0 + START) == ["kill successor"]
+    (answer,) = life.successor_ended(ending(-9, words=("oh",)))
+    assert isinstance(answer, Replaced)
+    assert "`start` of m:other, and log\n  oh" in answer.fault
+    assert (life.state, life.deadline, life.plan) == ("up", math.inf, FIRST)
 
 
 def test_a_restart_budget_counts_within_its_window() -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
 import trio
 from trio.testing import MockClock
 
-from actors.runtime.ledger import Ledger
-from actors.runtime.peers import Peers
 from actors.runtime.reports import StatusReports
 from actors.runtime.roster import Roster
-from agent_rl import messages
 from agent_rl.config.load import load_topology
-from agent_rl.messages import ActorStatus, HostReport
+from agent_rl.messages import HostReport
 from tests.actors.runtime.test_roster import TOPOLOGY
 from tests.builders import status
-from transport import MemoryNetwork, Node, Registry
 
 
 class Link:
@@ -115,6 +108,10 @@ def test_an_actor_that_stops_is_expected_no_more_and_neither_are_those_of_a_host
     hosts.b.observe(status("x.0"), 1)
     hosts.tick()
     assert hosts.passed_on() == (["x.0 running"], [])
+    hosts.b.forget("x.0")
+    hosts.b.observe(status("x.0"), 2)  # the first status of its next process
+    hosts.tick()
+    assert hosts.passed_on() == (["x.0 running"], [])
     assert hosts.main.left("supervisor.b") == ["x.0"]
     assert hosts.main.left("supervisor.b") == []
 
@@ -129,69 +126,3 @@ def test_the_main_host_passes_nothing_on(hosts: Hosts) -> None:
     hosts.main.observe(status("learner.0"), 0)
     hosts.tick()
     assert hosts.link.sent == []
-
-
-class Supervision:
-    """What the parts of a supervisor say of actors: those that were heard, and those that stopped."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def hear_actor(self, status: ActorStatus, sender: object) -> None:
-        del sender
-        self.said.append(f"{status.actor} {status.state}")
-
-    def left(self, node: str) -> None:
-        self.said.append(f"{node} left")
-
-    def say(self, text: str) -> None:
-        """That host c is silent."""
-
-    def end(self, *_: object, **__: object) -> None:
-        raise AssertionError
-
-
-async def test_the_supervisor_of_the_main_host_hears_an_actor_that_reports_to_the_supervisor_of_its_host(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "topology.toml"
-    path.write_text(TOPOLOGY)
-    topology, network = load_topology(path), MemoryNetwork()
-
-    async def ignore(_: object) -> None:
-        """Nobody sends the actor anything."""
-
-    process: Any = SimpleNamespace(
-        name="x.0", life=SimpleNamespace(stops=False), ended=trio.Event(), tell=lambda _: None
-    )
-    heard = {host: Supervision() for host in "ab"}
-    async with trio.open_nursery() as nursery:
-        for host, supervision in heard.items():
-            peers = Peers(
-                topology,
-                path,
-                path,
-                [host],
-                SimpleNamespace(actors={"x.0": process} if host == "b" else {}, follow=lambda _: None),  # type: ignore[arg-type]
-                Ledger(topology, [host], None, print),
-                supervision,  # type: ignore[arg-type]
-                again="",
-                agreed={},
-                incarnation=0,
-                ending=trio.Event(),
-                log=structlog.get_logger(),
-            )
-            await peers.open(nursery, network)
-        actor = Node("x.0", network, Registry.of(messages), incarnation=0)
-        link = actor.announce("status", ["supervisor.b"])
-        await nursery.start(partial(actor.run, ignore))
-        for state in ("starting", "running"):
-            link.set(status("x.0", state=state))
-            await trio.sleep(1.5)
-        assert heard["b"].said == heard["a"].said == ["x.0 starting", "x.0 running"]
-        await trio.sleep(10.0)
-        assert len(heard["a"].said) == 2, "a status that does not change is not heard again"
-        peers.ended("x.0")
-        await trio.sleep(1.5)
-        assert heard["a"].said[2:] == ["x.0 left"]
-        nursery.cancel_scope.cancel()

@@ -21,10 +21,8 @@ import trio.lowlevel
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.exits import describe_exit
-from actors.runtime.handshake import Handshake
-from actors.runtime.lifecycle import drain_order, hosts_to_start, needed_to_drain
 from actors.runtime.run import run_topology
-from agent_rl.config.addresses import addresses, runtime_directory
+from agent_rl.config.addresses import runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.records.run_directory import (
@@ -65,10 +63,6 @@ class Plain:
 
 class First(Plain):
     drain_order = 10
-
-
-class Slow(Plain):
-    drain_seconds = 10.0
 
 
 def announce_finished(options, path, state):
@@ -143,10 +137,6 @@ def main():
         while os.read(options.lifeline, 4096):
             pass
         tell("lifeline")
-    elif behaviour == "crash":
-        tell("up")
-        print("first words\\n\\nboom of", options.actor, file=sys.stderr)
-        sys.exit(7)
     elif behaviour == "talkative":
         tell("up")
         number = 0
@@ -163,14 +153,8 @@ def main():
             os.kill(os.getpid(), signal.SIGKILL)
         signal.sigwait({signal.SIGTERM})
         tell("stopped")
-    elif behaviour == "mistake":
-        print("Traceback", "the file is wrong: mend it", sep="\\n", file=sys.stderr)
-        sys.exit(3)
-    elif behaviour in {"full_disk", "full_disk_at_the_end"}:
+    elif behaviour == "full_disk":
         from actors.runtime.children import leave_message
-        if behaviour == "full_disk_at_the_end":
-            tell("up")
-            signal.sigwait({signal.SIGTERM})
         os.close(2)
         os.open("/dev/full", os.O_WRONLY)  # what is written to stderr is refused
         try:
@@ -179,7 +163,7 @@ def main():
             pass
         leave_message("/run/journal.sqlite cannot be written: make room")
         sys.exit(3)
-    elif behaviour in {"finished", "failed", "running"}:
+    elif behaviour in {"finished", "running"}:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         tell("up")
         while "after" in settings and not (Path(options.base) / (settings["after"] + ".up")).exists():
@@ -317,22 +301,10 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
     assert not runtime_directory(topology).exists()
 
 
-def test_the_run_ends_when_an_actor_says_it_is_finished(stage, capsys):
-    topology = stage.topology(a="", learner='settings = { behaviour = "finished" }')
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(4))
-
-    assert supervise(stage, topology, during) == 0
-    assert [event for event, *_ in heard].count("stopped") == 2
-    output = capsys.readouterr().out
-    assert "learner.0 has finished" in output
-    assert "continue with" not in output
-
-
-def test_an_actor_that_dies_is_started_again_as_a_new_incarnation(stage, capsys):
+def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_and_recorded(stage, capsys, monkeypatch):
     topology = stage.topology(a='settings = { behaviour = "crash_once" }')
+    crashed = stage.folder / "crashed"
+    monkeypatch.setattr("actors.exits.memory_kills", lambda: 5 + crashed.exists())
     heard = []
 
     async def during():
@@ -345,84 +317,15 @@ def test_an_actor_that_dies_is_started_again_as_a_new_incarnation(stage, capsys)
     assert second[3] == first[3] + 1
     assert stopped[0] == "stopped"
     output = capsys.readouterr().out
-    assert "a.0 was killed by SIGKILL; starting it again" in output
+    assert "a.0 was killed by the kernel for lack of memory" in output
     assert "starting it again (" not in output, "what it wrote before is no reason"
-
-
-@pytest.mark.parametrize(("raised", "words"), [(1, "the kernel for lack of memory"), (0, "SIGKILL;")])
-def test_a_process_that_the_kernel_killed_for_lack_of_memory_is_named_and_recorded(
-    stage, capsys, monkeypatch, raised, words
-):
-    topology = stage.topology(a='settings = { behaviour = "crash_once" }')
-    crashed = stage.folder / "crashed"
-    monkeypatch.setattr("actors.exits.memory_kills", lambda: 5 + raised * crashed.exists())
-
-    async def during():
-        await stage.await_news(2)
-        press(signal.SIGTERM)
-        await stage.await_news(1)
-
-    assert supervise(stage, topology, during) == 0
-    assert f"a.0 was killed by {words}" in capsys.readouterr().out
-    assert read_memory_kills(topology.run.directory) == ({"a.0": 1} if raised else {})
-
-
-def test_a_later_start_is_newer_though_the_clock_is_set_back(stage, monkeypatch):
-    """In the second start an actor is restarted too: all four processes, in order, are newer than those before."""
-    topology = stage.topology(a='settings = { behaviour = "crash_once" }')
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(2))
-        press(signal.SIGTERM)
-        await stage.await_news(1)
-
-    for clock in (2e9, 1e9):
-        monkeypatch.setattr("agent_rl.records.run_directory.time.time", lambda clock=clock: clock)
-        assert supervise(stage, topology, during) == 0
-        (stage.folder / "crashed").unlink()
-    incarnations = [incarnation for _, _, _, incarnation, *_ in heard]
-    assert incarnations == sorted(set(incarnations))
-    assert len(incarnations) == 4
-
-
-def test_a_spent_budget_stops_the_run_loudly(stage, capsys):
-    topology = stage.topology(a='restarts = 1\nsettings = { behaviour = "crash" }', b="")
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(4))
-
-    assert supervise(stage, topology, during) == 1
-    assert sorted(event[:2] for event in heard) == [("stopped", "b.0"), ("up", "a.0"), ("up", "a.0"), ("up", "b.0")]
-    output = capsys.readouterr().out
-    assert "stopping the run: a.0 exited with status 7, and its 1 restarts in 60 s are spent" in output
-    assert "  first words\n  boom of a.0" in output
-
-
-def test_a_users_mistake_is_not_tried_again(stage, capsys):
-    topology = stage.topology(a='settings = { behaviour = "mistake" }')
-    assert supervise(stage, topology) == 2
-    assert "a.0: the file is wrong: mend it" in capsys.readouterr().out
+    assert read_memory_kills(topology.run.directory) == {"a.0": 1}
 
 
 def test_a_message_reaches_the_user_though_the_disk_takes_nothing(stage, capsys):
     topology = stage.topology(a='settings = { behaviour = "full_disk" }')
     assert supervise(stage, topology) == 2
     assert "stopping the run: a.0: /run/journal.sqlite cannot be written: make room" in capsys.readouterr().out
-
-
-def test_a_run_told_to_stop_that_cannot_save_does_not_end_well(stage, capsys):
-    topology = stage.topology(a='class = "fake_entry:Slow"\nsettings = { behaviour = "full_disk_at_the_end" }')
-
-    async def during():
-        await stage.await_news(1)
-        press(signal.SIGINT)
-
-    assert supervise(stage, topology, during) == 2
-    said = capsys.readouterr().out
-    assert "the run did not end in order: a.0: /run/journal.sqlite cannot be written: make room" in said
-    assert "continue with" not in said
 
 
 def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, capsys):
@@ -433,33 +336,6 @@ def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, c
         topology = topology.model_copy(update={"run": topology.run.model_copy(update={"directory": disk / "run"})})
         with pytest.raises(DiskError, match="cannot be written: No space left on device; make room"):
             trio.run(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
-
-
-def test_missing_rows_of_the_timeline_are_told(stage, capsys, monkeypatch):
-    monkeypatch.setattr("agent_rl.records.timeline.TimelineFile.lost", 7)
-    topology = stage.topology(a="")
-
-    async def during():
-        await stage.await_news(1)
-        press(signal.SIGINT)
-
-    assert supervise(stage, topology, during) == 0
-    assert "7 rows of timeline.jsonl are missing: the disk did not take them" in capsys.readouterr().out
-
-
-def test_why_an_actor_failed_is_part_of_the_report(stage, capsys, monkeypatch):
-    topology = stage.topology(learner='restarts = 0\nsettings = { behaviour = "failed" }')
-
-    announced = trio.Event()
-    monkeypatch.setattr("agent_rl.observe.live.LiveView.observe", lambda *_: announced.set())
-
-    async def during():
-        ((_, _, pid, *_),) = await stage.await_news(1)
-        await announced.wait()
-        os.kill(pid, signal.SIGKILL)
-
-    assert supervise(stage, topology, during) == 1
-    assert "it said: for a reason" in capsys.readouterr().out
 
 
 def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
@@ -474,57 +350,6 @@ def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
     assert "a.0 did not stop in time and is killed" in capsys.readouterr().out
     ((_, _, pid, _, grandchild),) = heard
     assert_gone([pid, int(grandchild)])
-
-
-def test_a_second_signal_kills_at_once(stage):
-    topology = stage.topology(a='class = "fake_entry:Slow"\nsettings = { behaviour = "stubborn" }')
-    import fake_entry
-
-    fake_entry.Slow = type("Slow", (fake_entry.Plain,), {"drain_seconds": 600.0})
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(1))
-        press(signal.SIGINT)
-        await trio.sleep(0.1)
-        press(signal.SIGINT)
-
-    assert supervise(stage, topology, during) == 130
-    ((_, _, pid, _, grandchild),) = heard
-    assert_gone([pid, int(grandchild)])
-
-
-def test_a_closed_terminal_drains_once_and_never_kills(stage, capsys):
-    topology = stage.topology(a='class = "fake_entry:Slow"')
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(1))
-        press(signal.SIGHUP)  # from the shell, and once more from the kernel
-        await trio.lowlevel.checkpoint()
-        press(signal.SIGHUP)
-        heard.extend(await stage.await_news(1))
-
-    assert supervise(stage, topology, during) == 0
-    assert [event for event, *_ in heard] == ["up", "stopped"]
-    said = capsys.readouterr().out
-    assert said.count("SIGHUP: stopping, since the terminal or its connection was closed") == 1
-    assert "stopped; continue with: agent-rl run" in said
-
-
-def test_a_signal_after_a_closed_terminal_is_the_first_of_two(stage):
-    topology = stage.topology(a='class = "fake_entry:Slow"')
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(1))
-        press(signal.SIGHUP)
-        await trio.lowlevel.checkpoint()
-        press(signal.SIGTERM)
-        heard.extend(await stage.await_news(1))
-
-    assert supervise(stage, topology, during) == 0
-    assert heard[-1][0] == "stopped"
 
 
 def test_where_sighup_is_ignored_it_stays_so(stage):
@@ -701,21 +526,6 @@ def test_only_a_summary_of_this_run_counts(tmp_path):
     assert read_summary(tmp_path, before) == {"steps": 4}
 
 
-HOSTS = '[hosts.b]\nbase_port = 5800\n[hosts.a]\naddress = "127.0.0.1"\n'
-
-
-def test_which_hosts_a_supervisor_serves(stage):
-    topology = stage.topology(hosts=HOSTS, x='host = "b"', learner='host = "a"')
-    assert hosts_to_start(topology, None) == ("a", "b")
-    assert hosts_to_start(topology, "b") == ("b",)
-    with pytest.raises(RunRefused, match="no actor runs on a host named 'c'; there is b, a"):
-        hosts_to_start(topology, "c")
-    topology = load_topology(stage.path, ["hosts.b.address=10.0.0.2"])
-    with pytest.raises(RunRefused, match="start each with its own, --host b, --host a"):
-        hosts_to_start(topology, None)
-    assert hosts_to_start(topology, "a") == ("a",)
-
-
 def test_metrics_of_all_actors_can_be_scraped_while_the_run_goes_on(stage):
     topology = stage.topology(a='settings = { behaviour = "running" }', b='settings = { behaviour = "running" }')
     [port] = port_blocks(1)
@@ -755,19 +565,6 @@ def two_hosts(stage, learner):
     return stage.topology(hosts=hosts, x='host = "b"', learner=f'host = "a"\n{learner}')
 
 
-def test_one_supervisor_may_serve_several_hosts_of_this_machine(stage):
-    topology = two_hosts(stage, 'settings = { behaviour = "finished", after = "x.0" }')
-    table = addresses(topology, runtime_directory(topology))
-    assert table["supervisor.a"].startswith("tcp://")
-    heard = []
-
-    async def during():
-        heard.extend(await stage.await_news(4))
-
-    assert supervise(stage, topology, during) == 0
-    assert {actor for event, actor, *_ in heard if event == "stopped"} == {"x.0", "learner.0"}
-
-
 def run_both_hosts(stage, topology, **options):
     codes = {}
 
@@ -789,110 +586,3 @@ def test_the_other_hosts_end_with_the_learners(stage, capsys):
     assert run_both_hosts(stage, topology) == {"a": 0, "b": 0}
     assert {stage.heard()[:2] for _ in range(4)} >= {("stopped", "x.0"), ("stopped", "learner.0")}
     assert "look at these hosts" not in capsys.readouterr().out
-
-
-def test_a_run_that_is_finished_has_exit_code_0_on_all_hosts_whatever_that_of_a_stopped_one_is(stage):
-    topology = two_hosts(stage, 'settings = { behaviour = "finished", after = "x.0" }')
-    assert run_both_hosts(stage, topology, stopped_exit_code=75) == {"a": 0, "b": 0}
-
-
-async def test_a_stopped_run_has_the_exit_code_that_was_asked_for_on_all_hosts(stage):
-    topology = two_hosts(stage, 'settings = { behaviour = "running" }')
-    codes = {}
-
-    async def one(host):
-        codes[host] = await run_topology(
-            topology, stage.path, host=host, entry_module="fake_entry", stopped_exit_code=75
-        )
-
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, "b")
-            await stage.await_news(1)
-            nursery.start_soon(one, "a")  # the signal reaches the newest receiver: the learner's host
-            await stage.await_news(1)
-            press(signal.SIGTERM)
-    assert codes == {"a": 75, "b": 75}
-
-
-@pytest.mark.slow
-async def test_a_host_that_is_stopped_in_order_is_not_reported_as_silent(stage, capsys, monkeypatch):
-    """The learner's host goes on, and says once what became of the other."""
-    for name in ("SILENT_SECONDS", "NAMED_SECONDS"):
-        monkeypatch.setattr(f"agent_rl.observe.silence.{name}", 2.0)
-    two_hosts(stage, 'settings = { behaviour = "running" }')
-    text = stage.path.read_text()
-    stage.path.write_text(text.replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "running" }\n'))
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    heard, greeted = Handshake.heard, trio.Event()
-
-    def hears(greetings, peer, theirs):
-        greeted.set()
-        return heard(greetings, peer, theirs)
-
-    monkeypatch.setattr(Handshake, "heard", hears)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            command = [sys.executable, str(script), str(stage.path), "run", "b"]
-            other = await nursery.start(partial(trio.run_process, command, stdout=subprocess.DEVNULL))
-            nursery.start_soon(
-                partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
-            )
-            await stage.await_news(2)
-            await greeted.wait()  # a host that was never here cannot leave
-            other.send_signal(signal.SIGTERM)
-            await other.wait()
-            await trio.sleep(4)
-            press(signal.SIGTERM)
-    said = capsys.readouterr().out
-    assert said.count("supervisor.b has stopped in order, and its actors with it; start its host again") == 1
-    assert "silent" not in said
-
-
-def test_a_host_that_gives_up_ends_the_run(stage, capsys):
-    topology = two_hosts(stage, "")
-    text = stage.path.read_text().replace("[actors.x]\n", '[actors.x]\nsettings = { behaviour = "crash" }\n')
-    stage.path.write_text(text)
-    topology = load_topology(stage.path, ["actors.x.restarts=0"])
-    assert run_both_hosts(stage, topology) == {"a": 1, "b": 1}
-    assert "supervisor.b: stopping the run: x.0 exited with status 7" in capsys.readouterr().out
-
-
-def test_a_run_in_which_nothing_moves_says_who_waits_for_what(stage, capsys):
-    topology = stage.topology(learner='settings = { behaviour = "running" }')
-    topology = load_topology(stage.path, ["run.report_standstill_seconds=0.5"])
-    said = []
-
-    async def during():
-        await stage.await_news(1)
-        while not said:  # what is printed has no event of its own
-            await trio.sleep(0.1)
-            said.extend(line for line in capsys.readouterr().out.splitlines() if "nothing has moved" in line)
-        press(signal.SIGTERM)
-        await stage.await_news(1)
-
-    assert supervise(stage, topology, during) == 0
-    assert said[0].endswith(" s: learner.0 reports no wait")
-    assert "at the end: nothing has moved for " in capsys.readouterr().out
-
-
-def test_roles_stop_upstream_first(tmp_path, monkeypatch):
-    (tmp_path / "ordered_actors.py").write_text(
-        "class Kind:\n    def __init__(self, kind): self.kind = kind\n"
-        "class Any:\n    links = {'push': Kind('push'), 'tell': Kind('announce')}\n"
-        "class Early(Any):\n    drain_order = 10\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    path = tmp_path / "topology.toml"
-    head = '[run]\nname = "demo"\ndirectory = "x"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
-    head += '[[stages]]\nkind = "sft"\nsteps = 1\n'
-    actors = {"sink": {}, "middle": {"push": "sink", "tell": "source"}, "source": {"push": "middle"}, "early": {}}
-    for role, links in actors.items():
-        name = "Early" if role == "early" else "Any"
-        head += f'[actors.{role}]\nclass = "ordered_actors:{name}"\n'
-        head += "".join(f'links.{link} = "{target}"\n' for link, target in links.items())
-    path.write_text(head)
-    topology = load_topology(path)
-    assert drain_order(topology) == ["early", "source", "middle", "sink"]
-    assert [role for role in actors if needed_to_drain(topology, role)] == ["sink", "middle"]

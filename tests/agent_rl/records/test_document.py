@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.config.load import load_topology
@@ -152,10 +152,10 @@ def test_a_host_that_left_before_it_was_said_to_drain_may_come_back(tmp_path: Pa
 EVENTS = st.one_of(
     st.tuples(st.just("process"), st.integers(0, 3), st.sampled_from(["starting", "running", "stopping", "stopped"])),
     st.tuples(st.just("scale"), st.integers(1, 4), st.none()),
-    st.tuples(st.just("edit"), st.integers(0, 9), st.none()),
 )
 
 
+@settings(max_examples=50)
 @given(events=st.lists(EVENTS, max_size=30))
 def test_those_that_are_wanted_are_listed_and_others_until_they_are_gone(
     events: list, tmp_path_factory: pytest.TempPathFactory
@@ -170,11 +170,16 @@ def test_those_that_are_wanted_are_listed_and_others_until_they_are_gone(
             case "scale":
                 topology = four.scaled({"tool_executor": number})
                 document.changed("tool_executor", topology)
-            case "edit":
-                document.edited(1.0, "scaling", [str(number)], [])
     wanted = {f"tool_executor.{number}" for number in topology.wanted("tool_executor")}
     listed = {name: each for name, each in document.processes.items() if each.role == "tool_executor"}
     assert wanted <= listed.keys()
     assert all(each.state not in {"wanted", "gone"} for name, each in listed.items() if name not in wanted)
     assert all(each.wanted == (name in wanted) for name, each in listed.items())
-    assert len(document.edits) <= EDITS
+
+
+def test_the_newest_edits_are_kept() -> None:
+    document = Document()
+    for number in range(EDITS + 2):
+        document.edited(float(number), "scaling", ["done"], ["refused"])
+    assert [edit.at for edit in document.edits] == [float(number) for number in range(2, EDITS + 2)]
+    assert (document.edits[0].done, document.edits[0].refused) == (["done"], ["refused"])
