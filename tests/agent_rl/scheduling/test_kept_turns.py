@@ -25,7 +25,7 @@ def turn(before: int, number: int, token: int) -> CompletedTurn:
         written=np.array([token], dtype=np.int32),
         logprobs=np.zeros(1, dtype=np.float32),
         policies=np.array([[1, 0, 1]], dtype=np.int32),
-        answer=np.zeros(0, dtype=np.int32),
+        answer=np.zeros(2, dtype=np.int32),
         policy=PolicyVersion(1, 0),
         calls=(),
         replies=(),

@@ -86,7 +86,7 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
     assert world.last is first, "it was placed before its generator had let go of it"
     world.completes(2, left=True)
     waiting = world.policy.waiting[ROLLOUT]
-    assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 12), "the policy is asked with what it is now"
+    assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 16), "the policy is asked with what it is now"
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [Placement(ROLLOUT, B)]
     world.engine_load(builders.engine_load(B, used=100))
@@ -134,7 +134,7 @@ def test_a_turn_that_the_policy_lets_wait_is_let_go_of_and_resumed_later() -> No
     world.completes(1)
     assert world.unwanted.held == {ROLLOUT: 0}
     waiting = world.policy.waiting[ROLLOUT]
-    assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 11, 11)
+    assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 13, 13)
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [Placement(ROLLOUT, A)]
@@ -188,10 +188,11 @@ def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
 def test_a_rollout_whose_generator_is_lost_while_it_is_held_moves_as_any_other() -> None:
     world = Moving()
     world.policy.next = [Placement(ROLLOUT, B)]
-    world.completes(1)
+    world.turns_completed(says("writes", 80, *history(1)))
     world.engine_gone(A)
     assert world.withdrawn == [A]
-    assert world.policy.waiting[ROLLOUT].turn == 1
+    waiting = world.policy.waiting[ROLLOUT]
+    assert (waiting.turn, waiting.context) == (1, 13), "what its engine had counts"
     world.policy.next = [Placement(ROLLOUT, B), Placement("s0-g000000/1/0", B)]
     world.engine_load(builders.engine_load(B, used=100))
     assert (world.last.generator, world.last.request.move) == (B, 1)
