@@ -80,6 +80,9 @@ def test_evaluations_within_a_stage_begin_once_every_engine_serves_their_step_an
     again.restore(GroupsUnfinished(0, 5, (), (InterimOpened(2, 1), InterimOpened(4, 0)), uncounted=1))
     assert names(opens(again, 2)).replace("00000", "") == "s0@2-g1"
     assert names(opens(again, 4)).replace("00000", "") == "s0-g5 s0@4-g0 s0-g6 s0@4-g1"
+    changed = opening(builders.rl_stage(steps=7, evaluate={"every": 3, "problems": 2}), began=9)
+    changed.restore(GroupsUnfinished(0, 99, (), (InterimOpened(2, 2), InterimOpened(6, 1))))
+    assert names(opens(changed, 20)).replace("00000", "") == "s0@3-g0 s0@3-g1 s0@6-g1", "those passed over are due"
 
 
 def test_each_rollout_is_asked_for_as_its_stage_and_purpose_say():

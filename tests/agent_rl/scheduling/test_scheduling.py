@@ -29,17 +29,6 @@ def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on() -> Non
     assert len(world.opened) == 3
 
 
-def test_opening_stops_at_the_staleness_budget_and_goes_on_with_the_served_version() -> None:
-    world = World().begin(total=10_000)
-    assert world.opened == [f"s0-g{n:06d}" for n in range(4)]  # (1 + 0 + 1) * 2
-    for place in list(world.placed):
-        world.finish(place)
-    world.policy_published(builders.published(1))
-    assert len(world.opened) == 4  # the learner's version does not count before an engine serves it
-    world.engine_load(builders.engine_load(version=1, total=10_000))
-    assert len(world.opened) == 6
-
-
 @pytest.mark.parametrize(
     ("load", "prompt", "placed", "opened"),
     [
@@ -58,23 +47,6 @@ def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opene
     for place in world.placed[:1]:
         world.finish(place)
         assert len(world.placed) == placed
-
-
-def test_rollouts_go_to_the_engine_with_the_most_room() -> None:
-    world = World()
-    world.policy_published(builders.published())
-    for generator, total in (("0", 1000), ("1", 1060)):
-        world.engine_load(builders.engine_load(generator, total=total))
-    world.unfinished(GroupsUnfinished(0, 0, ()))
-    assert [place.generator for place in world.placed[:6]] == ["1", "1", "0", "1", "0", "1"]
-
-
-def test_group_ids_tasks_and_seeds_are_functions_of_seed_and_counter() -> None:
-    first, later = World().begin(total=10_000), World(opened=2).begin(total=10_000)
-    assert {place.request.rollout: place.request for place in later.placed}.items() <= {
-        place.request.rollout: place.request for place in first.placed
-    }.items()
-    assert later.opened == ["s0-g000002", "s0-g000003"]
 
 
 def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once() -> None:
