@@ -21,14 +21,13 @@ NAMES, NEED, SAMPLES, STEPS, OLD = ("gen.0", "gen.1", "gen.2"), 30, 2, 5, Policy
 
 @dataclass
 class Engine:
-    """A generator's process, and what the scheduler has heard of it."""
+    """A generator's process, and what the scheduler has heard of it; ``known``: the incarnation that it knows."""
 
     total: int
     rows: int
     policy: PolicyVersion = OLD
     incarnation: int = 1
     known: int = 0
-    """The incarnation that the scheduler knows."""
     here: bool = False
     silent: bool = False
     draining: bool = False
@@ -44,18 +43,11 @@ class Fleet(RuleBasedStateMachine):
         self.budget, self.size, self.epoch, self.published = budget, size, 1, 0
         self.engines = {name: Engine(30 * kv + 15, rows) for name, (kv, rows) in zip(NAMES, engines, strict=True)}
         self.groups: dict[str, GroupOpened] = {}
-        self.recording: list[str] = []
         self.wanted: dict[str, Retry] = {}
         """The rollouts that are recorded and have not ended."""
         self.places: dict[str, Assign] = {}
-        self.former: list[Assign] = []
-        self.lost_at: dict[str, str] = {}
-        self.moves: dict[str, int] = {}
-        self.moved: dict[str, int] = {}
-        self.turns: dict[str, list] = {}
-        self.log: list[TurnsCompleted] = []
-        self.dropped: set[str] = set()
-        self.uncounted = self.ended = 0
+        self.recording, self.former, self.log, self.dropped, self.uncounted = [], [], [], set(), 0
+        self.lost_at, self.moves, self.moved, self.turns = {}, {}, {}, {}
         self.starts(impatient=False)
 
     # The model
@@ -120,9 +112,8 @@ class Fleet(RuleBasedStateMachine):
         assert request.move == self.moves.get(rollout, 0)
         assert request.seed == rollout_seed(0, request.group, request.sample, request.attempt)
         assert (request.sample, request.attempt) == (missing.sample, missing.attempt)
-        assert [id(turn) for turn in self.scheduler.with_turns(request).turns] == [
-            *map(id, self.turns.get(rollout, ()))
-        ]
+        turns = self.scheduler.with_turns(request).turns
+        assert [*map(id, turns)] == [*map(id, self.turns.get(rollout, ()))]
         if self.orphans.pop(rollout, "") != name:
             engine = self.engines[name]
             assert engine in self.counting()

@@ -95,7 +95,7 @@ def test_a_new_stage_cancels_what_the_old_one_left_and_hears_nothing_of_it() -> 
     assert (world.asked, world.scheduler.figures.rollouts_pending) == ([0, 1], 0)
     world.unfinished(GroupsUnfinished(0, 0, ()))
     world.progress(progress(retries=(Retry("s0-g000001", 0, 1, 1),)))
-    assert world.placed == old
+    assert (world.placed, len(world.opened)) == (old, 3)
     world.unfinished(GroupsUnfinished(1, 0, ()))
     world.progress(progress(retries=(Retry("s0-g000001", 0, 1, 1),)))
     world.progress(progress(stage=1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.scheduling.policies.base import EngineFacts, Placement, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.policies.worst_case import WorstCase
 
@@ -113,19 +113,6 @@ def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None
                     policy.turn_waits(turns[rollout], 0.0)
                     plain.first.append(turns[rollout])
         assert [(place.rollout, place.engine) for place in policy.decide(0.0)] == at_home + plain.decide()
-
-
-def test_an_engine_that_was_closed_takes_turns_again_when_it_reports() -> None:
-    faults: list[str] = []
-    policy = Guarded(WorstCase(), lambda name, _: faults.append(name))
-    policy.begin(Setting(4, 2))
-    policy.engine_reported(facts(0), 0.0)
-    policy.engine_draining("e0", 0.0)
-    policy.turn_waits(turn("r", 50), 0.0)
-    assert policy.decide(0.0) == []
-    policy.engine_reported(facts(0), 1.0)
-    assert policy.decide(1.0) == [Placement("r", "e0", 50.0)]
-    assert not faults
 
 
 def test_an_engine_full_of_what_others_placed_is_left_alone() -> None:
