@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count, product
+from itertools import count, product, takewhile
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def opening(*stages, seed=3, at=0, began=0, curriculum=None, **algorithm):
 
 def opens(made, served):
     """All groups that may be opened now."""
-    return [group for _ in iter(lambda: made.may_open(served), False) if (group := made.open(served))]
+    return [group for _ in takewhile(lambda _: made.may_open(served), range(99)) if (group := made.open(served))]
 
 
 def names(groups):
