@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,11 +13,10 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import Solved
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Decided, Dropped, Ready
-from agent_rl.messages import GroupOutcome, GroupsProgress, GroupsUnfinished, Retry, StageEntered
+from agent_rl.messages import GroupOutcome, StageEntered
 from agent_rl.scheduling.curriculum import Frontier, curriculum_of
-from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
-from tests.agent_rl.scheduling.test_scheduling import World
+from tests.agent_rl.scheduling.world import World, progress
 
 
 class Recalls:
@@ -37,65 +35,36 @@ class Recalls:
         return solved.right < solved.samples
 
 
-def scheduled(curriculum: Any, **answer: Any) -> World:
-    algorithm = builders.algorithm(groups_per_step=4, max_staleness=0)
-    world = World(
-        GroupScheduler(
-            seed=0,
-            stages=[builders.rl_stage(), builders.evaluate_stage()],
-            algorithm_of=lambda _: algorithm,
-            problems=lambda stage, number, purpose: builders.problem(number),
-            prompt_tokens=lambda problem: 10,
-        )
-    )
-    world.scheduler._opening._curricula = lambda _: curriculum
-    world.do(world.scheduler.policy_published(builders.published()))
-    world.do(world.scheduler.engine_load(builders.engine_load()))
-    world.do(world.scheduler.unfinished(GroupsUnfinished(0, answer.pop("opened", 0), (), **answer)))
-    return world
-
-
-def drawn(world: World) -> list[str]:
-    """The problem of each group, in the order of opening."""
-    return list({place.request.group: place.request.problem.id for place in world.placed}.values())
-
-
-def test_problems_are_those_that_the_curriculum_chooses_and_a_retry_gets_the_same() -> None:
-    class Backwards(Recalls):
-        def choose(self, fresh: int, rng: random.Random) -> int:
-            return 7 if fresh == 0 else 2
-
-    world = scheduled(Backwards())
-    seven, two = builders.problem(7).id, builders.problem(2).id
-    assert drawn(world) == [seven, two, two, two]
-    lost = world.placed[0]
-    world.finish(lost)
-    retry = Retry(lost.request.group, lost.request.sample, 1, 0, drawn=7)
-    world.do(world.scheduler.progress(GroupsProgress(0, 0, 0, (retry,), ())))
-    again = next(place for place in world.placed if place.request.attempt == 1)
-    assert (again.request.problem.id, again.request.group) == (seven, lost.request.group)
-
-
-@given(st.data())
-def test_every_outcome_is_observed_once_whatever_reports_repeat(data: st.DataObject) -> None:
-    made = Recalls()
-    world = scheduled(made)
+@given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 8)), min_size=1, max_size=6))
+def test_every_outcome_is_observed_once_whatever_reports_repeat(reports: list[tuple[int, int]]) -> None:
+    made, world = Recalls(), World()
+    world.scheduler._opening._curricula = lambda _: made
+    world.begin()
     outcomes = [GroupOutcome(number, number // 2, number % 5, 4) for number in range(20)]
-    heard: set[int] = set()
-    for _ in range(data.draw(st.integers(1, 6))):
-        first = data.draw(st.integers(0, 19))
-        told = outcomes[first : first + data.draw(st.integers(0, 8))]
-        heard |= {each.number for each in told}
-        world.do(world.scheduler.progress(GroupsProgress(0, len(told), 0, (), (), tuple(told))))
+    heard = {each.number for first, count in reports for each in outcomes[first : first + count]}
+    for first, count in reports:
+        world.progress(progress(outcomes=tuple(outcomes[first : first + count])))
     assert Counter(made.known) == Counter((n // 2, Solved(n % 5, 4)) for n in heard)
 
 
-def test_a_new_scheduler_knows_what_the_stage_has_observed_and_goes_on_with_fresh_problems() -> None:
-    made = Frontier(again=0)
-    outcomes = tuple(GroupOutcome(number, number, 2, 4) for number in range(5))
-    world = scheduled(made, opened=5, uncounted=5, outcomes=outcomes)
-    assert drawn(world) == [builders.problem(number).id for number in range(5, 9)]
-    assert made._known.keys() == set(range(5))
+def test_of_a_problem_its_newest_group_counts_and_half_of_what_was_known_before() -> None:
+    made, rng = Frontier(again=1, rest=0), random.Random(0)
+    for problem, solved in ((0, Solved(4, 4)), (0, Solved(2, 4)), (1, Solved(1, 4)), (2, Solved(0, 0))):
+        made.observe(problem, solved)
+    drawn = Counter(made.choose(3, rng) for _ in range(4000))
+    weights = 4 / 6 * 2 / 6, 1 / 4 * 3 / 4  # 2 + 4 / 2 of 4 + 4 / 2, and 1 of 4
+    assert drawn[0] / 4000 == pytest.approx(weights[0] / sum(weights), abs=0.02)
+    assert drawn.keys() == {0, 1}
+
+
+def test_a_problem_rests_after_it_was_chosen_until_enough_others_are_decided() -> None:
+    made, rng = Frontier(again=1, rest=3), random.Random(0)
+    made.observe(0, Solved(2, 4))
+    chosen = []
+    for _ in range(8):
+        chosen.append(made.choose(9, rng))
+        made.observe(5, Solved(4, 4))
+    assert chosen == [9, 9, 9, 0, 9, 9, 0, 9]
 
 
 def test_the_frontier_returns_to_problems_that_are_solved_sometimes_and_lets_them_rest() -> None:

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from agent_rl.messages import CompletedTurn, PolicyVersion, TurnsCompleted
 from agent_rl.rollout.completed import chain_fault, turn_check
 from agent_rl.scheduling.kept_turns import KeptTurns, size_of
-from agent_rl.scheduling.scheduler import Assign, GroupScheduler
-from tests import builders
-from tests.agent_rl.scheduling.test_scheduling import World, scheduler
+from tests.agent_rl.scheduling.world import World
 
 PROMPT = 7
 ROLLOUT = "s0-g000000/0/0"
@@ -27,7 +25,7 @@ def turn(before: int, number: int, token: int) -> CompletedTurn:
         written=np.array([token], dtype=np.int32),
         logprobs=np.zeros(1, dtype=np.float32),
         policies=np.array([[1, 0, 1]], dtype=np.int32),
-        answer=np.zeros(0, dtype=np.int32),
+        answer=np.zeros(2, dtype=np.int32),
         policy=PolicyVersion(1, 0),
         calls=(),
         replies=(),
@@ -97,27 +95,24 @@ def test_what_finds_no_room_is_left_out_and_counted_and_what_is_there_stays() ->
     assert (kept.of(ROLLOUT), kept.left_out) == ((turns[0],), 1)
 
 
-def placed(made: GroupScheduler) -> list[Assign]:
-    world = World(made)
-    world.begin()
-    return world.placed
-
-
 def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
-    kept = KeptTurns(1 << 20)
-    kept.add(of(*history(1, 2)))
-    for older in (PolicyVersion(2, 0), PolicyVersion(1, 7), PolicyVersion(1, 0)):
-        kept.forget_newer(older)
-    assert len(kept.of(ROLLOUT)) == 2
-    made = scheduler(kept=kept)
-    made.policy_published(builders.published(0, epoch=0))
-    assert (kept.of(ROLLOUT), kept.bytes) == ((), 0)
+    first, newest = history(1, 2)
+    for at, newer in enumerate([(1, 1), (2, 0), (2, 1)]):
+        kept = KeptTurns(1 << 20, recorded=True)
+        turns = [replace(turn, policies=np.array([[1, 0, 1]] * 2, dtype=np.int32)) for turn in (first, newest)]
+        turns[at % 2].policies[0, :2] = newer
+        kept.add(of(*turns))
+        for policy in (PolicyVersion(3, 0), PolicyVersion(*newer), PolicyVersion(newer[0], newer[1] + 1)):
+            kept.forget_newer(policy)
+        assert len(kept.of(ROLLOUT)) == 2
+        kept.forget_newer(PolicyVersion(1, 0))
+        assert (kept.of(ROLLOUT), kept.bytes, [len(each.turns) for each in kept.changes()]) == ((), 0, [2, 0])
 
 
 def test_a_scheduler_keeps_the_turns_of_the_generator_that_has_the_rollout_until_it_is_done() -> None:
     kept = KeptTurns(1 << 20)
-    made = scheduler(kept=kept)
-    request = next(place.request for place in placed(made) if place.request.rollout == ROLLOUT)
+    world = World(kept=kept).begin()
+    made, request = world.scheduler, world.place(ROLLOUT).request
     assert made.with_turns(request) is request
     made.turns_completed(of(*history(9), generator="rollout_generator.7"))
     made.turns_completed(replace(of(*history(9)), rollout="s9-g000000/0/0"))

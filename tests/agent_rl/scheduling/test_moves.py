@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
-from agent_rl.messages import CompletedTurn, GroupsProgress, GroupsUnfinished, TurnsCompleted
-from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted, Withdraw
+from agent_rl.messages import CompletedTurn, TurnsCompleted
+from agent_rl.scheduling.instructions import Assign, Unwanted
 from agent_rl.scheduling.kept_turns import KeptTurns
 from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Placement, PlacementPolicy, WaitingTurn
-from agent_rl.scheduling.scheduler import GroupScheduler
 from tests import builders
 from tests.agent_rl.scheduling.test_kept_turns import history
-from tests.agent_rl.scheduling.test_scheduling import scheduler
+from tests.agent_rl.scheduling.world import World, progress
 
 A, B = "gen.0", "gen.1"
 ROLLOUT = "s0-g000000/0/0"
@@ -53,43 +52,19 @@ class Told(PlacementPolicy):
         return decisions
 
 
-@dataclass
-class World:
-    policy: Told = field(default_factory=Told)
-    placed: list[Assign] = field(default_factory=list)
-    told: list[Unwanted] = field(default_factory=list)
-    withdrawn: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+class Moving(World):
+    """Two rollouts on A, and B, which is idle."""
 
-    def __post_init__(self) -> None:
-        self.scheduler: GroupScheduler = scheduler(
-            policy=self.policy,
-            fault=lambda name, what: self.faults.append(f"{name}: {what}"),
-            algorithm_of=lambda _: builders.algorithm(groups_per_step=1, samples=2, max_staleness=0),
-            kept=KeptTurns(10**6),
-        )
-        self.do(self.scheduler.policy_published(builders.published()))
-        for name in (A, B):
-            self.do(self.scheduler.engine_load(builders.engine_load(name)))
-
-    def do(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case AskUnfinished():
-                    self.do(self.scheduler.unfinished(GroupsUnfinished(0, 0, ())))
-                case OpenGroup(opened):
-                    self.do(self.scheduler.group_recorded(opened.group))
-                case Assign():
-                    self.placed.append(instruction)
-                case Unwanted():
-                    self.told.append(instruction)
-                case Withdraw(name):
-                    self.withdrawn.append(name)
+    def __init__(self, policy: Told | None = None) -> None:
+        self.policy = policy or Told()
+        algorithm = {"groups_per_step": 1, "samples": 2, "max_staleness": 0}
+        super().__init__(policy=self.policy, algorithm=algorithm, kept=KeptTurns(10**6))
+        self.begin(A, B)
 
     def completes(self, count: int, *, left: bool = False, move: int = 0) -> None:
         """A completes the rollout's turn of this number."""
         turns = tuple(history(*range(1, count + 1))[count - 1 :]) if count else ()
-        self.do(self.scheduler.turns_completed(TurnsCompleted(ROLLOUT, A, turns, "left" if left else "writes", move)))
+        self.turns_completed(TurnsCompleted(ROLLOUT, A, turns, "left" if left else "writes", move))
 
     @property
     def unwanted(self) -> Unwanted:
@@ -99,11 +74,11 @@ class World:
 
     @property
     def last(self) -> Assign:
-        return [place for place in self.placed if place.request.rollout == ROLLOUT][-1]
+        return self.place(ROLLOUT)
 
 
 def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> None:
-    world = World()
+    world = Moving()
     first = world.last
     world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
@@ -111,16 +86,16 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
     assert world.last is first, "it was placed before its generator had let go of it"
     world.completes(2, left=True)
     waiting = world.policy.waiting[ROLLOUT]
-    assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 12), "the policy is asked with what it is now"
+    assert (waiting.turn, waiting.kept_on, waiting.context) == (2, "", 16), "the policy is asked with what it is now"
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [Placement(ROLLOUT, B)]
-    world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
+    world.engine_load(builders.engine_load(B, used=100))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert [turn.number for turn in world.scheduler.with_turns(world.last.request).turns] == [1, 2]
     assert world.unwanted == Unwanted(())
     assert world.scheduler.acknowledged(first) == [], "the former generator's acknowledgement is no trajectory"
     assert world.scheduler.figures.rollouts_in_flight == 2
-    world.do(world.scheduler.acknowledged(world.last))
+    world.acknowledged(world.last)
     assert world.policy.ended == [ROLLOUT]
     assert world.scheduler.figures.rollouts_in_flight == 1
     assert world.scheduler.figures.rollouts_moved == 1
@@ -128,25 +103,25 @@ def test_a_turn_that_is_placed_elsewhere_moves_its_rollout_with_all_turns() -> N
 
 
 def test_only_its_generator_hears_of_a_rollout_that_it_shall_let_go_of() -> None:
-    world = World()
+    world = Moving()
     world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
     assert [(each.generator, each.held) for each in world.told] == [(A, {ROLLOUT: 0})]
     group, other = ROLLOUT.partition("/")[0], next(p.request for p in world.placed if p.request.rollout != ROLLOUT)
-    dropped = GroupsProgress(0, 0, 0, (), (group,))
-    world.do(world.scheduler.progress(dropped))
-    world.do(world.scheduler.engine_heard(A))
+    dropped = progress(dropped_groups=(group,))
+    world.progress(dropped)
+    world.engine_heard(A)
     assert [(each.generator, each.groups) for each in world.told[1:]] == [(None, (group,)), (A, (group,))], (
         "what all are told ends what one was told, so that one is told again"
     )
     assert world.unwanted.held == {ROLLOUT: 0}
     for rollout in (ROLLOUT, other.rollout):
-        world.do(world.scheduler.rollout_done(rollout))
+        world.rollout_done(rollout)
     assert [(each.generator, each.groups, each.held) for each in world.told[3:]] == [(A, (group,), {}), (None, (), {})]
 
 
 def test_a_turn_that_stays_costs_no_message() -> None:
-    world = World()
+    world = Moving()
     before = len(world.told)
     world.policy.next = [Placement(ROLLOUT, A)]
     world.completes(1)
@@ -155,29 +130,29 @@ def test_a_turn_that_stays_costs_no_message() -> None:
 
 
 def test_a_turn_that_the_policy_lets_wait_is_let_go_of_and_resumed_later() -> None:
-    world = World()
+    world = Moving()
     world.completes(1)
     assert world.unwanted.held == {ROLLOUT: 0}
     waiting = world.policy.waiting[ROLLOUT]
-    assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 11, 11)
+    assert (waiting.turn, waiting.kept_on, waiting.context, waiting.kept) == (1, A, 13, 13)
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [Placement(ROLLOUT, A)]
-    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
+    world.engine_load(builders.engine_load(A, used=100))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert world.scheduler.figures.rollouts_pending == 0
     assert not world.faults
 
 
 def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_placed_again() -> None:
-    world = World()
+    world = Moving()
     for resumed in (True, False):
         world.policy.next = [Hold(ROLLOUT)]
-        world.do(world.scheduler.engine_load(builders.engine_load(A, used=100 + 100 * resumed)))
+        world.engine_load(builders.engine_load(A, used=100 + 100 * resumed))
         assert world.unwanted.held == {ROLLOUT: 0}
         if resumed:
             world.policy.next = [Placement(ROLLOUT, A)]
-            world.do(world.scheduler.engine_load(builders.engine_load(A, used=300)))
+            world.engine_load(builders.engine_load(A, used=300))
             assert world.unwanted.held == {}
     world.completes(1, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
@@ -186,10 +161,10 @@ def test_a_hold_within_a_turn_is_carried_out_at_its_end_unless_the_turn_is_place
 
 def test_a_rollout_that_ends_before_it_is_let_go_of_is_done() -> None:
     for destination, heard in ((B, "ended"), ("", "dropped")):
-        world = World()
+        world = Moving()
         world.policy.next = [Placement(ROLLOUT, destination)] if destination else []
         world.completes(1)
-        world.do(world.scheduler.acknowledged(world.last))
+        world.acknowledged(world.last)
         assert getattr(world.policy, heard) == [ROLLOUT]
         assert world.unwanted == Unwanted(())
         assert world.scheduler.figures.rollouts_in_flight == 1
@@ -197,36 +172,37 @@ def test_a_rollout_that_ends_before_it_is_let_go_of_is_done() -> None:
 
 
 def test_a_rollout_whose_destination_is_lost_waits_for_another() -> None:
-    world = World()
+    world = Moving()
     world.policy.next = [Placement(ROLLOUT, B)]
     world.completes(1)
-    world.do(world.scheduler.engine_gone(B))
+    world.engine_gone(B)
     assert world.policy.waiting[ROLLOUT].kept_on == A
     world.completes(2, left=True)
     assert world.scheduler.figures.rollouts_pending == 1
     world.policy.next = [Placement(ROLLOUT, A)]
-    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
+    world.engine_load(builders.engine_load(A, used=100))
     assert (world.last.generator, world.last.request.move) == (A, 1)
     assert not world.faults
 
 
 def test_a_rollout_whose_generator_is_lost_while_it_is_held_moves_as_any_other() -> None:
-    world = World()
+    world = Moving()
     world.policy.next = [Placement(ROLLOUT, B)]
-    world.completes(1)
-    world.do(world.scheduler.engine_gone(A))
+    world.turns_completed(says("writes", 80, *history(1)))
+    world.engine_gone(A)
     assert world.withdrawn == [A]
-    assert world.policy.waiting[ROLLOUT].turn == 1
+    waiting = world.policy.waiting[ROLLOUT]
+    assert (waiting.turn, waiting.context) == (1, 13), "what its engine had counts"
     world.policy.next = [Placement(ROLLOUT, B), Placement("s0-g000000/1/0", B)]
-    world.do(world.scheduler.engine_load(builders.engine_load(B, used=100)))
+    world.engine_load(builders.engine_load(B, used=100))
     assert (world.last.generator, world.last.request.move) == (B, 1)
     assert world.unwanted.held == {}
 
 
 def test_a_held_rollout_of_a_dropped_group_is_cancelled_and_does_not_go_on() -> None:
-    world = World()
+    world = Moving()
     world.completes(1)
-    world.do(world.scheduler.progress(GroupsProgress(0, 0, 0, (), ("s0-g000000",))))
+    world.progress(progress(dropped_groups=("s0-g000000",)))
     world.completes(2, left=True)
     assert world.policy.dropped == [ROLLOUT]
     assert world.scheduler.figures.rollouts_pending == 0
@@ -234,12 +210,12 @@ def test_a_held_rollout_of_a_dropped_group_is_cancelled_and_does_not_go_on() -> 
 
 
 def test_an_earlier_copy_that_is_let_go_of_changes_nothing() -> None:
-    world = World()
+    world = Moving()
     world.policy.next = []
     world.completes(1)
     world.completes(2, left=True)
     world.policy.next = [Placement(ROLLOUT, A)]
-    world.do(world.scheduler.engine_load(builders.engine_load(A, used=100)))
+    world.engine_load(builders.engine_load(A, used=100))
     placed = world.last
     world.completes(2, left=True)
     assert world.last is placed
@@ -275,11 +251,11 @@ def says(then: Literal["writes", "waits", "left", "ended"], tokens: int, *turns:
 
 
 def test_the_policy_hears_of_tools_and_what_it_drops_is_freed_until_they_have_answered() -> None:
-    world = World(policy=(policy := Hears()))
-    world.do(world.scheduler.turns_completed(says("waits", 77)))
+    world = Moving(policy := Hears())
+    world.turns_completed(says("waits", 77))
     assert policy.heard == [("tools", ROLLOUT, 77)]
     assert world.unwanted.freed == {ROLLOUT: 77}
-    world.do(world.scheduler.turns_completed(says("writes", 80, *history(1))))
+    world.turns_completed(says("writes", 80, *history(1)))
     assert world.unwanted.freed == {}
     waiting = policy.waiting[ROLLOUT]
     assert (waiting.context, waiting.kept, waiting.kept_on) == (80, 0, ""), "what was freed counts as cached"
@@ -288,11 +264,11 @@ def test_the_policy_hears_of_tools_and_what_it_drops_is_freed_until_they_have_an
 
 
 def test_what_an_engine_keeps_in_host_memory_counts_as_cached_after_it_was_dropped() -> None:
-    world = World(policy=(policy := Hears()))
-    world.do(world.scheduler.engine_load(replace(builders.engine_load(A), kv_tokens_host=1000)))
-    world.do(world.scheduler.turns_completed(says("waits", 77)))
+    world = Moving(policy := Hears())
+    world.engine_load(replace(builders.engine_load(A), kv_tokens_host=1000))
+    world.turns_completed(says("waits", 77))
     assert world.unwanted.freed == {ROLLOUT: 77}
-    world.do(world.scheduler.turns_completed(says("writes", 80, *history(1))))
+    world.turns_completed(says("writes", 80, *history(1)))
     waiting = policy.waiting[ROLLOUT]
     assert (waiting.kept, waiting.kept_on) == (80, A)
     assert not world.faults
@@ -300,27 +276,27 @@ def test_what_an_engine_keeps_in_host_memory_counts_as_cached_after_it_was_dropp
 
 def test_the_policy_learns_the_tokens_that_a_rollout_has_at_its_end_and_nothing_of_one_without_result() -> None:
     for tokens, heard in ((123, [("ended", ROLLOUT, 123)]), (0, [])):
-        world = World(policy=(policy := Hears()))
-        world.do(world.scheduler.turns_completed(says("ended", tokens)))
-        world.do(world.scheduler.acknowledged(world.last))
+        world = Moving(policy := Hears())
+        world.turns_completed(says("ended", tokens))
+        world.acknowledged(world.last)
         assert policy.heard == heard
         assert policy.dropped == ([] if tokens else [ROLLOUT])
 
 
 def test_the_policy_hears_which_turns_are_preempted() -> None:
-    world = World(policy=(policy := Hears()))
+    world = Moving(policy := Hears())
     load = builders.engine_load(A)
     for preempted, preemptions in ((1, {ROLLOUT: 1}), (2, {ROLLOUT: 1, "elsewhere": 1}), (3, {ROLLOUT: 2})):
-        world.do(world.scheduler.engine_load(replace(load, preempted=preempted, preemptions=preemptions)))
+        world.engine_load(replace(load, preempted=preempted, preemptions=preemptions))
     assert policy.heard == [("preempted", ROLLOUT)] * 2
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_new_weights_leave_a_cached_prefix_valid_only_where_the_engine_says_so(kept: bool) -> None:
-    world = World(policy=(policy := Hears(drops=False)))
-    world.do(world.scheduler.turns_completed(says("waits", 77)))
-    world.do(world.scheduler.policy_published(builders.published(1)))
-    world.do(world.scheduler.engine_load(replace(builders.engine_load(A, version=1), kv_kept=kept)))
+    world = Moving(policy := Hears(drops=False))
+    world.turns_completed(says("waits", 77))
+    world.policy_published(builders.published(1))
+    world.engine_load(replace(builders.engine_load(A, version=1), kv_kept=kept))
     assert policy.heard[-1] == ("weights", A, 1, kept)
-    world.do(world.scheduler.turns_completed(says("writes", 80, *history(1))))
+    world.turns_completed(says("writes", 80, *history(1)))
     assert policy.waiting[ROLLOUT].kept_on == (A if kept else "")

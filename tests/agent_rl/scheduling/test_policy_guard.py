@@ -98,7 +98,7 @@ def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
     guard = Guarded(Endless())
     guard.turn_waits(turn(), 0.0)
     assert guard.decide(0.0) == []
-    assert guard.faults["decisions_endless"] == 1
+    assert guard.faults == {"decisions_endless": 1, "rollout_unknown": 2 + AT_LEAST}
 
 
 def test_a_policy_that_places_nothing_starves_nobody() -> None:
@@ -123,8 +123,35 @@ def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
         overtaken += 1
         guard.rollout_ended(f"new {overtaken - 1}", 20, 0.0)
     assert decisions[1] == Placement("old", "b", 100.0)
-    assert overtaken <= AT_LEAST + 2 * PATIENCE
+    assert overtaken == AT_LEAST + 2 * PATIENCE == 64 + 2 * 3
     assert guard.faults == {"rollout_starved": 1}
+
+
+def test_next_turns_overtake_nobody() -> None:
+    guard, policy = guarded("a")
+    guard.turn_waits(turn("old"), 0.0)
+    for number in range(200):
+        guard.turn_waits(turn("new", turn=number), 0.0)
+        policy.next = [Placement("new", "a")]
+        assert len(guard.decide(0.0)) == 1
+
+
+@pytest.mark.parametrize("leaves", ["rollout_ended", "rollout_dropped", "turn_ended", "turn_waits"])
+def test_a_turn_that_is_over_loads_its_engine_no_more_and_tools_are_no_idleness(leaves: str) -> None:
+    guard, policy = guarded("a", "b")
+    for name, engine in (("r", "a"), ("s", "a"), ("t", "b")):
+        guard.turn_waits(turn(name), 0.0)
+        guard.turn_placed(name, engine, 0.0)
+    for name in "rs":
+        given = {"turn_waits": (turn(name),), "rollout_dropped": (name,)}.get(leaves, (name, 20))
+        getattr(guard, leaves)(*given, 0.0)
+    guard.turn_waits(turn("new"), 0.0)
+    policy.next = [Placement("new", "nowhere")]
+    assert guard.decide(0.0) == [Placement("new", "a")]
+    for name in ("new", "t"):
+        guard.rollout_ended(name, 20, 0.0)
+    guard.turn_waits(turn("last"), 0.0)
+    assert len(guard.decide(0.0)) == (leaves != "turn_ended")
 
 
 def test_first_come_first_served_starves_nobody() -> None:

@@ -1,285 +1,176 @@
-"""The scheduler's decisions: opening within the budget, placing in the KV cache, restarts, retries, cancellation."""
+"""Stories of the scheduler: opening within the budget, placing in the KV cache, restarts, retries, stages."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agent_rl.messages import GroupsProgress, GroupsUnfinished, Retry, UnfinishedGroup
-from agent_rl.scheduling.ids import rollout_seed
-from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Unwanted
-from agent_rl.scheduling.scheduler import GroupScheduler
+from agent_rl.messages import EngineLoad, GroupOpened, GroupsUnfinished, PolicyPublished, Retry, UnfinishedGroup
+from agent_rl.scheduling.kept_turns import KeptTurns
 from tests import builders
+from tests.agent_rl.scheduling.test_kept_turns import ROLLOUT, history, of
+from tests.agent_rl.scheduling.world import World, progress, scheduler
 
-
-def scheduler(**changes: Any) -> GroupScheduler:
-    defaults: dict[str, Any] = {
-        "seed": 0,
-        "stages": [builders.rl_stage(), builders.evaluate_stage()],
-        "algorithm_of": lambda _: builders.algorithm(),
-        "problems": lambda stage, number, purpose: builders.problem(number),
-        "prompt_tokens": lambda problem: 10,
-    }
-    return GroupScheduler(**{**defaults, **changes})
-
-
-class World:
-    """Carries out instructions at once: groups are recorded, rollouts stay in flight until a test ends them."""
-
-    def __init__(self, made: GroupScheduler, *, opened: int = 0, auto_record: bool = True) -> None:
-        self.scheduler = made
-        self.opened: list[str] = []
-        self.placed: list[Assign] = []
-        self.unwanted: list[tuple[str, ...]] = []
-        self.asked: list[int] = []
-        self.auto_record = auto_record
-        self.already_opened = opened
-
-    def do(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case OpenGroup(opened):
-                    self.opened.append(opened.group)
-                    if self.auto_record:
-                        self.do(self.scheduler.group_recorded(opened.group))
-                case Assign():
-                    self.placed.append(instruction)
-                case Unwanted(groups, _):
-                    self.unwanted.append(groups)
-                case AskUnfinished(stage):
-                    self.asked.append(stage)
-
-    def begin(self, *, loads: int = 1, stage: int = 0, **load: Any) -> None:
-        self.do(self.scheduler.policy_published(builders.published(stage=stage)))
-        for index in range(loads):
-            self.do(self.scheduler.engine_load(builders.engine_load(f"rollout_generator.{index}", **load)))
-        self.do(self.scheduler.unfinished(GroupsUnfinished(stage, self.already_opened, ())))
-
-    def finish(self, place: Assign) -> None:
-        self.placed.remove(place)
-        self.do(self.scheduler.rollout_done(place.request.rollout))
-
-
-def progress(**changes: Any) -> GroupsProgress:
-    defaults = {"stage": 0, "decided": 0, "uncounted": 0, "retries": (), "dropped_groups": ()}
-    return GroupsProgress(**{**defaults, **changes})
+ENGINE = "rollout_generator.0"
 
 
 def test_groups_that_no_step_counts_leave_room_from_the_first_answer_on() -> None:
     """Progress that came before the answer is dropped, and nothing may come after it."""
-    made = builders.algorithm(groups_per_step=2, max_staleness=0)
-    world = World(scheduler(algorithm_of=lambda _: made))
-    world.do(world.scheduler.policy_published(builders.published()))
-    world.do(world.scheduler.engine_load(builders.engine_load()))
-    world.do(world.scheduler.progress(progress(uncounted=2)))
-    assert not world.opened
-    world.do(world.scheduler.unfinished(GroupsUnfinished(0, 2, (), uncounted=2)))
+    world = World(algorithm={"groups_per_step": 2, "max_staleness": 0})
+    world.policy_published(builders.published())
+    world.engine_load(builders.engine_load())
+    world.progress(progress(uncounted=2))
+    assert (world.asked, world.opened) == ([0], [])
+    world.unfinished(GroupsUnfinished(0, 2, (), uncounted=2))
     assert len(world.opened) == 2
+    world.unfinished(GroupsUnfinished(0, 0, (), uncounted=2))
+    world.progress(progress(uncounted=3))
+    assert len(world.opened) == 3
 
 
-def test_nothing_is_opened_before_the_filter_has_said_what_is_open() -> None:
-    world = World(scheduler())
-    world.do(world.scheduler.engine_load(builders.engine_load()))
-    world.do(world.scheduler.policy_published(builders.published()))
-    assert world.asked == [0]
-    assert world.opened == []
-
-
-def test_opening_stops_at_the_staleness_budget_and_goes_on_with_the_served_version() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    assert world.opened == [f"s0-g{n:06d}" for n in range(4)]  # (1 + 0 + 1) * 2
-    for place in list(world.placed):
+@pytest.mark.parametrize(
+    ("load", "prompt", "placed", "opened"),
+    [
+        ({"total": 100}, 10, 3, 1),  # a rollout needs 10 + 20
+        ({"total": 89}, 10, 2, 1),
+        ({"total": 100, "used": 40}, 10, 2, 1),
+        ({"total": 100, "used": 75}, 10, 0, 1),
+        ({"total": 10_000, "max_rollouts": 3}, 10, 3, 1),
+        ({"total": 100}, 500, 1, 1),  # what may need more than the cache gets an empty engine to itself
+        ({"total": 10_000, "epoch": 0}, 10, 0, 0),
+    ],
+)
+def test_an_engine_gets_no_more_than_it_has_room_for(load, prompt, placed, opened) -> None:
+    world = World(prompt_tokens=lambda problem: prompt).begin(**load)
+    assert (len(world.placed), len(world.opened)) == (placed, opened)
+    for place in world.placed[:1]:
         world.finish(place)
-    assert len(world.opened) == 4  # finished rollouts alone open nothing
-    world.do(world.scheduler.policy_published(builders.published(1)))
-    assert len(world.opened) == 4  # the learner's version does not count before an engine serves it
-    world.do(world.scheduler.engine_load(builders.engine_load(version=1, total=10_000)))
-    assert len(world.opened) == 6
+        assert len(world.placed) == placed
 
 
-def test_synchronous_mode_opens_one_step_at_a_time() -> None:
-    world = World(scheduler(algorithm_of=lambda _: builders.algorithm(max_staleness=0)))
-    world.begin(total=10_000)
-    assert len(world.opened) == 2
-
-
-def test_no_more_is_opened_than_the_stage_can_train() -> None:
-    world = World(scheduler(stages=[builders.rl_stage(steps=1)]))
-    world.begin(total=10_000)
-    assert len(world.opened) == 2
-
-
-def test_replaced_groups_may_be_opened_again() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    world.do(world.scheduler.progress(progress(uncounted=3)))
-    assert len(world.opened) == 7
-
-
-def test_an_engine_gets_no_more_than_its_kv_cache_holds() -> None:
-    world = World(scheduler())
-    world.begin(total=100)  # a rollout needs 10 + 20
-    assert len(world.placed) == 3
-    assert world.opened == ["s0-g000000"]  # no second group before all rollouts of the first are placed
-    world.finish(world.placed[0])
-    assert len(world.placed) == 3
-
-
-def test_used_kv_counts_when_it_exceeds_what_was_promised() -> None:
-    world = World(scheduler())
-    world.begin(total=100, used=75)
-    assert world.placed == []
-    world.do(world.scheduler.engine_load(builders.engine_load(total=100, used=40)))
-    assert len(world.placed) == 2
-
-
-def test_rollouts_go_to_the_engine_with_the_most_room() -> None:
-    world = World(scheduler())
-    world.do(world.scheduler.policy_published(builders.published()))
-    world.do(world.scheduler.engine_load(builders.engine_load("rollout_generator.0", total=1000)))
-    world.do(world.scheduler.engine_load(builders.engine_load("rollout_generator.1", total=1060)))
-    world.do(world.scheduler.unfinished(GroupsUnfinished(0, 0, ())))
-    assert [place.generator[-1] for place in world.placed[:6]] == ["1", "1", "0", "1", "0", "1"]
-
-
-def test_a_rollout_that_may_need_more_than_any_cache_gets_an_empty_engine_to_itself() -> None:
-    world = World(scheduler(prompt_tokens=lambda problem: 500))
-    world.begin(total=100)
-    assert len(world.placed) == 1
-    world.finish(world.placed[0])
-    assert len(world.placed) == 1
-
-
-def test_rows_bound_an_engine_too() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000, max_rollouts=3)
-    assert len(world.placed) == 3
-
-
-def test_an_engine_of_another_epoch_gets_nothing() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000, epoch=0)
-    assert world.opened == []
-
-
-def test_group_ids_tasks_and_seeds_are_functions_of_seed_and_counter() -> None:
-    worlds = [World(scheduler()), World(scheduler(), opened=2)]
-    for world in worlds:
-        world.begin(total=10_000)
-    first = {place.request.rollout: place.request for place in worlds[0].placed}
-    for place in worlds[1].placed:
-        assert first[place.request.rollout] == place.request
-    assert rollout_seed(0, "s0-g000000", 0, 0) != rollout_seed(1, "s0-g000000", 0, 0)
-
-
-def test_a_restarted_scheduler_asks_and_issues_what_is_missing() -> None:
+def test_a_restarted_scheduler_issues_what_is_missing_and_does_so_once() -> None:
     group = builders.opened(1)
     missing = (Retry(group.group, 2, 0, group.number), Retry(group.group, 3, 1, group.number))
-    world = World(scheduler())
-    world.do(world.scheduler.policy_published(builders.published()))
-    world.do(world.scheduler.engine_load(builders.engine_load(total=10_000)))
-    world.do(world.scheduler.unfinished(GroupsUnfinished(0, 2, (UnfinishedGroup(group, missing),))))
+    world = World()
+    world.policy_published(builders.published())
+    world.engine_load(builders.engine_load(total=10_000))
+    world.unfinished(GroupsUnfinished(0, 2, (UnfinishedGroup(group, missing),)))
     assert [place.request.rollout for place in world.placed[:2]] == ["s0-g000001/2/0", "s0-g000001/3/1"]
-    assert world.opened == ["s0-g000002", "s0-g000003"]
+    world.finish(world.placed[1])
+    world.progress(progress(retries=missing))
+    assert len(world.placed) == 1 + 2 * 4
 
 
-def test_a_failed_rollout_is_sampled_again_once_per_attempt() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    retry = Retry("s0-g000001", 2, 1, 1)
+def test_a_failed_rollout_is_sampled_again_once_per_attempt_unless_its_group_is_dropped() -> None:
+    world = World().begin(total=10_000)
+    retries = Retry("s0-g000001", 2, 1, 1), Retry("s0-g000002", 0, 1, 2)
     for _ in range(3):  # announcements repeat
-        world.do(world.scheduler.progress(progress(retries=(retry,))))
-    again = [place.request for place in world.placed if place.request.attempt == 1]
-    assert len(again) == 1
-    assert (again[0].group, again[0].sample) == ("s0-g000001", 2)
-    assert again[0].problem == builders.problem(1)
+        world.progress(progress(retries=retries, dropped_groups=("s0-g000002",)))
+    (again,) = [place.request for place in world.placed if place.request.attempt == 1]
+    assert (again.group, again.sample, again.problem) == ("s0-g000001", 2, builders.problem(1))
+    world.policy_published(builders.published(epoch=2))
+    world.engine_load(builders.engine_load(total=10_000, epoch=2))
+    world.unfinished(GroupsUnfinished(0, 4, ()))
+    world.finish(world.place(again.rollout))
+    world.progress(progress(retries=retries))
+    assert again.rollout in world.at(ENGINE), "what is to be sampled again is known by epoch"
 
 
-def test_rollouts_of_dropped_groups_are_cancelled_until_none_is_in_flight() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    world.do(world.scheduler.progress(progress(dropped_groups=("s0-g000000",))))
-    assert world.unwanted == [("s0-g000000",)]
-    for place in list(world.placed):
-        if place.request.group == "s0-g000000":
-            world.finish(place)
-    assert world.unwanted[-1] == ()
+def test_rollouts_of_a_group_that_is_not_dropped_after_all_are_wanted_again() -> None:
+    world = World().begin()
+    for dropped in (("s0-g000000", "s0-g000002"), ("s0-g000002",), (), ("s7-g000000",)):
+        world.progress(progress(dropped_groups=dropped))
+    assert [told.groups for told in world.told] == [("s0-g000000", "s0-g000002"), ("s0-g000002",), ()]
 
 
-def test_a_new_stage_cancels_what_the_old_one_left_and_samples_held_out_problems_both_ways() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    old = len(world.placed)
-    world.do(world.scheduler.policy_published(builders.published(5, stage=1, stage_version=5)))
-    assert world.unwanted[-1] == tuple(f"s0-g{n:06d}" for n in range(4))
-    world.do(world.scheduler.engine_load(builders.engine_load(version=5, total=10_000)))
-    world.do(world.scheduler.unfinished(GroupsUnfinished(1, 0, ())))
-    requests = [place.request for place in world.placed[old:]]
-    assert [r.purpose for r in requests] == ["evaluate_sampled"] * 3 + ["evaluate_greedy"] * 3
-    assert [r.sampling.temperature for r in requests] == [1.0] * 3 + [0.0] * 3
+def test_a_new_stage_cancels_what_the_old_one_left_and_hears_nothing_of_it() -> None:
+    kept = KeptTurns(10**6)
+    world = World(kept=kept, algorithm={"max_staleness": 0, "groups_per_step": 3}).begin(max_rollouts=10)
+    old = list(world.placed)
+    world.turns_completed(of(*history(1)))
+    world.progress(progress(dropped_groups=("s0-g000001",)))
+    assert world.scheduler.figures.rollouts_pending == 2
+    world.policy_published(builders.published(stage=1))
+    assert (world.asked, world.scheduler.figures.rollouts_pending) == ([0, 1], 0)
+    world.unfinished(GroupsUnfinished(0, 0, ()))
+    world.progress(progress(retries=(Retry("s0-g000001", 0, 1, 1),)))
+    assert (world.placed, len(world.opened)) == (old, 3)
+    world.unfinished(GroupsUnfinished(1, 0, ()))
+    world.progress(progress(retries=(Retry("s0-g000001", 0, 1, 1),)))
+    world.progress(progress(stage=1))
+    groups = tuple(f"s0-g{n:06d}" for n in range(3))
+    assert world.told[-1].groups == groups, "no group of another stage is wanted again"
+    world.engine_load(builders.engine_load(max_rollouts=100))
+    evaluated = [place.request for place in world.placed if place not in old]
+    assert [request.purpose for request in evaluated] == ["evaluate_sampled"] * 3 + ["evaluate_greedy"] * 3
+    assert len(kept.of(ROLLOUT)) == 1
+    world.engine_gone(ENGINE)
+    assert world.withdrawn == [ENGINE]
+    assert world.scheduler.figures.rollouts_pending == 6, "what another stage left does not move"
+    assert kept.bytes == 0
 
 
-def test_filters_of_training_are_the_algorithms_and_those_of_an_evaluation_its_own() -> None:
-    interim = {"every": 1, "problems": 1, "top_k": 5}
-    made = scheduler(algorithm_of=lambda _: builders.algorithm(top_p=0.9), stages=[builders.rl_stage(evaluate=interim)])
-    world = World(made)
-    world.begin(total=10_000)
-    trained = [place.request.sampling for place in world.placed]
-    assert {(sampling.top_p, sampling.top_k) for sampling in trained} == {(0.9, 0)}
-    evaluation = builders.rl_stage(evaluate=interim).interim(1)
-    assert (evaluation.top_p, evaluation.top_k) == (1.0, 5)
+def test_what_is_waited_for_is_said() -> None:
+    def waits_for(world: World) -> str:
+        said = world.scheduler.waiting_for
+        return said[1] if said else ""
+
+    world = World(records=False, awaited=("b", "a"), stages=[builders.rl_stage(steps=1), builders.evaluate_stage()])
+    assert waits_for(world) == "a policy"
+    world.policy_published(builders.published(3))
+    assert waits_for(world) == "the rollouts that a, b may run"
+    world.engine_gone("a")
+    assert (waits_for(world), world.asked) == ("the rollouts that b may run", [])
+    world.awaits_no_longer()
+    assert (waits_for(world), world.asked) == ("the unfinished groups", [0])
+    world.unfinished(GroupsUnfinished(0, 0, ()))
+    assert waits_for(world) == "an engine (none has reported yet)"
+    world.engine_load(builders.engine_load("a", epoch=0))
+    assert waits_for(world) == "policy 3"
+    world.engine_draining("a")
+    world.engine_load(builders.engine_load("c"))
+    world.engine_gone("c")
+    assert waits_for(world) == "an engine (c is gone, a is about to leave)"
+    world.engine_gone("a")
+    world.engine_load(builders.engine_load("c", max_rollouts=5))
+    assert world.scheduler.waiting_for == (GroupOpened, "2 groups to be recorded")
+    for group in world.opened:
+        world.group_recorded(group)
+    assert world.scheduler.waiting_for == (EngineLoad, "room for 3 rollouts")
+    world.engine_load(builders.engine_load("c"))
+    assert world.scheduler.waiting_for == (PolicyPublished, "a newer policy (the staleness budget is spent)")
+    world.policy_published(builders.published(3, stage=1))
+    world.engine_gone("c")
+    world.records = True
+    world.unfinished(GroupsUnfinished(1, 5, ()))
+    world.engine_load(builders.engine_load("c", version=3))
+    assert waits_for(world) == "1 rollouts"
+    world.finish(world.placed[-1])
+    assert waits_for(world) == ""
+    world.policy_published(builders.published(3, stage=2))
+    assert waits_for(world) == "the next stage"
 
 
-def test_an_older_announcement_changes_nothing() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    world.do(world.scheduler.policy_published(builders.published(epoch=0)))
-    assert world.asked == [0]
+@pytest.mark.parametrize("leaves", ["engine_silent", "engine_draining", "engine_gone"])
+def test_who_takes_no_rollouts_keeps_what_it_has_and_who_is_lost_gives_it_to_others_in_order(leaves: str) -> None:
+    world = World().begin("a", "b", max_rollouts=5)
+    before = [world.place(rollout).request for rollout in world.at("a")]
+    getattr(world, leaves)("a")
+    assert len(world.at("a")) == (0 if leaves == "engine_gone" else 5)
+    for _ in range(5):
+        world.finish(world.place(world.at("b")[0]))
+    after = [world.place(rollout).request for rollout in world.at("b")]
+    if leaves == "engine_gone":
+        assert after == [replace(request, move=1) for request in before]
+    assert world.scheduler.figures.rollouts_moved == 5 * (leaves == "engine_gone")
+    world.engine_heard("a")
+    world.engine_load(builders.engine_load("a", max_rollouts=6))
+    assert len(world.at("a")) == {"engine_silent": 6, "engine_draining": 5, "engine_gone": 6}[leaves]
 
 
-def test_a_restored_learner_makes_the_scheduler_ask_again() -> None:
-    world = World(scheduler())
-    world.begin(total=10_000)
-    world.do(world.scheduler.policy_published(builders.published(epoch=2)))
-    assert world.asked == [0, 0]
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(30, 400), st.integers(1, 12)), min_size=1, max_size=4),
-    st.lists(st.integers(0, 10**6), max_size=80),
-)
-def test_promises_never_exceed_any_cache(engines: list[tuple[int, int]], endings: list[int]) -> None:
-    world = World(scheduler())
-    world.do(world.scheduler.policy_published(builders.published()))
-    for index, (total, rows) in enumerate(engines):
-        load = builders.engine_load(f"rollout_generator.{index}", total=total, max_rollouts=rows)
-        world.do(world.scheduler.engine_load(load))
-    world.do(world.scheduler.unfinished(GroupsUnfinished(0, 0, ())))
-    for pick in [*endings, None]:
-        for index, (total, rows) in enumerate(engines):
-            mine = [p for p in world.placed if p.generator == f"rollout_generator.{index}"]
-            assert len(mine) * 30 <= total
-            assert len(mine) <= rows
-        if pick is not None and world.placed:
-            world.finish(world.placed[pick % len(world.placed)])
-
-
-@pytest.mark.parametrize("samples", [1, 4])
-def test_requests_wait_for_the_journal(samples: int) -> None:
-    world = World(scheduler(algorithm_of=lambda _: builders.algorithm(samples=samples)), auto_record=False)
-    world.begin(total=10_000)
-    assert len(world.opened) == 4
-    assert world.placed == []
-    world.do(world.scheduler.group_recorded("s0-g000000"))
-    assert len(world.placed) == samples
-
-
-def test_no_more_groups_are_recorded_ahead_than_there_is_room_for() -> None:
-    world = World(scheduler(), auto_record=False)
-    world.begin(total=10_000, max_rollouts=6)
-    assert len(world.opened) == 2  # one to fill four places, one that begins to fill the other two
+def test_turns_of_a_policy_that_the_run_has_not_had_are_forgotten() -> None:
+    kept = KeptTurns(1 << 20)
+    kept.add(of(*history(1, 2)))
+    scheduler(kept=kept).policy_published(builders.published(0, epoch=0))
+    assert (kept.of(ROLLOUT), kept.bytes) == ((), 0)

@@ -1,250 +1,185 @@
-"""The step assembler: counting, refilling, and the staleness budget under random schedules."""
+"""The step assembler: stories of what closes and what is dropped, and its rule over random runs."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agent_rl.groups.book import GroupBook
+from agent_rl.messages import StageEntered
 from agent_rl.scheduling.staleness import Step, StepAssembler
+from tests import builders
+
+PLAIN = {"version": 0, "groups_per_step": 2, "max_staleness": 1, "on_stale": "wait"}
+DROP, CORRECT = {"on_stale": "drop"}, {"on_stale": "train_corrected", "max_corrected_staleness": 4}
+REFILL = {"refill": True, "max_refill": 2}
+
+# Words: `a@3` group a is opened at version 3. `a+3` it is decided, with tokens from version 3 on; `a-3`: without signal.
+# `a!` it is forgotten. `.` no step closes. `[ab|c]` a step trains a and b, and drops c. `?ab` the next step waits for a
+# and b alone. `=2` two groups are not counted.
+STORIES = {
+    "equal rewards count towards a step": ({}, "a@0 b@0 a+0 . ? b-0 [a|] . =0"),
+    "a step without signal is empty": ({}, "a@0 b@0 a-0 b-0 [|] =0"),
+    "what was decided first is trained first": ({}, "a@0 b@0 c@0 b+0 c+0 a+0 [bc|] . =0"),
+    "refill replaces groups": (REFILL, "a@0 b@0 c@0 a-0 b+0 . =1 c+0 [bc|] =1"),
+    "refill ends with a short step": (REFILL, "a@0 b@0 c@0 d@0 a-0 b+0 c-0 . =2 d-0 [b|] =2"),
+    "what is too old is no refill": (REFILL | {"version": 1}, "a@1 b@1 c@1 d@0 d+-1 a-1 b+1 c-1 . =3 e@1 e-1 [b|d] =3"),
+    "what refill replaces takes no place": (REFILL | {"groups_per_step": 1}, "a@0 b@0 c@0 a+0 b-0 [a|] =1 c+0 [c|] ."),
+    "what takes no place leaves with its step": (REFILL, "a@0 b@0 c@0 a-0 b+0 c+0 [bc|] d@1 e@1 d+1 . e+1 [de|] =1"),
+    "a straggler is waited for, and goes first": ({"version": 1}, "o@0 a@1 b@1 a+1 ? b+1 . ?o o+0 [oa|] ."),
+    "groups without signal have places too": ({"version": 1}, "o@0 a@1 b@1 a-1 b-1 . ?o o-0 [|]"),
+    "stragglers are waited for oldest first": ({"version": 2}, "n@1 z@0 c@2 a@2 b@2 a+2 b+2 . ?zn"),
+    "what fits later has its place, and no more": (
+        {"version": 1, "max_staleness": 2}, "a@0 c@1 d@1 e@1 f@1 b@1 g@1 b+1 g+1 . ?f",
+    ),
+    "with refill, what is left has its place": (REFILL | {"groups_per_step": 1}, "a@0 b@0 c@0 a+0 . ?c b+0 . ?c"),
+    "all that is due later keeps its place": ({"groups_per_step": 1, "max_staleness": 3}, "a@0 b@0 c@0 d@0 a+0 [a|] n@1 n+1 . ?d b+0 [b|] ."),
+    "budget 0 is synchronous": ({"max_staleness": 0}, "a@0 b@0 c@0 a+0 b+0 . ?c c+0 [ab|]"),
+    "a straggler is dropped, and replaced once": (DROP | {"version": 1}, "o@0 a@1 b@1 a+1 b+1 ? [ab|o] =1 o! =1"),
+    "a straggler is trained late": (CORRECT | {"version": 3}, "o@0 a@3 b@3 a+3 b+3 ? [ab|] o+0 c@4 c+4 [oc|] ."),
+    "a straggler is dropped at its cap": (CORRECT | {"version": 4}, "o@0 p@0 q@0 a@4 b@4 a+4 b+4 [ab|opq] =3"),
+    "the cap is no tighter than the budget": (CORRECT | {"version": 5, "max_staleness": 5}, "o@0 a@5 o+0 a+5 [oa|]"),
+    "a group is forgotten once": ({}, "a@0 a! a! =1"),
+    "of an old group without signal is known that it is counted": ({"version": 3}, "a@3 b@3 a-0 b+3 [b|] =0"),
+    "tokens older than the opening promised": ({"version": 8}, "o@8 a@8 b@8 o+6 a+7 b+8 =1 [ab|o] =1"),
+    "tokens older than the opening promised, dropped": (DROP | {"version": 8}, "o@8 a@8 o+6 a+7 . =1 b@8 b+8 [ab|o] =1"),
+    "tokens older than the cap": (CORRECT | {"version": 8}, "o@8 p@8 a@8 o+3 p+4 . =1 a+7 [pa|o] =1"),
+}  # fmt: skip
 
 
-def assembler(**changes: object) -> StepAssembler:
-    return StepAssembler(**{"version": 0, "groups_per_step": 2, "max_staleness": 1, "on_stale": "wait", **changes})  # type: ignore[arg-type]
+@pytest.mark.parametrize(("changes", "story"), STORIES.values(), ids=STORIES)
+def test_story(changes: dict[str, object], story: str) -> None:
+    steps = StepAssembler(**{**PLAIN, **changes})  # type: ignore[arg-type]
+    for count, word in enumerate(story.split(), 1):
+        told = " ".join(story.split()[:count])
+        if word == "." or word[0] == "[":
+            step, limit = steps.close(), steps.limit
+            assert ((step and "[{}|{}]".format(*map("".join, (step.trained, step.dropped)))) or ".") == word, told
+            assert step is None or (step.limit, len(step.staleness)) == (limit, len(step.trained)), told
+        elif word[0] == "?":
+            assert "".join(steps.waits_for()) == word[1:], told
+        elif word[0] == "=":
+            assert steps.uncounted == int(word[1:]), told
+        elif word[1] == "@":
+            steps.opened(word[0], int(word[2:]))
+        elif word[1] == "!":
+            steps.forgotten(word[0])
+        else:
+            steps.decided(word[0], int(word[2:]), signal=word[1] == "+")
 
 
-def test_a_step_is_groups_per_step_decided_groups_equal_rewards_included() -> None:
-    steps = assembler()
-    for name in "ab":
-        steps.opened(name, 0)
-    steps.decided("a", 0, signal=True)
-    assert steps.close() is None
-    steps.decided("b", 0, signal=False)
-    step = steps.close()
-    assert step == Step(0, ("a",), ("a", "b"), (), (0,), 1)
-    assert steps.close() is None
-    assert steps.uncounted == 0
+def test_a_group_of_a_version_that_was_lost_with_the_power_is_due_with_the_next_step() -> None:
+    algorithm = builders.algorithm(groups_per_step=1, samples=2, max_staleness=0)
+    book = GroupBook(lambda _: algorithm, [builders.rl_stage()], 0, lambda group, rng: ())
+    book.enter(StageEntered(0, 0, 0, restored=True), next_version=3)
+    groups = [builders.opened(number, samples=2, version=9) for number in range(2)]
+    for group in groups:
+        book.group_opened(group)
+    for sample in range(2):
+        book.trajectory(builders.trajectory(groups[0], sample))
+    assert book.waits_for() == (groups[1].group,)
 
 
-def test_a_step_without_any_signal_is_empty_and_counted() -> None:
-    steps = assembler()
-    for name in "ab":
-        steps.opened(name, 0)
-        steps.decided(name, 0, signal=False)
-    step = steps.close()
-    assert step is not None
-    assert step.trained == ()
-    assert steps.version == 1
+class Run(RuleBasedStateMachine):
+    """Groups are opened within the budget and decided in any order. Engines lag behind, and processes restart."""
+
+    @initialize(
+        size=st.integers(1, 3), budget=st.integers(0, 3), cap=st.integers(0, 4), refill=st.booleans(),
+        on_stale=st.sampled_from(["wait", "drop", "train_corrected"]),
+    )  # fmt: skip
+    def begin(self, size: int, budget: int, cap: int, on_stale: str, *, refill: bool) -> None:
+        given = {"max_staleness": budget, "max_corrected_staleness": cap, "on_stale": on_stale, "refill": refill}
+        self.steps = StepAssembler(**{**PLAIN, "groups_per_step": size, "max_refill": 2, **given})
+        self.size, self.refill, self.budget, self.served, self.number = size, refill, budget, 0, 0
+        self.limit = max(budget, cap) if on_stale == "train_corrected" else budget
+        self.open: dict[str, int] = {}
+        self.decided: dict[str, tuple[int, bool]] = {}
+
+    @rule(count=st.integers(1, 9))
+    def opens(self, count: int) -> None:
+        for _ in range(count):
+            if self.number - self.steps.uncounted < (self.budget + self.served + 1) * self.size:
+                name, self.number = f"g{self.number:03}", self.number + 1
+                self.open[name] = self.served
+                self.steps.opened(name, self.served)
+
+    @rule(picks=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), min_size=1, max_size=6))
+    def decides(self, picks: list[tuple[int, int, bool]]) -> None:
+        for at, newer, signal in picks[: len(self.open)]:
+            name = sorted(self.open)[at % len(self.open)]
+            self.decided[name] = min(self.open.pop(name) + newer, self.served), signal
+            self.steps.decided(name, self.decided[name][0], signal=signal)
+            self.closes_by_the_rule()
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def forgets(self) -> None:
+        self.steps.forgotten(self.open.popitem()[0])
+
+    @rule()
+    def serves(self) -> None:
+        self.served = min(self.served + 1, self.steps.version)
+
+    @rule(back=st.integers(0, 3))
+    def restarts(self, back: int) -> None:
+        self.served = max(0, self.served - back)
+        self.steps = replace(self.steps, _open={}, _waiting=[])
+        for name, (oldest, signal) in self.decided.items():
+            self.steps.decided(name, oldest, signal=signal)
+        for name, oldest in self.open.items():
+            self.steps.opened(name, oldest)
+
+    @invariant()
+    def closes_by_the_rule(self) -> None:
+        while hasattr(self, "steps"):
+            timely = {name: it for name, it in self.decided.items() if not it[1] or self.age(it[0]) <= self.limit}
+            counted = sum(signal or not self.refill for _, signal in timely.values())
+            assert self.steps.uncounted == self.number - self.steps.version * self.size - len(self.open) - counted
+            ranked = sorted(timely, key=lambda name: timely[name][0])  # stable: in the order in which they were decided
+            kept = [name for name in ranked if timely[name][1] or not self.refill][: self.size]
+            taken = [name for name in ranked if name in kept or (not timely[name][1] and self.refill)]
+            complete = len(kept) == self.size or (self.refill and len(timely) >= 2 * self.size)
+            left = [timely[name][0] for name in ranked if name not in taken]
+            fits = self.fits([*left, *self.open.values()])
+            step = self.steps.close()
+            assert (step is not None) == (complete and (fits or self.steps.on_stale != "wait"))
+            if step is None:
+                return
+            overdue = [name for name in step.dropped if name in self.open]
+            rest = [*left, *(oldest for name, oldest in self.open.items() if name not in overdue)]
+            assert not any(self.fits([*rest, self.open[name]], after=0) for name in overdue), "dropped in vain"
+            assert self.fits(rest, after=0)
+            late = [name for name in self.decided if name not in timely]
+            trained = [name for name in taken if timely[name][1]]
+            old = tuple(self.age(timely[name][0], after=-1) for name in trained)
+            expected = Step(self.steps.version - 1, tuple(trained), tuple(taken), (*overdue, *late), old, self.limit)
+            assert step == expected
+            self.open = {name: oldest for name, oldest in self.open.items() if name not in overdue}
+            self.decided = {name: it for name, it in self.decided.items() if name not in {*taken, *late}}
+
+    def age(self, oldest: int, after: int = 0) -> int:
+        return self.steps.version + after - oldest
+
+    def fits(self, groups: list[int], after: int = 1) -> bool:
+        """The rule, ``after`` further steps: at most (d - v + 1) g of these groups are due by d, for each d."""
+        dues = [self.limit - self.age(oldest, after) for oldest in groups]
+        return all(sum(due <= by for due in dues) <= max(0, by + 1) * self.size for by in dues)
+
+    def teardown(self) -> None:
+        for _ in range(40 if hasattr(self, "steps") else 0):
+            self.serves()
+            self.opens(4)
+            for name in sorted(self.open):
+                self.steps.decided(name, self.open[name], signal=True)
+                self.decided[name] = self.open.pop(name), True
+            before = self.steps.version
+            self.closes_by_the_rule()
+        assert not hasattr(self, "steps") or self.steps.version > before, "the run does not end"
 
 
-def test_refill_replaces_groups_without_signal_up_to_its_limit() -> None:
-    steps = assembler(refill=True, max_refill=2)
-    for name in "abcd":
-        steps.opened(name, 0)
-    steps.decided("a", 0, signal=False)
-    steps.decided("b", 0, signal=True)
-    assert steps.close() is None
-    assert steps.uncounted == 1
-    steps.decided("c", 0, signal=False)
-    assert steps.close() is None
-    assert steps.uncounted == 2
-    steps.decided("d", 0, signal=False)  # 2 * 2 decided: the step closes short
-    step = steps.close()
-    assert step is not None
-    assert step.trained == ("b",)
-    assert steps.uncounted == 2  # four opened, two counted: the step forgave the missing one
-
-
-def test_waiting_holds_the_step_back_until_the_straggler_is_decided() -> None:
-    steps = assembler(version=1)
-    steps.opened("old", 0)
-    for name in "ab":
-        steps.opened(name, 1)
-        steps.decided(name, 1, signal=True)
-    assert steps.close() is None
-    assert steps.waits_for() == ("old",)
-    steps.decided("old", 0, signal=True)
-    step = steps.close()
-    assert step is not None
-    assert step.trained == ("old", "a")  # the oldest first
-    assert step.staleness == (1, 0)
-
-
-def test_dropping_closes_the_step_and_drops_the_straggler() -> None:
-    steps = assembler(version=1, on_stale="drop")
-    steps.opened("old", 0)
-    for name in "ab":
-        steps.opened(name, 1)
-        steps.decided(name, 1, signal=True)
-    step = steps.close()
-    assert step is not None
-    assert step.dropped == ("old",)
-    assert steps.uncounted == 1  # it may be replaced
-    steps.forgotten("old")  # known no more
-    assert steps.uncounted == 1
-
-
-def test_training_corrected_takes_the_straggler_whenever_it_is_ready() -> None:
-    steps = assembler(version=3, on_stale="train_corrected")
-    steps.opened("old", 0)
-    for name in "ab":
-        steps.opened(name, 3)
-        steps.decided(name, 3, signal=True)
-    assert steps.close() is not None
-    steps.decided("old", 0, signal=True)
-    steps.opened("c", 4)
-    steps.decided("c", 4, signal=True)
-    step = steps.close()
-    assert step is not None
-    assert step.staleness == (4, 0)
-
-
-def test_training_corrected_drops_a_straggler_that_would_grow_older_than_its_cap() -> None:
-    steps = assembler(version=3, on_stale="train_corrected", max_corrected_staleness=4)
-    steps.opened("old", 0)
-    dropped = []
-    for version in (3, 4):
-        for name in "ab":
-            steps.opened(name, version)
-            steps.decided(name, version, signal=True)
-        step = steps.close()
-        assert step is not None
-        dropped.append(step.dropped)
-    assert dropped == [(), ("old",)]  # trained at version 5 it would be 5 behind
-
-
-def test_waiting_leaves_room_for_all_that_is_due_later() -> None:
-    steps = assembler(groups_per_step=1, max_staleness=3)
-    for name in "abcd":  # all that may be opened at version 0: due by version 3
-        steps.opened(name, 0)
-    steps.decided("a", 0, signal=True)
-    assert steps.close() is not None
-    steps.opened("new", 1)
-    steps.decided("new", 1, signal=True)
-    # Three are due by version 3. If the new one were trained at version 1, only steps 2 and 3 would be left for them.
-    assert steps.close() is None
-    assert len(steps.waits_for()) == 1
-    steps.decided("b", 0, signal=True)
-    step = steps.close()
-    assert step is not None
-    assert (step.version, step.trained) == (1, ("b",))
-
-
-@pytest.mark.parametrize(("on_stale", "dropped"), [("wait", "old"), ("drop", "old"), ("train_corrected", "older")])
-def test_a_decided_group_whose_tokens_are_too_old_is_dropped_and_replaced(on_stale: str, dropped: str) -> None:
-    """The versions of its tokens count, whatever its opening promised: its engine served a restored policy."""
-    steps = assembler(version=38, on_stale=on_stale, max_corrected_staleness=4)
-    for name, oldest in (("older", 33), ("old", 36), ("a", 37), ("b", 38)):
-        steps.opened(name, 38)
-        if name in {dropped, "a", "b"}:
-            steps.decided(name, oldest, signal=True)
-    assert steps.uncounted == 1  # another group may be opened before the step closes
-    for name in {"old", "older"} - {dropped}:
-        steps.forgotten(name)
-    step = steps.close()
-    assert step is not None
-    assert (step.trained, step.dropped, steps.waiting) == (("a", "b"), (dropped,), 0)
-    assert max(step.staleness) <= step.limit
-    assert steps.uncounted == 2  # with the one that was forgotten
-
-
-def again(steps: StepAssembler, decided: dict[str, tuple[int, bool]], open_groups: dict[str, int]) -> StepAssembler:
-    """A new process's assembler, from what the journal holds."""
-    new = replace(steps, _open={}, _waiting=[], surplus=steps.surplus)
-    for name, (oldest, signal) in decided.items():
-        new.decided(name, oldest, signal=signal)
-    for name, oldest in open_groups.items():
-        new.opened(name, oldest)
-    return new
-
-
-@settings(max_examples=300)
-@example(seed=14837, budget=3, groups_per_step=1, on_stale="wait", refill=False, lag=0, restarts=0.0)
-@given(
-    seed=st.integers(0, 10**6),
-    budget=st.integers(0, 5),
-    groups_per_step=st.integers(1, 4),
-    on_stale=st.sampled_from(["wait", "drop", "train_corrected"]),
-    refill=st.booleans(),
-    lag=st.integers(0, 2),
-    restarts=st.sampled_from([0.0, 0.0, 0.05, 0.2]),
-)
-def test_no_group_is_trained_beyond_the_budget_and_the_run_ends(
-    seed: int,
-    budget: int,
-    groups_per_step: int,
-    on_stale: str,
-    refill: bool,
-    lag: int,
-    restarts: float,
-) -> None:
-    """A random run: groups open within the bound, are decided in random order, and engines lag behind the learner.
-
-    Restarts bring all engines back to any older policy, as a learner does that publishes while it trains steps again.
-    """
-    rng = random.Random(seed)
-    steps = assembler(
-        groups_per_step=groups_per_step,
-        max_staleness=budget,
-        on_stale=on_stale,
-        refill=refill,
-        max_refill=2,
-        max_corrected_staleness=3,
-    )
-    most = max(budget, 3) if on_stale == "train_corrected" else budget
-    served = opened = 0
-    open_groups: dict[str, int] = {}
-    decided: dict[str, tuple[int, bool]] = {}
-    seen: list[str] = []
-    for _ in range(4000):
-        if steps.version >= 12:
-            break
-        if rng.random() < restarts:
-            served = rng.randint(0, steps.version)
-            steps = again(steps, decided, open_groups)
-        if served < steps.version and (lag == 0 or rng.random() < 1 / lag):
-            served += 1
-        if opened - steps.uncounted < (budget + served + 1) * groups_per_step:
-            name = f"g{opened}"
-            opened += 1
-            open_groups[name] = served
-            steps.opened(name, served)
-        if open_groups and rng.random() < 0.6:
-            name = rng.choice(list(open_groups))
-            # Its tokens may be newer than its opening, never older.
-            oldest = rng.randint(min(open_groups.pop(name), served), served)
-            decided[name] = oldest, rng.random() < 0.7
-            steps.decided(name, oldest, signal=decided[name][1])
-        while (step := steps.close()) is not None:
-            assert all(staleness <= most for staleness in step.staleness)
-            seen.extend(step.decided)
-            for name in step.decided:
-                del decided[name]
-            for name in step.dropped:
-                assert (name in open_groups) != (name in decided)
-                open_groups.pop(name, None)
-                decided.pop(name, None)
-    assert steps.version >= 12
-    assert len(seen) == len(set(seen))
-
-
-def test_groups_not_open_are_not_forgotten_twice() -> None:
-    steps = assembler()
-    steps.opened("a", 0)
-    steps.forgotten("a")
-    steps.forgotten("a")
-    assert steps.uncounted == 1
-
-
-@pytest.mark.parametrize("budget", [0, 1, 2])
-def test_synchronous_mode_is_the_budget_zero(budget: int) -> None:
-    steps = assembler(max_staleness=budget)
-    for name in "ab":
-        steps.opened(name, 0)
-    steps.opened("c", 0)
-    for name in "ab":
-        steps.decided(name, 0, signal=True)
-    assert (steps.close() is None) == (budget == 0)
+TestRun = Run.TestCase
+TestRun.settings = settings(max_examples=50, stateful_step_count=25)
