@@ -135,6 +135,12 @@ def in_turns(version: int | Sequence[int], tokens: int) -> list[int]:
     return [versions[place * len(versions) // tokens] for place in range(tokens)]
 
 
+def oldest_token(*made: Trajectory) -> int:
+    """The oldest version that wrote a token of the model in these trajectories."""
+    bodies = [each.unpack() for each in made]
+    return min(int(body.policies[body.loss_mask > 0, 1].min()) for body in bodies)
+
+
 def repacked(made: Trajectory, **changes: Any) -> Trajectory:
     """The trajectory with other fields, or other arrays of `Tokens` and the counts that follow from them."""
     arrays = {name: changes.pop(name) for name in Tokens._fields if name in changes}
