@@ -107,8 +107,8 @@ class FilterContract(FilterBench):
                 assert made.status == original.status, f"{made.rollout} has the status {made.status}"
                 assert made.body == original.body, f"the tokens of {made.rollout} were changed"
             assert set(group.rewards.tolist()) == {0.0, 1.0}, f"{group.group} has no signal: {group.rewards.tolist()}"
-            right = sum(f"{{{RIGHT}}}" in made.transcript.text for made in sampled.values())
-            places, found = quotas(right, len(sampled) - right, keep), (sum(group.rewards), len(kept))
+            good = sum(f"{{{RIGHT}}}" in made.transcript.text for made in sampled.values())
+            places, found = quotas(good, len(sampled) - good, keep), (sum(group.rewards), len(kept))
             assert own or found == (places[0], keep), f"{group.group}: {found[0]} right of {found[1]}, {places} are due"
             oldest = oldest_token(*group.trajectories)
             assert group.policy.version == oldest, f"{group.group}: {group.policy}, the oldest token's is {oldest}"

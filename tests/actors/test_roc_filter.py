@@ -46,6 +46,7 @@ from tests.full_disk import fill, no_file_longer_than, small_disk
 
 RL = 2
 FILTER = "roc_filter.0"
+FAULT = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
 PAIRED = ("answers_opened", "answers_closed", "answers")
 
 
@@ -68,7 +69,7 @@ async def settle_group(stage: Stage, number: int, answers: str, *, version: int 
 # evaluation within the stage. `v6`: the learner has trained to version 6.
 STORIES = {
     "training": [
-        "0@5/7 +t+?", "1@5/3 ----", "v6", "i0@6/0 +-", "2@6/9 f+f-+-", "3@6/8 ?-", "i1@6/0 ?.", "4@6/1 l+-+", "v7",
+        "0@5/7 -t-?", "1@5/3 ----", "v6", "i0@6/0 +-", "2@6/9 f+f-+-", "3@6/8 ?-", "i1@6/0 ?.", "4@6/1 l+-+", "v7",
         "7@7/6 ?f+..", "6@7/4 llll", "i1@6/0 .-", "8@7/5 +f-+?", "7@7/6 ..+", "5@8/2 fffffffff-", "9@8/0 ?-",
     ],
     "evaluation": ["0@1/0 f+", "1@1/1 fff", "4@1/4 -", "5@1/5 ?", "2@1/2 l", "3@1/3 t"],
@@ -117,7 +118,9 @@ async def happens(stage: Stage, event: str, index: int) -> None:
     await link.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
     sample = attempt = 0
     for end in rollouts:
-        status = {"f": "failed", "t": "truncated", "l": "prompt_too_long"}.get(end, "finished")
+        status = {"f": "failed", "t": "truncated", "l": "prompt_too_long", "e": "environment_failed"}.get(
+            end, "finished"
+        )
         answer, versions = (
             {"+": "4", "t": "4", "?": "\\sqrt{16}"}.get(end, "5"),
             (group.policy.version, group.policy.version + sample % 2),
@@ -125,14 +128,22 @@ async def happens(stage: Stage, event: str, index: int) -> None:
         made = builders.trajectory(group, sample, answer=answer, attempt=attempt, status=status, version=versions)
         tags = TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
         if end != ".":
-            await stage["rollout_generator"].push("trajectories", FILTER).send(replace(made, tags=tags))
+            await (
+                stage["rollout_generator"]
+                .push("trajectories", FILTER)
+                .send(replace(made, tags=tags, reason=FAULT * (end == "e")))
+            )
         again = end == "f" and attempt < 2
         sample, attempt = (sample, attempt + 1) if again else (sample + 1, 0)
 
 
 async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
     """All that came of a story whose filter is killed after so many events."""
-    topology, index, events = of_story(folder, resampling), RL if name == "training" else 1, STORIES[name]
+    topology, index, events = (
+        of_story(folder, resampling),
+        1 if name == "evaluation" else RL,
+        STORIES[name],
+    )
     async with stand_ins(topology, "roc_filter") as stage:
         stage["tool_executor"].reply = lambda wanted: JudgementReply(
             wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
@@ -170,7 +181,8 @@ async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "resampling"), [("training", "paper"), ("training", "release"), ("evaluation", "paper")]
+    ("name", "resampling"),
+    [("training", "paper"), ("training", "release"), ("evaluation", "paper")],
 )
 def test_a_filter_that_is_killed_after_every_event_says_what_one_says_that_never_was(
     tmp_path: Path, name: str, resampling: str
@@ -262,83 +274,57 @@ async def test_the_supervisor_knows_that_it_has_started_before_the_first_message
     assert "running" in states[0]
 
 
-async def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_executor_that_has_no_checker_or_says_nothing_is_asked_on(tmp_path: Path, *, silent: bool) -> None:
     topology = micro(tmp_path)
     async with stand_ins(topology, "roc_filter") as stage:
         asked = stage["tool_executor"].log
 
-        def judge(wanted: Any) -> JudgementReply:
+        async def judge(wanted: Any) -> JudgementReply:
             if len(asked) < 8:
+                await trio.sleep(301 * silent)  # longer than `check_timeout_seconds`
                 return JudgementReply(wanted.rollout, None, "", "no checker")
             return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
 
         stage["tool_executor"].reply = judge
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
             await enter(stage)
-            await settle_group(stage, 0, "?+--")
-            await stage["learner"].receive(TrainingGroup)
-            assert len(asked) == 8
-            assert actor.status()[1].filter.checks_failed == 7
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            await trio.sleep(5)  # a restart reads the judgement and asks nobody
-        assert len(asked) == 8
-    journal = Journal(tmp_path / "journal.sqlite")
-    found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
-    journal.close()
-    assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
-    assert [found[sample].reward for sample in (1, 2, 3)] == [1.0, 0.0, 0.0]
+            await settle_group(stage, 0, "?---")
+            await trio.sleep(3000)
+            assert 0.75 in (await stage["learner"].receive(TrainingGroup)).rewards
+            assert (len(asked), actor.status()[1].filter.checks_failed) == (8, 7)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place(
-    tmp_path: Path, *, at_once: bool
+@pytest.mark.parametrize(
+    "lives",
+    [
+        [("eee.", True)],
+        [("???.", True)],
+        [("ee", False), ("..e.", True), ("..ee", False)],  # the environment is mended: the count begins anew
+        [("ee+", False), ("...e", False)],
+        [("?e", False), ("..+", False), ("...e", False)],
+    ],
+)
+def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place_through_restarts(
+    tmp_path: Path, lives: list[tuple[str, bool]]
 ) -> None:
-    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
-
-    async def main() -> None:
+    async def live(incarnation: int, rollouts: str) -> None:
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
-            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, fault)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, FAULT)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=incarnation, kill=True):
                 await enter(stage)
-                group = builders.opened(0, stage=2)
-                await stage["kv_scheduler"].push("groups", "roc_filter.0").send(group)
-                await trio.sleep(1)  # recorded
-                for sample in range(3):
-                    status = "environment_failed" if at_once else "finished"
-                    made = builders.trajectory(group, sample, answer="\\sqrt{16}", status=status)
-                    made = replace(made, reason=fault)
-                    await stage["rollout_generator"].push("trajectories", "roc_filter.0").send(made)
-                await trio.sleep(100)
-
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
-    said = user_mistake(caught.value) or ""
-    assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {fault}; mend it" in said
-
-
-def test_a_restarted_filter_goes_on_counting_the_faults_of_each_environment(tmp_path: Path) -> None:
-    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
-
-    async def fail(topology: Any, samples: range, incarnation: int) -> None:
-        async with stand_ins(topology, "roc_filter") as stage:
-            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True, incarnation=incarnation)
-            async with cls:
-                await enter(stage)
-                group = builders.opened(0, stage=RL)
-                await stage["kv_scheduler"].push("groups", FILTER).send(group)
-                await trio.sleep(1)
-                for sample in samples:
-                    made = replace(builders.trajectory(group, sample, status="environment_failed"), reason=fault)
-                    await stage["rollout_generator"].push("trajectories", FILTER).send(made)
+                await settle_group(stage, 0, rollouts)
                 await trio.sleep(5)
 
-    topology = micro(tmp_path)
-    simulate(fail, topology, range(2), 1)
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(fail, topology, range(2, 3), 2)
-    assert f"failed at 3 rollouts in a row, the last time: {fault}" in (user_mistake(caught.value) or "")
-    simulate(fail, topology, range(2, 4), 3)  # the environment is mended: the count begins anew
+    for incarnation, (rollouts, ends) in enumerate(lives, 1):
+        if not ends:
+            simulate(live, incarnation, rollouts)
+            continue
+        with pytest.raises(BaseExceptionGroup) as caught:
+            simulate(live, incarnation, rollouts)
+        said = user_mistake(caught.value) or ""
+        assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {FAULT}; mend it" in said
 
 
 async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
@@ -504,9 +490,12 @@ def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -
     simulate(main)
 
 
-@pytest.mark.parametrize(("knows", "ended"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("knows", "note"),
+    [(True, "crashed"), *((False, note) for note in ("crashed", "memory_limit", "output_limit", "timeout"))],
+)
 def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
-    tmp_path: Path, knows: bool, ended: bool
+    tmp_path: Path, knows: bool, note: str
 ) -> None:
     async def main() -> None:
         topology = micro(tmp_path)
@@ -514,8 +503,9 @@ def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
 
             def judge(wanted: Any) -> JudgementReply:
                 right = wanted.rollout == "control" and knows
-                note = "symbolic" if right else "crashed"
-                return JudgementReply(wanted.rollout, Judgement(float(right), right, note=note))
+                return JudgementReply(
+                    wanted.rollout, Judgement(float(right), right, note="symbolic" if right else note)
+                )
 
             stage["tool_executor"].reply = judge
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
@@ -524,12 +514,12 @@ def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
                     await settle_group(stage, number, "????")
                 await trio.sleep(100)
 
-    if not ended:
+    if knows:
         simulate(main)
         return
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)
-    assert "they do not find a rollout right that is (crashed)" in (user_mistake(caught.value) or "")
+    assert f"they do not find a rollout right that is ({note})" in (user_mistake(caught.value) or "")
 
 
 async def test_a_prompt_too_long_is_named_once_and_counted_in_step_and_summary(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_rl.config.plugins import ALIASES, ContractError
@@ -38,6 +38,8 @@ def test_penalty_follows_the_paper() -> None:
     assert penalty(rollout(0, 1, calls=2, failed=2, penalty=1.0)) == 2.0
 
 
+@example(5, 11, 8)
+@example(11, 5, 8)
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(2, 32))
 def test_places_go_to_each_class_by_its_size_an_exact_half_to_the_rarer_one(
     positives: int, negatives: int, keep: int
