@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -91,7 +92,7 @@ def trajectory(
     answer: str | None = "4",
     attempt: int = 0,
     status: Any = "finished",
-    version: int = 0,
+    version: int | Sequence[int] = 0,
     tokens: int = 6,
     calls: tuple[ToolCallRecord, ...] = (),
     texts: tuple[str, ...] = (),
@@ -100,7 +101,7 @@ def trajectory(
     """A finished rollout of the group with one token of a tool in its middle, judged where its text decides; ``answer``
     None: without one.
 
-    ``texts``: what the model wrote instead of that answer.
+    ``texts``: what the model wrote instead of that answer. ``version``: the policy's, or those that took turns.
     """
     text = "" if answer is None else f"<answer>\\boxed{{{answer}}}</answer>"
     mask = np.ones(tokens, dtype=np.uint8)
@@ -110,7 +111,7 @@ def trajectory(
         tokens=np.arange(tokens, dtype=np.int32) + 5,
         loss_mask=mask,
         logprobs=np.full(tokens, -0.5, dtype=np.float32),
-        policies=np.tile(np.array([[1, version]], dtype=np.int32), (tokens, 1)),
+        policies=np.array([[1, each] for each in in_turns(version, tokens)], dtype=np.int32).reshape(tokens, 2),
     )
     made = Trajectory(
         rollout=f"{group.group}/{sample}/{attempt}",
@@ -126,6 +127,18 @@ def trajectory(
         **_counted(body),
     )
     return judged_at_once({group.problem.environment: environments()["arithmetic"]}, group.problem, made)
+
+
+def in_turns(version: int | Sequence[int], tokens: int) -> list[int]:
+    """The version of each token: as many of each, in their order, as far as there are tokens."""
+    versions = [version] if isinstance(version, int) else version
+    return [versions[place * len(versions) // tokens] for place in range(tokens)]
+
+
+def oldest_token(*made: Trajectory) -> int:
+    """The oldest version that wrote a token of the model in these trajectories."""
+    bodies = [each.unpack() for each in made]
+    return min(int(body.policies[body.loss_mask > 0, 1].min()) for body in bodies)
 
 
 def repacked(made: Trajectory, **changes: Any) -> Trajectory:

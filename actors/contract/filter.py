@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import ask
-from actors.contract.base import RL_STAGE, trio_test
+from actors.contract.base import PRODUCTION, RL_STAGE, trio_test
 from actors.contract.filter_bench import (
     EVALUATION,
     FILTER,
@@ -25,6 +25,8 @@ from actors.contract.filter_bench import (
     trajectories,
 )
 from actors.testing import Stage
+from agent_rl.config.plugins import resolve
+from agent_rl.groups.resampling import quotas
 from agent_rl.messages import (
     CheckpointSaved,
     EvaluationReady,
@@ -41,7 +43,7 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.audit import audit
-from agent_rl.testing import opened
+from agent_rl.testing import oldest_token, opened
 
 
 class FilterContract(FilterBench):
@@ -75,18 +77,20 @@ class FilterContract(FilterBench):
     async def test_a_complete_group_becomes_one_training_group(self, tmp_path: Path) -> None:
         """Of trajectories that were sampled for it, each at most once, with their rewards, of both kinds."""
         rng = random.Random(0)
-        async with self.alive(tmp_path, algorithm={"max_staleness": 20}) as stage:
+        async with self.alive(tmp_path, algorithm={"max_staleness": 20, "samples": 8, "keep": 5}) as stage:
             await self.enter(stage)
             given: dict[str, list[Trajectory]] = {}
             for number in range(12):
-                answers, status = mixed(rng), "truncated" if number % 2 else "finished"
-                given[opened(number).group] = await self.settle(stage, opened(number), answers, status=status)
+                group, status = opened(number, samples=8), "truncated" if number % 2 else "finished"
+                ends = {"status": status, "attempt": number % 3, "version": sorted(rng.choices(range(9), k=2))}
+                given[group.group] = await self.settle(stage, group, mixed(rng, 8), **ends)
             await self.settled()
             groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
-            self.check_groups(groups, given)
+            self.check_groups(groups, given, keep=5)
 
-    def check_groups(self, groups: Sequence[TrainingGroup], given: dict[str, list[Trajectory]]) -> None:
-        """What the learner was sent, held against what was sampled."""
+    def check_groups(self, groups: Sequence[TrainingGroup], given: dict[str, list[Trajectory]], *, keep: int) -> None:
+        """What the learner was sent, held against what was sampled. A `select` of its own may keep other numbers."""
+        own = getattr(self.actor, "select", None) is not resolve("actor", PRODUCTION[self.role]).select
         names = [group.group for group in groups]
         assert len(names) == len(set(names)), "a group was sent twice"
         lacking = sorted(set(given) - set(names))
@@ -96,7 +100,6 @@ class FilterContract(FilterBench):
             kept = [made.rollout for made in group.trajectories]
             assert set(kept) <= set(sampled), f"{group.group} holds rollouts that were not sampled for it"
             assert len(kept) == len(set(kept)), f"{group.group} holds a rollout twice"
-            assert len(group.rewards) == len(kept), f"{group.group}: {len(group.rewards)} rewards of {len(kept)}"
             for made, reward in zip(group.trajectories, group.rewards.tolist(), strict=True):
                 original = sampled[made.rollout]
                 right = f"{{{RIGHT}}}" in original.transcript.text
@@ -104,6 +107,11 @@ class FilterContract(FilterBench):
                 assert made.status == original.status, f"{made.rollout} has the status {made.status}"
                 assert made.body == original.body, f"the tokens of {made.rollout} were changed"
             assert set(group.rewards.tolist()) == {0.0, 1.0}, f"{group.group} has no signal: {group.rewards.tolist()}"
+            good = sum(f"{{{RIGHT}}}" in made.transcript.text for made in sampled.values())
+            places, found = quotas(good, len(sampled) - good, keep), (sum(group.rewards), len(kept))
+            assert own or found == (places[0], keep), f"{group.group}: {found[0]} right of {found[1]}, {places} are due"
+            oldest = oldest_token(*group.trajectories)
+            assert group.policy.version == oldest, f"{group.group}: {group.policy}, the oldest token's is {oldest}"
 
     @trio_test
     async def test_equal_rewards_are_not_trained_and_count_towards_the_step(self, tmp_path: Path) -> None:
@@ -162,23 +170,22 @@ class FilterContract(FilterBench):
                 assert pending, f"with max_staleness {budget}, every group is decided and step {version} does not come"
                 group = pending.pop(rng.choice(list(pending)))
                 for sample, answer in enumerate((RIGHT, WRONG, WRONG, RIGHT)):
-                    sampled_at = rng.randint(group.policy.version, version)
-                    await self.give(stage, rollout(group, sample, answer, version=sampled_at))
+                    versions = sorted(rng.choices(range(group.policy.version, version + 1), k=2))
+                    await self.give(stage, rollout(group, sample, answer, version=versions))
                 await self.settled(0.5)
+                self.check_staleness(stage["learner"].log, budget)
                 for step in [m for m in stage["learner"].log if isinstance(m, StepReady) and m.version >= version]:
                     await self.trained(stage, step)
                     version = step.version + 1
-            self.check_staleness(stage.peers["learner.0"].log, budget)
 
     def check_staleness(self, log: Sequence[Any], budget: int) -> None:
-        """How old each group was when it was trained."""
+        """How old each group was when it was trained, by the versions of its tokens."""
         groups = {message.group: message for message in log if isinstance(message, TrainingGroup)}
         for step in [message for message in log if isinstance(message, StepReady)]:
-            for name in step.groups:
-                trained = groups[name].trajectories
-                oldest = min(version for each in trained if (version := each.unpack().versions[0]) is not None)
-                age = step.version - oldest
-                assert age <= budget, f"{name} was trained at version {step.version}, {age} after its oldest token"
+            ages = [step.version - oldest_token(*groups[name].trajectories) for name in step.groups]
+            told, at = step.figures.staleness_max, f"step {step.version}"
+            assert max(ages, default=0) <= budget, f"{at} trains groups {ages} versions after their oldest token"
+            assert told == max(ages, default=None), f"{at} tells a staleness of {told}, its groups have {ages}"
 
     def test_killed_at_any_time_it_loses_nothing_and_doubles_nothing(self, tmp_path: Path) -> None:
         """Restarted, it goes on from the journal; what was not acknowledged comes again from the links."""
@@ -188,11 +195,7 @@ class FilterContract(FilterBench):
     async def kill_and_go_on(self, folder: Path, kill_at: int) -> None:
         """Four groups in two steps, the filter killed while the trajectories come in."""
         async with self.among_stand_ins(folder, algorithm={"max_staleness": 4}) as (topology, stage):
-            made = [
-                rollout(opened(number), sample, (RIGHT, WRONG, WRONG, RIGHT)[sample])
-                for number in range(4)
-                for sample in range(4)
-            ]
+            made = [rollout(opened(at // 4), at % 4, (RIGHT, WRONG, WRONG, RIGHT)[at % 4]) for at in range(16)]
             acknowledged: list[str] = []
 
             def give(each: Trajectory) -> Any:
@@ -311,7 +314,7 @@ class FilterContract(FilterBench):
         def judge(message: Any) -> Any:
             assert isinstance(message, JudgementWanted), f"the executor was called with {message}"
             failure, right = next(failures), "\\sqrt{16}" in message.transcript.text
-            judgement = None if failure else Judgement(float(right), right, {"shape": 0.5}, 0.25, "symbolic", "4")
+            judgement = None if failure else Judgement(0.75 * right, right, {"shape": 0.5}, 0.25, "symbolic", "4")
             return JudgementReply(message.rollout, judgement, "", failure)
 
         async with self.among_stand_ins(tmp_path, algorithm={"groups_per_step": 1}) as (topology, stage):
@@ -320,10 +323,13 @@ class FilterContract(FilterBench):
                 await self.enter(stage)
                 await self.settle(stage, opened(), ["\\sqrt{16}", "\\sqrt{15}", WRONG, WRONG])
                 await stage["learner"].receive(StepReady)
+                groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
         found = {each.sample: each.judgement for each in trajectories(tmp_path, opened().group)}
         rewards = {sample: given.reward for sample, given in found.items() if given is not None}
-        assert rewards == {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
-        whole = Judgement(1.0, success=True, parts={"shape": 0.5}, format_penalty=0.25, note="symbolic", answer="4")
+        assert rewards == {0: 0.75, 1: 0.0, 2: 0.0, 3: 0.0}, f"rewards by sample: {rewards}"
+        sent = {made.sample: group.rewards[at] for group in groups for at, made in enumerate(group.trajectories)}
+        assert sent.items() <= rewards.items(), f"sent were rewards by sample: {sent}"
+        whole = Judgement(0.75, success=True, parts={"shape": 0.5}, format_penalty=0.25, note="symbolic", answer="4")
         assert found[0] == whole, f"the journal holds {found[0]}, which is not the whole judgement"
 
     def test_the_same_groups_are_selected_alike(self, tmp_path: Path) -> None:
@@ -338,10 +344,8 @@ class FilterContract(FilterBench):
                 for number in range(8):
                     await self.settle(stage, opened(number, samples=8), mixed(rng, 8))
                 await self.settled()
-            groups = sorted(
-                (m for m in stage["learner"].log if isinstance(m, TrainingGroup)), key=lambda group: group.group
-            )
-            kept.append([[made.rollout for made in group.trajectories] for group in groups])
+            groups = [m for m in stage["learner"].log if isinstance(m, TrainingGroup)]
+            kept.append(sorted([made.rollout for made in group.trajectories] for group in groups))
 
         self.run(main)
         self.run(main)

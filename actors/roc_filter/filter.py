@@ -244,7 +244,8 @@ class RoCFilter(Actor):
                 self._trajectory(message)
             case GroupOpened():
                 self._acks.append(self.defer_ack())
-                if self._book.group_opened(message):
+                known = self._journal.group(message.group)  # one that a restart has dropped may be sent again
+                if (known is None or known.state == "open") and self._book.group_opened(message):
                     place = message.group, message.stage, message.number, message.purpose
                     self._journal.open_group(*place, encode_stored(message), message.at_step)
             case UnfinishedGroups():

@@ -216,6 +216,7 @@ class GroupBook:
         self._step_rollouts.clear()
         self._lost.clear()
         self._stale.clear()
+        self._stale_seconds.clear()
         self._assembler = self.interim = self.whole = self._lost_groups = self._curriculum = None
         self._outcomes.clear()
         stage = self._stage

@@ -87,6 +87,16 @@ class SelectsByChance(RoCFilter):
         return super().select(group, random.Random())
 
 
+class LooksAtNoClasses(RoCFilter):
+    def selection(self) -> Any:
+        return lambda group, rng: (0, next(at for at, each in enumerate(group) if each.reward != group[0].reward))
+
+
+class CountsFromTheNewestToken(RoCFilter):
+    def _trajectory(self, trajectory: Any) -> None:
+        super()._trajectory(replace(trajectory, oldest=trajectory.newest))
+
+
 class NamesStepsFirst(RoCFilter):
     def _perform(self, instructions: Any) -> None:
         super()._perform(list(reversed(instructions)))
@@ -167,6 +177,9 @@ FILTERS = [
     (KeepsTheFirstTwice, "a_complete_group_becomes_one_training_group", "each position once"),
     (KeepsNothing, "a_complete_group_becomes_one_training_group", "were not sent"),
     (SelectsByChance, "the_same_groups_are_selected_alike", "kept different rollouts"),
+    (LooksAtNoClasses, "a_complete_group_becomes_one_training_group", "are due"),
+    (CountsFromTheNewestToken, "a_complete_group_becomes_one_training_group", "the oldest token's is"),
+    (CountsFromTheNewestToken, "no_group_is_trained_beyond_the_staleness_budget", "tells a staleness of"),
     (NamesStepsFirst, "steps_are_closed_in_order_with_groups_sent_before", "not sent before it"),
     (ClosesNoEmptySteps, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
     (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),
@@ -176,7 +189,7 @@ FILTERS = [
     (AsksForNothingAgain, "failed_rollouts_are_sampled_again_then_given_up", "no retry"),
     (CountsTwice, "a_trajectory_that_comes_twice_counts_once", "sample 3 is missing"),
     (TrustsTheChecker, "answers_that_text_cannot_decide_are_judged_by_the_executor", "rewards by sample"),
-    (NeverWaits, "no_group_is_trained_beyond_the_staleness_budget", "after its oldest token"),
+    (NeverWaits, "no_group_is_trained_beyond_the_staleness_budget", "after their oldest token"),
     (EvaluatesTooEarly, "an_evaluation_is_ready_when_every_rollout_is_judged", "too early"),
 ]
 

@@ -206,7 +206,7 @@ async def test_a_learner_that_went_back_over_a_stages_end_gets_the_later_stages_
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
             run = (await enter(stage, 0, 0, 0)).run
             await train_a_step(stage, 0, 0, 0)
-            await enter(stage, 1, 1, 1, restored=False)
+            assert (await enter(stage, 1, 1, 1, restored=False)).epoch == 1
             trained = await train_a_step(stage, 0, 1, 1)
             await settle_group(stage, 2, 1, 2)
             waiting = await stage["learner"].receive(TrainingGroup)

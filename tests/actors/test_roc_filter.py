@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from actors.base import ask
 from actors.roc_filter import RoCFilter
 from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
+from agent_rl.config.topology import Interim, Topology
 from agent_rl.figures import StageFigures, SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import DiskError, disk_error
 from agent_rl.messages import (
     Evaluation,
     EvaluationReady,
-    GroupOutcome,
     GroupsProgress,
     GroupsUnfinished,
     Judgement,
@@ -39,12 +39,14 @@ from agent_rl.messages import (
 )
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
+from agent_rl.scheduling.ids import group_id
 from tests import builders
 from tests.actors.topologies import micro
 from tests.full_disk import fill, no_file_longer_than, small_disk
 
 RL = 2
 FILTER = "roc_filter.0"
+FAULT = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
 PAIRED = ("answers_opened", "answers_closed", "answers")
 
 
@@ -57,57 +59,139 @@ async def enter(stage: Stage, *, version: int = 5, restored: bool = True, index:
     return await stage["learner"].call("stages", FILTER)(StageEntered(index, begun, version, restored))
 
 
-async def settle_group(
-    stage: Stage,
-    number: int,
-    answers: list[str],
-    *,
-    version: int = 5,
-    drawn: int | None = None,
-    tags: Callable[[int], TagCounts] = lambda _: TagCounts(),
-) -> list[str]:
-    """Open a group and push a trajectory for each answer; the names that were acknowledged are added to the list."""
-    group = replace(builders.opened(number, stage=RL, version=version), drawn=drawn)
-    acknowledged: list[str] = []
-    opened = stage["kv_scheduler"].push("groups", FILTER)
-    await opened.send(group, on_ack=lambda: acknowledged.append(group.group))
-    await opened.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
-    for sample, answer in enumerate(answers):
-        trajectory = builders.trajectory(group, sample, answer=answer, version=version)
-        trajectory = replace(trajectory, tags=tags(sample))
-        await (
-            stage["rollout_generator"]
-            .push("trajectories", FILTER)
-            .send(trajectory, on_ack=lambda name=trajectory.rollout: acknowledged.append(name))
-        )
-    return acknowledged
+async def settle_group(stage: Stage, number: int, answers: str, *, version: int = 5) -> None:
+    """A group whose rollouts end so, in the words of a story."""
+    await happens(stage, f"{number}@{version}/0 {answers}", RL)
 
 
-async def test_a_group_goes_from_its_opening_to_the_learner(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            assert (await enter(stage)).epoch == 1
-            await settle_group(stage, 0, ["4", "5", "4", "5"])
-            acknowledged = await settle_group(stage, 1, ["7"] * 4)
-            group = await stage["learner"].receive(TrainingGroup)
-            assert group.group == "s2-g000000"
-            assert sorted(group.rewards.tolist()) == [0.0, 1.0]
-            assert len(group.trajectories) == 2
+# What happens to the filter. `2@6/9 +f-t`: group 2 of version 6, whose problem is number 9; a rollout is right (+), wrong
+# (-), truncated (t), to be judged (?), too long (l), or does not come (.); f: an attempt before it failed. `i`: of an
+# evaluation within the stage. `v6`: the learner has trained to version 6.
+STORIES = {
+    "training": [
+        "0@5/7 -t-?", "1@5/3 ----", "v6", "i0@6/0 +-", "2@6/9 f+f-+-", "3@6/8 ?-", "i1@6/0 ?.", "4@6/1 l+-+", "v7",
+        "7@7/6 ?f+..", "6@7/4 llll", "i1@6/0 .-", "8@7/5 +f-+?", "7@7/6 ..+", "5@8/2 fffffffff-", "9@8/0 ?-",
+    ],
+    "evaluation": ["0@1/0 f+", "1@1/1 fff", "4@1/4 -", "5@1/5 ?", "2@1/2 l", "3@1/3 t"],
+}  # fmt: skip
+
+
+def of_story(folder: Path, resampling: str) -> Topology:
+    """Two environments, evaluations within the rl stage, a curriculum, and groups that are dropped as stale."""
+    folder.mkdir()
+    topology = micro(folder)
+    (entry,), stages = topology.environments, list(topology.stages)
+    stages[RL] = stages[RL].model_copy(update={"evaluate": Interim(every=1, problems=2, samples=2)})
+    algorithm = {
+        "resampling": resampling,
+        "curriculum": "frontier",
+        "on_stale": "drop",
+        "max_staleness": 0,
+        "overlong": "mask",
+    }
+    return topology.model_copy(
+        update={
+            "environments": (entry, entry.model_copy(update={"name": "other"})),
+            "stages": tuple(stages),
+            "algorithm": topology.algorithm.model_copy(update=algorithm),
+        }
+    )
+
+
+async def happens(stage: Stage, event: str, index: int) -> None:
+    if event.startswith("v"):
+        step = await stage["learner"].receive(StepReady)
+        while step.version + 1 < int(event[1:]):
             step = await stage["learner"].receive(StepReady)
-            assert step == StepReady(RL, 5, ("s2-g000000",), step.figures)
-            assert step.figures.sampled.success == 0.25
-            assert step.figures.groups_trained == 1
-            await trio.sleep(1)
-            assert len(acknowledged) == 5
-            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-            assert await stage["learner"].call("steps", FILTER)(trained) == Recorded()
-    balance = audit(tmp_path)
+        trained = StepTrained(RL, step.version, step.groups, TrainingFigures(loss=0.5))
+        assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
+        return
+    within, number, version, drawn, rollouts = re.fullmatch(r"(i?)(\d)@(\d)/(\d) (.+)", event).groups()  # type: ignore[union-attr]
+    evaluated, samples = within or index != RL, 2 if within else 4 if index == RL else 1
+    purpose = ("evaluate_greedy" if int(number) > 2 else "evaluate_sampled") if evaluated else "train"
+    group = builders.opened(int(number), stage=index, version=int(version), samples=samples, purpose=purpose)
+    if within:
+        group = replace(group, group=group_id(index, int(number), 1), evaluation=Evaluation(index, 1))
+    problem = replace(group.problem, environment="other" if int(drawn) % 2 else "arithmetic")
+    link = stage["kv_scheduler"].push("groups", FILTER)
+    await link.send(replace(group, drawn=None if evaluated else int(drawn), problem=problem))
+    await link.drained()  # as the scheduler does: no rollout is requested of a group the journal does not have
+    sample = attempt = 0
+    for end in rollouts:
+        status = {"f": "failed", "t": "truncated", "l": "prompt_too_long", "e": "environment_failed"}.get(
+            end, "finished"
+        )
+        answer, versions = (
+            {"+": "4", "t": "4", "?": "\\sqrt{16}"}.get(end, "5"),
+            (group.policy.version, group.policy.version + sample % 2),
+        )
+        made = builders.trajectory(group, sample, answer=answer, attempt=attempt, status=status, version=versions)
+        tags = TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
+        if end != ".":
+            await (
+                stage["rollout_generator"]
+                .push("trajectories", FILTER)
+                .send(replace(made, tags=tags, reason=FAULT * (end == "e")))
+            )
+        again = end == "f" and attempt < 2
+        sample, attempt = (sample, attempt + 1) if again else (sample + 1, 0)
+
+
+async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
+    """All that came of a story whose filter is killed after so many events."""
+    topology, index, events = (
+        of_story(folder, resampling),
+        1 if name == "evaluation" else RL,
+        STORIES[name],
+    )
+    async with stand_ins(topology, "roc_filter") as stage:
+        stage["tool_executor"].reply = lambda wanted: JudgementReply(
+            wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
+        )
+        for at in range(0, len(events), every):
+            async with running(RoCFilter, topology, "roc_filter", folder, stage, incarnation=at + 1, kill=True):
+                if not at:
+                    await enter(stage, index=index, version=1 if index == 1 else 5)
+                for event in events[at : at + every]:
+                    await happens(stage, event, index)
+                    await trio.sleep(5)
+                answer: GroupsUnfinished = await ask(
+                    stage["kv_scheduler"].call("journal", FILTER), UnfinishedGroups(index), timeout=30
+                )
+        told: dict[Any, Any] = {}
+        for each in stage["learner"].log:
+            key = getattr(each, "group", None) or getattr(each, "evaluation", None) or each.version
+            if isinstance(each, TrainingGroup):
+                each = each.policy, each.rewards.tolist(), [(made.rollout, made.body) for made in each.trajectories]  # noqa: PLW2901
+            assert told.setdefault(key, each) == each, "it is told otherwise than before the restart"
+        progress = [each for each in stage["kv_scheduler"].log if isinstance(each, GroupsProgress)][-1]
+        judged = sorted(each.rollout for each in stage["tool_executor"].log)
+    balance = audit(folder)
     assert balance.balanced, balance.faults
-    assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
-    (row,) = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"step"' in line]
-    assert '"loss": 0.5' in row
-    assert '"step": 1' in row
+    journal = Journal(folder / "journal.sqlite")
+    rows = [
+        replace(row, segment=0)
+        for row in journal.groups(stage=index, states=("open", "ready", "dropped", "trained", "evaluated"))
+    ]
+    given = {row.id: [(*each[:3], each.judgement) for each in journal.trajectories(row.id)] for row in rows}
+    journal.close()
+    progress = replace(progress, dropped_groups=(), decided=0 if name == "evaluation" else progress.decided)
+    metrics = Counter(json.loads(row)["kind"] for row in (folder / "metrics.jsonl").read_text().splitlines())
+    return told, progress, answer, judged, rows, given, balance.lines(), metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "resampling"),
+    [("training", "paper"), ("training", "release"), ("evaluation", "paper")],
+)
+def test_a_filter_that_is_killed_after_every_event_says_what_one_says_that_never_was(
+    tmp_path: Path, name: str, resampling: str
+) -> None:
+    never, always = (
+        trio.run(story, tmp_path / str(every), name, resampling, every, clock=MockClock(autojump_threshold=0))
+        for every in (99, 1)
+    )
+    assert always == never
 
 
 async def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path: Path) -> None:
@@ -127,7 +211,8 @@ async def test_what_arrives_after_the_stop_is_left_to_the_next_process(tmp_path:
 
         async def opens_late() -> None:
             await Stopping.stopped.wait()
-            acknowledged.extend(await settle_group(stage, 0, ["4"]))
+            await settle_group(stage, 0, "+")
+            acknowledged.append("all")
 
         async def never_heard(_: Any) -> None:
             await late.wait()
@@ -150,8 +235,8 @@ async def test_a_filter_that_dies_after_the_learner_went_back_sends_again_what_i
         learner = stage["learner"]
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
             await enter(stage)
-            await settle_group(stage, 0, ["4", "5", "4", "5"])
-            await settle_group(stage, 1, ["7"] * 4)
+            await settle_group(stage, 0, "+-+-")
+            await settle_group(stage, 1, "----")
             step = await learner.receive(StepReady)
             trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
             await learner.call("steps", FILTER)(trained)
@@ -189,208 +274,57 @@ async def test_the_supervisor_knows_that_it_has_started_before_the_first_message
     assert "running" in states[0]
 
 
-async def test_with_release_a_group_is_trained_by_its_tags_and_again_after_a_restart(tmp_path: Path) -> None:
-    def tags(sample: int) -> TagCounts:
-        return TagCounts(tool_responses=2, error_responses=2 - sample // 2, **dict.fromkeys(PAIRED, 1), turns=2)
-
-    topology = micro(tmp_path)
-    algorithm = topology.algorithm.model_copy(update={"resampling": "release"})
-    topology = topology.model_copy(update={"algorithm": algorithm})
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            await settle_group(stage, 0, ["5", "4", "5", "4"], tags=tags)
-            await settle_group(stage, 1, ["7"] * 4, tags=tags)
-            group = await stage["learner"].receive(TrainingGroup)
-            # of the right ones the fewest responses with "error", of the wrong ones the first
-            assert [made.sample for made in group.trajectories] == [0, 3]
-            step = await stage["learner"].receive(StepReady)
-            assert step.groups == (group.group,)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            again = await stage["learner"].receive(TrainingGroup)
-            assert [made.sample for made in again.trajectories] == [0, 3]
-            trained = StepTrained(RL, 5, step.groups, TrainingFigures(loss=0.5))
-            assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=30) == Recorded()
-    balance = audit(tmp_path)
-    assert balance.balanced, balance.faults
-    assert (balance.trained, balance.dropped, balance.open) == (1, {"equal_rewards": 1}, 0)
-
-
-async def test_what_a_curriculum_observed_is_known_after_a_restart(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    algorithm = topology.algorithm.model_copy(update={"curriculum": "frontier"})
-    topology = topology.model_copy(update={"algorithm": algorithm})
-    outcomes = (GroupOutcome(0, 7, 2, 4), GroupOutcome(1, 3, 0, 4))
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            await settle_group(stage, 0, ["4", "5", "4", "5"], drawn=7)
-            await settle_group(stage, 1, ["7"] * 4, drawn=3)
-            await stage["learner"].receive(StepReady)
-            progress: GroupsProgress = await stage["kv_scheduler"].receive(GroupsProgress)
-            while progress.outcomes != outcomes:
-                progress = await stage["kv_scheduler"].receive(GroupsProgress)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            link = stage["kv_scheduler"].call("journal", FILTER)
-            answer: GroupsUnfinished = await ask(link, UnfinishedGroups(RL), timeout=10)
-            assert answer.outcomes == outcomes
-
-
-async def test_a_restarted_filter_sends_a_ready_group_again_though_every_step_is_trained(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            for number in range(3):
-                await settle_group(stage, number, ["4", "5", "4", "5"])
-            step = await stage["learner"].receive(StepReady)
-            await stage["learner"].call("steps", FILTER)(StepTrained(RL, 5, step.groups, TrainingFigures()))
-        before = len(stage["learner"].log)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            await trio.sleep(1)
-            assert [each.group for each in stage["learner"].log[before:]] == ["s2-g000002"]
-
-
-async def test_an_executor_that_has_no_checker_is_asked_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_executor_that_has_no_checker_or_says_nothing_is_asked_on(tmp_path: Path, *, silent: bool) -> None:
     topology = micro(tmp_path)
     async with stand_ins(topology, "roc_filter") as stage:
         asked = stage["tool_executor"].log
 
-        def judge(wanted: Any) -> JudgementReply:
+        async def judge(wanted: Any) -> JudgementReply:
             if len(asked) < 8:
+                await trio.sleep(301 * silent)  # longer than `check_timeout_seconds`
                 return JudgementReply(wanted.rollout, None, "", "no checker")
             return JudgementReply(wanted.rollout, Judgement(0.75, success=True, parts={"a": 0.5}))
 
         stage["tool_executor"].reply = judge
         async with running(RoCFilter, topology, "roc_filter", tmp_path, stage) as actor:
             await enter(stage)
-            await settle_group(stage, 0, ["\\sqrt{16}", "4", "5", "5"])
-            await stage["learner"].receive(TrainingGroup)
-            assert len(asked) == 8
-            assert actor.status()[1].filter.checks_failed == 7
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            await trio.sleep(5)  # a restart reads the judgement and asks nobody
-        assert len(asked) == 8
-    journal = Journal(tmp_path / "journal.sqlite")
-    found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
-    journal.close()
-    assert found[0] == Judgement(0.75, success=True, parts={"a": 0.5})
-    assert [found[sample].reward for sample in (1, 2, 3)] == [1.0, 0.0, 0.0]
+            await settle_group(stage, 0, "?---")
+            await trio.sleep(3000)
+            assert 0.75 in (await stage["learner"].receive(TrainingGroup)).rewards
+            assert (len(asked), actor.status()[1].filter.checks_failed) == (8, 7)
 
 
-async def test_a_judgement_of_an_open_group_is_read_again_after_a_restart_and_made_once(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        stage["tool_executor"].reply = lambda wanted: JudgementReply(
-            wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)
-        )
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            await settle_group(stage, 0, ["\\sqrt{16}", "4", "5"])
-            await trio.sleep(5)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            group = builders.opened(0, stage=2)
-            link = stage["rollout_generator"].push("trajectories", "roc_filter.0")
-            await link.send(builders.trajectory(group, 3, answer="5"))
-            trained: TrainingGroup = await stage["learner"].receive(TrainingGroup)
-            assert len(stage["tool_executor"].log) == 1
-            assert set(trained.rewards.tolist()) <= {0.0, 0.25, 1.0}
-    journal = Journal(tmp_path / "journal.sqlite")
-    found = {each.sample: each.judgement for each in journal.trajectories("s2-g000000")}
-    journal.close()
-    assert found[0] == Judgement(0.25, success=False, format_penalty=0.5)
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place(
-    tmp_path: Path, *, at_once: bool
+@pytest.mark.parametrize(
+    "lives",
+    [
+        [("eee.", True)],
+        [("???.", True)],
+        [("ee", False), ("..e.", True), ("..ee", False)],  # the environment is mended: the count begins anew
+        [("ee+", False), ("...e", False)],
+        [("?e", False), ("..+", False), ("...e", False)],
+    ],
+)
+def test_an_environment_that_fails_three_times_in_a_row_ends_the_run_with_its_place_through_restarts(
+    tmp_path: Path, lives: list[tuple[str, bool]]
 ) -> None:
-    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
-
-    async def main() -> None:
+    async def live(incarnation: int, rollouts: str) -> None:
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
-            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, fault)
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            stage["tool_executor"].reply = lambda wanted: JudgementReply(wanted.rollout, None, FAULT)
+            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=incarnation, kill=True):
                 await enter(stage)
-                group = builders.opened(0, stage=2)
-                await stage["kv_scheduler"].push("groups", "roc_filter.0").send(group)
-                await trio.sleep(1)  # recorded
-                for sample in range(3):
-                    status = "environment_failed" if at_once else "finished"
-                    made = builders.trajectory(group, sample, answer="\\sqrt{16}", status=status)
-                    made = replace(made, reason=fault)
-                    await stage["rollout_generator"].push("trajectories", "roc_filter.0").send(made)
-                await trio.sleep(100)
-
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
-    said = user_mistake(caught.value) or ""
-    assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {fault}; mend it" in said
-
-
-def test_a_restarted_filter_goes_on_counting_the_faults_of_each_environment(tmp_path: Path) -> None:
-    fault = "Mine.judge fails with ZeroDivisionError: no (mine.py, line 7)"
-
-    async def fail(topology: Any, samples: range, incarnation: int) -> None:
-        async with stand_ins(topology, "roc_filter") as stage:
-            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True, incarnation=incarnation)
-            async with cls:
-                await enter(stage)
-                group = builders.opened(0, stage=RL)
-                await stage["kv_scheduler"].push("groups", FILTER).send(group)
-                await trio.sleep(1)
-                for sample in samples:
-                    made = replace(builders.trajectory(group, sample, status="environment_failed"), reason=fault)
-                    await stage["rollout_generator"].push("trajectories", FILTER).send(made)
+                await settle_group(stage, 0, rollouts)
                 await trio.sleep(5)
 
-    topology = micro(tmp_path)
-    simulate(fail, topology, range(2), 1)
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(fail, topology, range(2, 3), 2)
-    assert f"failed at 3 rollouts in a row, the last time: {fault}" in (user_mistake(caught.value) or "")
-    simulate(fail, topology, range(2, 4), 3)  # the environment is mended: the count begins anew
-
-
-async def test_figures_by_environment_are_there_from_the_first_step_after_a_restart(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    (entry,) = topology.environments
-    topology = topology.model_copy(update={"environments": (entry, entry.model_copy(update={"name": "other"}))})
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-            await enter(stage)
-            await settle_group(stage, 0, ["4", "5", "4", "5"])
-            await trio.sleep(1)
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-            await settle_group(stage, 1, ["4", "5", "4", "5"])
-            step = await stage["learner"].receive(StepReady)
-            assert {name: of.rollouts for name, of in step.figures.environments.items()} == {"arithmetic": 8}
-
-
-async def test_an_evaluation_is_reported_and_recorded(tmp_path: Path) -> None:
-    topology = micro(tmp_path)
-    async with stand_ins(topology, "roc_filter") as stage:
-        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-            await enter(stage, index=1, version=1)
-            for number in range(6):
-                purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
-                group = builders.opened(number, stage=1, samples=1, purpose=purpose)
-                await stage["kv_scheduler"].push("groups", FILTER).send(group)
-                await stage["kv_scheduler"].push("groups", FILTER).drained()
-                answer = "4" if number < 4 else "3"
-                await (
-                    stage["rollout_generator"]
-                    .push("trajectories", FILTER)
-                    .send(builders.trajectory(group, 0, answer=answer))
-                )
-            done = await stage["learner"].receive(EvaluationReady)
-            assert done.figures.sampled.success == 1.0
-            assert done.figures.greedy.success == 1 / 3
-    assert audit(tmp_path).evaluated == 6
-    journal = Journal(tmp_path / "journal.sqlite")
-    assert journal.evaluations()[1].sampled.success == 1.0
-    journal.close()
+    for incarnation, (rollouts, ends) in enumerate(lives, 1):
+        if not ends:
+            simulate(live, incarnation, rollouts)
+            continue
+        with pytest.raises(BaseExceptionGroup) as caught:
+            simulate(live, incarnation, rollouts)
+        said = user_mistake(caught.value) or ""
+        assert f"environment 'arithmetic' failed at 3 rollouts in a row, the last time: {FAULT}; mend it" in said
 
 
 async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_without_an_update(tmp_path: Path) -> None:
@@ -400,7 +334,7 @@ async def test_a_skipped_step_is_recorded_and_a_restarted_learner_follows_it_wit
             await enter(stage)
             for version in (5, 6):
                 for number in (0, 1):
-                    await settle_group(stage, 2 * (version - 5) + number, ["4", "5", "4", "5"], version=version)
+                    await settle_group(stage, 2 * (version - 5) + number, "+-+-", version=version)
             first, second = [await stage["learner"].receive(StepReady) for _ in range(2)]
             steps = stage["learner"].call("steps", FILTER)
             await steps(StepTrained(RL, 5, first.groups, TrainingFigures(skipped=True)))
@@ -497,73 +431,21 @@ async def test_a_row_or_summary_that_the_disk_refuses_stops_the_filter_with_what
     assert not list(tmp_path.glob(".*.partial"))
 
 
-def test_a_prompt_too_long_is_named_once_counted_in_step_and_summary_and_survives_a_restart(tmp_path: Path) -> None:
-    async def push_too_long(stage: Stage, number: int, samples: range) -> None:
-        group = builders.opened(number, stage=RL, version=5)
-        opened = stage["kv_scheduler"].push("groups", FILTER)
-        await opened.send(group)
-        await opened.drained()
-        for sample in samples:
-            made = builders.trajectory(group, sample, status="prompt_too_long", tokens=0)
-            made = replace(made, reason="the prompt of problem p7 has 900 of the 512 tokens a sequence may have")
-            link = stage["rollout_generator"].push("trajectories", FILTER)
-            await link.send(made)
-            await link.drained()
-
-    async def main() -> list[Any]:
-        topology = micro(tmp_path)
-        with capture_logs() as logs:
-            async with stand_ins(topology, "roc_filter") as stage:
-                async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
-                    await enter(stage)
-                    await push_too_long(stage, 0, range(4))
-                    await push_too_long(stage, 1, range(2))
-                async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
-                    await push_too_long(stage, 1, range(2, 4))
-                    step = await stage["learner"].receive(StepReady)
-                    assert (step.groups, step.figures.sampled.prompts_too_long) == ((), 8)
-                    trained = StepTrained(RL, 5, (), TrainingFigures())
-                    assert await ask(stage["learner"].call("steps", FILTER), trained, timeout=10) == Recorded()
-        return logs
-
-    logs = trio.run(main, clock=MockClock(autojump_threshold=0))
-    said = [log for log in logs if "too long" in log["event"]]
-    assert len(said) == 2  # once a process
-    assert "problem p7 has 900" in said[0]["why"]
-    balance = audit(tmp_path)
-    assert balance.balanced, balance.faults
-    assert balance.dropped == {"prompt_too_long": 2}
-    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_prompt_too_long"] == 2
-
-
-async def push_failures(stage: Stage, number: int, *, samples: int = 4) -> None:
-    """A group of which every attempt of every sample fails."""
-    group = builders.opened(number, stage=RL, version=5)
-    opened = stage["kv_scheduler"].push("groups", FILTER)
-    await opened.send(group)
-    await opened.drained()
-    for sample in range(samples):
-        for attempt in range(3):
-            failed = builders.trajectory(group, sample, status="failed", attempt=attempt)
-            failed = replace(failed, reason="tools unavailable: nobody answered")
-            await stage["rollout_generator"].push("trajectories", FILTER).send(failed)
-
-
 def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_samples_it_anew(tmp_path: Path) -> None:
     async def fail() -> None:
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
                 await enter(stage)
-                await push_failures(stage, 0)
-                await push_failures(stage, 1)
+                await settle_group(stage, 0, "f" * 12)
+                await settle_group(stage, 1, "f" * 12)
                 await trio.sleep_forever()
 
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(fail)
     said = user_mistake(caught.value)  # what the supervisor is told, with the exit code 2
     assert said is not None
-    assert "rollout_generator.0: tools unavailable: nobody answered; look at logs/rollout_generator.0.jsonl" in said
+    assert "rollout_generator.0: failed; look at logs/rollout_generator.0.jsonl" in said
     assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_too_few_rollouts"] == 2
 
     async def go_on() -> None:
@@ -572,7 +454,7 @@ def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_sample
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 await enter(stage)
                 for number in (2, 3):
-                    await settle_group(stage, number, ["4", "5", "4", "5"])
+                    await settle_group(stage, number, "+-+-")
                 step = await stage["learner"].receive(StepReady)
                 assert (step.version, step.groups) == (5, ("s2-g000002", "s2-g000003"))
                 announced = [each for each in stage["kv_scheduler"].log if isinstance(each, GroupsProgress)]
@@ -584,23 +466,16 @@ def test_a_step_whose_rollouts_all_failed_ends_the_run_and_the_next_start_sample
 
 def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -> None:
     evaluation = 1
-    status = ["failed"]
+    status = ["fff"]
 
     async def main() -> None:
         topology = micro(tmp_path)
         async with stand_ins(topology, "roc_filter") as stage:
-            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=1 + (status[0] != "failed"))
+            cls = running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=1 + (status[0] == "+"))
             async with cls:
                 await enter(stage, index=evaluation, version=0)
                 for number in range(6):  # three problems, sampled and greedily
-                    purpose = "evaluate_sampled" if number < 3 else "evaluate_greedy"
-                    group = builders.opened(number, stage=evaluation, samples=1, purpose=purpose)
-                    opened = stage["kv_scheduler"].push("groups", FILTER)
-                    await opened.send(group)
-                    await opened.drained()
-                    for attempt in range(3 if status[0] == "failed" else 1):
-                        each = builders.trajectory(group, 0, status=status[0], attempt=attempt)
-                        await stage["rollout_generator"].push("trajectories", FILTER).send(each)
+                    await happens(stage, f"{number}@0/0 {status[0]}", evaluation)
                 result = await stage["learner"].receive(EvaluationReady)
                 assert result.figures.sampled.success == 1.0
 
@@ -611,13 +486,16 @@ def test_an_evaluation_whose_rollouts_all_failed_is_asked_anew(tmp_path: Path) -
     assert journal.evaluations() == {}
     assert len(list(journal.groups(stage=evaluation, states=("open",)))) == 6
     journal.close()
-    status[0] = "finished"
+    status[0] = "+"
     simulate(main)
 
 
-@pytest.mark.parametrize(("knows", "ended"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("knows", "note"),
+    [(True, "crashed"), *((False, note) for note in ("crashed", "memory_limit", "output_limit", "timeout"))],
+)
 def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
-    tmp_path: Path, knows: bool, ended: bool
+    tmp_path: Path, knows: bool, note: str
 ) -> None:
     async def main() -> None:
         topology = micro(tmp_path)
@@ -625,19 +503,38 @@ def test_checkers_that_judge_nothing_are_tried_with_an_answer_they_must_know(
 
             def judge(wanted: Any) -> JudgementReply:
                 right = wanted.rollout == "control" and knows
-                note = "symbolic" if right else "crashed"
-                return JudgementReply(wanted.rollout, Judgement(float(right), right, note=note))
+                return JudgementReply(
+                    wanted.rollout, Judgement(float(right), right, note="symbolic" if right else note)
+                )
 
             stage["tool_executor"].reply = judge
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
                 await enter(stage)
                 for number in range(3):
-                    await settle_group(stage, number, ["\\sqrt{16}"] * 4)
+                    await settle_group(stage, number, "????")
                 await trio.sleep(100)
 
-    if not ended:
+    if knows:
         simulate(main)
         return
     with pytest.raises(BaseExceptionGroup) as caught:
         simulate(main)
-    assert "they do not find a rollout right that is (crashed)" in (user_mistake(caught.value) or "")
+    assert f"they do not find a rollout right that is ({note})" in (user_mistake(caught.value) or "")
+
+
+async def test_a_prompt_too_long_is_named_once_and_counted_in_step_and_summary(tmp_path: Path) -> None:
+    topology = micro(tmp_path)
+    with capture_logs() as logs:
+        async with (
+            stand_ins(topology, "roc_filter") as stage,
+            running(RoCFilter, topology, "roc_filter", tmp_path, stage),
+        ):
+            await enter(stage)
+            for number in range(2):
+                await settle_group(stage, number, "llll")
+            step = await stage["learner"].receive(StepReady)
+            assert (step.groups, step.figures.sampled.prompts_too_long) == ((), 8)
+            await ask(stage["learner"].call("steps", FILTER), StepTrained(RL, 5, (), TrainingFigures()), timeout=10)
+    assert sum("too long" in log["event"] for log in logs) == 1
+    assert audit(tmp_path).dropped == {"prompt_too_long": 2}
+    assert json.loads((tmp_path / "summary.json").read_text())["groups_dropped_prompt_too_long"] == 2

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 from agent_rl.config.topology import Interim
 from agent_rl.groups.book import GroupBook
-from agent_rl.groups.instructions import Closed, Dropped, Evaluated, Instruction, Outage
-from agent_rl.groups.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, LostGroups
-from agent_rl.groups.resampling import select_paper
-from agent_rl.messages import StageEntered
+from agent_rl.groups.instructions import Evaluated, Instruction, Outage
+from agent_rl.groups.outages import DOUBTS, MOST_LOST, TOO_LONG, CheckerTrust, EnvironmentTrust, LostGroups
 from tests import builders
+from tests.agent_rl.groups import test_grouping as grouping
 
 RL, EVALUATION, INTERIM = 0, 1, 2
 
 
-def book(stage: int = RL, **changes: Any) -> GroupBook:
-    interim = builders.rl_stage(evaluate=Interim(every=2, problems=2))
-    made = GroupBook(
-        algorithm_of=lambda _: builders.algorithm(**{"rollout_attempts": 2, **changes}),
-        stages=[builders.rl_stage(), builders.evaluate_stage(greedy=False), interim],
-        seed=0,
-        select=partial(select_paper, keep=2),
-    )
-    made.enter(StageEntered(stage, 0, 0, restored=True), next_version=0)
-    return made
+INTERIM_STAGE = builders.rl_stage(evaluate=Interim(every=2, problems=2))
+STAGES = [builders.rl_stage(), builders.evaluate_stage(greedy=False), INTERIM_STAGE]
+
+
+def book(stage: int = RL) -> GroupBook:
+    return grouping.book(stage=stage, stages=STAGES, rollout_attempts=2)
 
 
 def settle(made: GroupBook, number: int, statuses: list[str], *, purpose: Any = "train") -> list[Instruction]:
@@ -46,37 +40,6 @@ def settle(made: GroupBook, number: int, statuses: list[str], *, purpose: Any = 
 
 def outages(instructions: list[Instruction]) -> list[Outage]:
     return [each for each in instructions if isinstance(each, Outage)]
-
-
-def test_a_step_whose_rollouts_all_failed_is_never_closed_and_ends_the_run() -> None:
-    made = book()
-    first = settle(made, 0, ["failed"] * 4)
-    assert outages(first) == []
-    second = settle(made, 1, ["failed"] * 4)
-    (outage,) = outages(second)
-    assert "too few rollouts of the last 2 groups came to an end (16 attempts failed)" in outage.message
-    assert "the last one on rollout_generator.0: failed" in outage.message
-    assert outage.again == ("s0-g000000", "s0-g000001")
-    assert [type(each) for each in first + second if isinstance(each, Closed | Dropped)] == [Dropped, Dropped]
-
-
-def test_groups_lost_to_an_accident_are_replaced_and_no_step_counts_them() -> None:
-    made = book()
-    for number in range(0, 8, 2):
-        assert outages(settle(made, number, ["failed"] * 4)) == []
-        done = settle(made, number + 1, ["finished"] * 4)
-    assert made.progress().uncounted == 4
-    (closed,) = [each for each in done if isinstance(each, Closed)]
-    assert closed.step.decided == ("s0-g000005", "s0-g000007")
-    assert closed.figures.sampled.rollouts == 8
-    assert closed.figures.sampled.rollouts_failed == 16  # those since the step before
-
-
-def test_a_group_with_fewer_rollouts_than_it_needs_is_lost_too() -> None:
-    made = book(minimum_samples=3)
-    some = ["finished", "finished", "failed", "failed"]
-    assert outages(settle(made, 0, some)) == []
-    assert len(outages(settle(made, 1, some))) == 1
 
 
 def test_prompts_that_are_too_long_count_towards_steps_and_end_a_run_that_has_nothing_else() -> None:
@@ -130,3 +93,12 @@ def test_checkers_are_tried_after_several_answers_in_a_row_and_not_after_as_many
         assert not any(trust.doubted() for _ in range(DOUBTS - 1))
         trust.judged()
     assert [trust.doubted() for _ in range(DOUBTS)][-1]
+
+
+def test_the_rollouts_that_an_environment_loses_in_a_row_are_counted_once_each() -> None:
+    trust = EnvironmentTrust()
+    assert [trust.failed("a", rollout, "no") for rollout in ("1", "2", "2", "1")] == [""] * 4
+    assert trust.failed("b", "1", "no") == ""
+    assert (trust.judged("b"), trust.judged("b"), trust.faults) == (True, False, {"a": ["1", "2"]})
+    assert "environment 'a' failed at 3 rollouts in a row, the last time: never" in trust.failed("a", "3", "never")
+    assert trust.failed("a", "4", "no") == "", "the next run counts anew"

@@ -80,9 +80,9 @@ def test_tags_are_counted_wherever_they_stand(pieces: list[str]) -> None:
 
 
 def rollout(sample: int, reward: float, errors: int = 0) -> Candidate:
-    """A rollout whose penalty is ``errors`` tenths; it has outcomes and a judged penalty, which do not count here."""
+    """One whose penalty is ``errors`` tenths; its outcomes, judged penalty and success are others, and do not count."""
     tags = TagCounts(10, errors, 1, 1, 1, 3)
-    return Candidate(sample, reward, 4, 10, 10 - errors, 1.0 - errors / 10, 50, reward > 0, tags)
+    return Candidate(sample, reward, 4, 10, 10 - errors, 1.0 - errors / 10, 50, reward <= 0, tags)
 
 
 def group(positives: int, negatives: int) -> list[Candidate]:
@@ -107,6 +107,10 @@ def group(positives: int, negatives: int) -> list[Candidate]:
         (5, 5, 5, 3),  # 2.5 and 2.5: 2 places for the class with reward 0, the rest for the other
         (4, 4, 8, 4),  # all
         (6, 2, 4, 2),  # 1 place is too few: 2 and 2
+        (6, 2, 3, 2),  # of three, one of each class is enough
+        (2, 6, 3, 1),
+        (7, 1, 4, 3),
+        (1, 7, 4, 1),
     ],
 )
 def test_places_are_rounded_to_even_and_each_class_has_at_least_two(

@@ -3,55 +3,56 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_rl.config.plugins import ALIASES
+from agent_rl.config.plugins import ALIASES, ContractError
 from agent_rl.groups.resampling import (
     Candidate,
     has_signal,
+    made_up_groups,
     named_selection,
     penalty,
     quotas,
     select_paper,
+    select_uniform,
+    sound_selection,
 )
 
 
-def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, tags: int = 1, turns: int = 2) -> Candidate:
-    penalty = 1.0 if tags == 0 else min(1.0, (tags - 1) / turns)
-    return Candidate(sample, reward, turns, calls, failed, penalty, 50, reward > 0)
+def rollout(sample: int, reward: float, *, calls: int = 1, failed: int = 0, penalty: float = 0.0) -> Candidate:
+    return Candidate(sample, reward, 2, calls, failed, penalty, 50, reward > 0)
 
 
 def test_penalty_follows_the_paper() -> None:
     assert penalty(rollout(0, 1)) == 0.0
     assert penalty(rollout(0, 1, calls=0)) == 0.5  # no tool call
     assert penalty(rollout(0, 1, calls=4, failed=1)) == 0.25
-    assert penalty(rollout(0, 1, tags=0)) == 1.0  # no answer tag
-    assert penalty(rollout(0, 1, tags=2, turns=4)) == 0.25  # one tag too many in four turns
-    assert penalty(rollout(0, 1, tags=9, turns=2)) == 1.0  # capped
-    assert penalty(rollout(0, 1, calls=2, failed=2, tags=0)) == 2.0
+    assert penalty(rollout(0, 1, calls=4, failed=1, penalty=0.5)) == 0.75
+    assert penalty(rollout(0, 1, calls=2, failed=2, penalty=1.0)) == 2.0
 
 
+@example(5, 11, 8)
+@example(11, 5, 8)
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(2, 32))
-def test_quotas_fill_the_places_and_lose_no_last_one(positives: int, negatives: int, keep: int) -> None:
-    kept_positives, kept_negatives = quotas(positives, negatives, keep)
-    assert kept_positives + kept_negatives == min(keep, positives + negatives)
-    assert 0 <= kept_positives <= positives
-    assert 0 <= kept_negatives <= negatives
-    assert (kept_positives > 0) == (positives > 0)
-    assert (kept_negatives > 0) == (negatives > 0)
-
-
-def test_quotas_keep_half_of_each_class() -> None:
-    assert quotas(8, 8, 8) == (4, 4)
-    assert quotas(12, 4, 8) == (6, 2)
-    assert quotas(1, 15, 8) == (1, 7)  # round(15 * 8 / 16) alone would drop the lone positive
-    assert quotas(15, 1, 8) == (7, 1)
-    assert quotas(5, 11, 8) == (3, 5)  # an exact half goes to the rarer class
-    assert quotas(11, 5, 8) == (5, 3)
-    assert quotas(16, 0, 8) == (8, 0)
+def test_places_go_to_each_class_by_its_size_an_exact_half_to_the_rarer_one(
+    positives: int, negatives: int, keep: int
+) -> None:
+    """Each class keeps one at least: round(15 * 8 / 16) alone would drop a lone positive."""
+    size, places = positives + negatives, min(keep, positives + negatives)
+    possible = range(max(min(1, positives), places - negatives), min(positives, places - min(1, negatives)) + 1)
+    rarer = 1 if positives <= negatives else -1
+    kept = min(possible, key=lambda count: (abs(Fraction(keep * positives, size or 1) - count), -rarer * count))
+    if size > keep:
+        assert quotas(positives, negatives, keep) == (kept, places - kept)
+    else:
+        assert quotas(positives, negatives, keep) == (positives, negatives)
 
 
 groups = st.lists(
@@ -84,17 +85,80 @@ def test_selection_is_a_reproducible_subset_with_signal(
         assert has_signal([group[i].reward for i in kept]) == has_signal([c.reward for c in group])
 
 
-def test_paper_mode_prefers_clean_positives_in_inverse_proportion() -> None:
-    group = [rollout(0, 1, calls=5, failed=1), rollout(1, 1, calls=5, failed=4), rollout(2, 0), rollout(3, 0)]
-    draws = [select_paper(group, random.Random(seed), keep=2)[0] for seed in range(4000)]
-    clean = draws.count(0) / len(draws)
-    assert clean == pytest.approx(0.8, abs=0.03)  # weights 1/0.2 and 1/0.8
+@given(group=groups, seed=st.integers(0, 5), keep=st.integers(2, 16))
+def test_the_baseline_keeps_as_many_of_each_class_as_the_paper(group: list[Candidate], seed: int, keep: int) -> None:
+    group = [replace(each, reward=float(each.success)) for each in group]
+    right = [
+        sum(group[at].success for at in select(group, random.Random(seed), keep=keep))
+        for select in (select_paper, select_uniform)
+    ]
+    assert right == [quotas(sum(each.success for each in group), sum(not each.success for each in group), keep)[0]] * 2
 
 
-def test_paper_mode_draws_negatives_uniformly_whatever_their_penalty() -> None:
-    group = [rollout(0, 1), rollout(1, 1), rollout(2, 0), rollout(3, 0, calls=4, failed=4, tags=0)]
-    draws = [select_paper(group, random.Random(seed), keep=2)[1] for seed in range(4000)]
-    assert draws.count(2) / len(draws) == pytest.approx(0.5, abs=0.03)
+@pytest.mark.parametrize(
+    ("mode", "first", "second", "share"),
+    [
+        ("paper", (5, 1, 0.0), (5, 4, 0.0), 0.8),  # weights 1/0.2 and 1/0.8
+        ("paper", (20, 1, 0.0), (5, 1, 0.0), 0.8),  # one error in twenty calls is told from none
+        ("paper", (40, 1, 0.0), (5, 1, 0.0), 0.8),  # and less is not
+        ("paper", (1, 0, 0.25), (0, 0, 0.25), 0.75),
+        ("none", (1, 0, 0.0), (4, 4, 1.0), 0.5),
+    ],
+)
+def test_of_right_rollouts_the_cleaner_ones_are_drawn_more_often_and_of_wrong_ones_all_alike(
+    mode: str, first: tuple[int, int, float], second: tuple[int, int, float], share: float
+) -> None:
+    group = [
+        rollout(at % 2, float(at < 2), calls=calls, failed=failed, penalty=penalty)
+        for at, (calls, failed, penalty) in enumerate((first, second) * 2)
+    ]
+    select, rng = named_selection(mode, 2), random.Random(0)
+    draws = [select(group, rng) for _ in range(4000)]
+    assert sum(0 in kept for kept in draws) / len(draws) == pytest.approx(share, abs=0.02)
+    assert sum(2 in kept for kept in draws) / len(draws) == pytest.approx(0.5, abs=0.02)
+
+
+def test_where_chance_keeps_one_reward_alone_the_last_one_makes_room_for_another() -> None:
+    group = [rollout(at, float(at == 2) / 2) for at in range(8)]
+    group = [replace(each, success=False) for each in group]
+    drawn = {select_uniform(group, random.Random(seed), keep=3) for seed in range(200)}
+    assert {kept for kept in drawn if 2 not in kept} == set()
+    assert all(kept in drawn for kept in ((0, 1, 2), (2, 3, 4), (0, 2, 7)))
+    lone = [kept for kept in drawn if kept[2] == 2]
+    assert lone == [(0, 1, 2)]
+
+
+@pytest.mark.parametrize(("samples", "minimum"), [(2, 2), (8, 3), (16, 16), (4, 9)])
+def test_made_up_groups_are_of_all_kinds(samples: int, minimum: int) -> None:
+    made = list(made_up_groups(samples, minimum))
+    assert {len(group) for group in made} <= {*range(min(minimum, samples), samples + 1)}
+    assert all(0 < sum(each.success for each in group) < len(group) for group in made)
+    assert {1, samples - 1} <= {sum(each.success for each in group) for group in made if len(group) == samples}
+    every = [each for group in made for each in group]
+    assert all(each.success == (each.reward == 1.0) and each.turns == each.tool_calls + 1 for each in every)
+    assert {each.failed_calls == each.tool_calls for each in every} == {True, False}
+    assert [each.sample for group in made for each in group] == [at for group in made for at in range(len(group))]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it must return positions"),
+        ((True, 0), "it must return positions"),
+        ((0.0, 1), "it must return positions"),
+        ((0, 4), "positions go from 0 to 3"),
+        ((-1, 0), "positions go from 0 to 3"),
+        ((0, 0, 1), "each position once"),
+        ((1, 3), "kept only rollouts with the reward 0.5"),
+        ((1,), "kept only rollouts with the reward 0.5"),
+    ],
+)
+def test_what_a_selection_may_not_keep(returned: Any, said: str) -> None:
+    group = [rollout(at, (1.0, 0.5)[at % 2]) for at in range(4)]
+    with pytest.raises(ContractError, match=f"{said}.* for a group of 4 rollouts|for a group of 4 rollouts.*{said}"):
+        sound_selection(lambda *_: returned, group, random.Random(0), "a group")
+    assert sound_selection(lambda *_: [np.int64(3), 0], group, random.Random(0), "a group") == (0, 3)
+    assert sound_selection(lambda *_: (), group, random.Random(0), "a group") == ()
 
 
 def test_equal_rewards_carry_no_signal() -> None:
