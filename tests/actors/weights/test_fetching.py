@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import random
+import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from actors.weights.fetch import LOCK_SECONDS, FetchedWeights, FetchError, host_
 from actors.weights.files import part_checksums, read_part, weights_name, whole_checksum
 from agent_rl.files.leftovers import sweep
 from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
+from transport import PeerLost
 
 PART = 1000
 SIZE = 10 * PART + 123
@@ -102,6 +105,11 @@ async def test_generators_of_a_host_share_one_download(learner: Learner, host: P
     assert sorted(learner.asked) == list(range(0, SIZE, PART))
 
 
+async def in_place(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
+
+
 async def lock_held_for_ever(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     if work is fcntl.flock:
         await trio.sleep_forever()
@@ -136,25 +144,26 @@ async def test_a_download_of_another_generator_is_waited_for_while_it_grows(lear
     assert 3600.0 < given_up[0] - began <= 3600.0 + 2 * LOCK_SECONDS
 
 
-@pytest.mark.real_time
-async def test_a_download_that_was_cut_off_goes_on_where_it_stopped(learner: Learner, host: Path) -> None:
+@pytest.mark.parametrize("done", [0, 1, PART - 1, PART, 3 * PART + 77, SIZE - 1, SIZE])
+def test_a_download_that_was_cut_off_goes_on_where_it_stopped(
+    learner: Learner, host: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """A part that was cut is fetched again; room is needed for what is missing alone."""
     published = learner.publish(3)
-    with trio.CancelScope() as scope:
-
-        async def stop(offset: int) -> None:
-            if offset == 7 * PART:
-                scope.cancel()
-                await trio.sleep_forever()
-
-        learner.before = stop
-        await FetchedWeights(host, learner.ask).fetch(published)
-    assert scope.cancelled_caught
-    learner.before = learner._shuffle
-    learner.asked.clear()
-    path = await FetchedWeights(host, learner.ask).fetch(published)
-    assert path.read_bytes() == learner.content(3)
-    assert min(learner.asked) >= 3 * PART  # AHEAD parts may have been under way
-    assert max(learner.asked) == 10 * PART
+    partial = host / f".{weights_name(published.policy)}-{published.checksum:08x}.partial"
+    partial.write_bytes(learner.content(3)[:done])
+    whole = done // PART * PART
+    for lacking in (1, 0):
+        room = shutil.disk_usage(host)._replace(free=SIZE - whole - lacking)
+        monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path, room=room: room)
+        if lacking:
+            with pytest.raises(FetchError, match=f"has room for {room.free} of the {SIZE - whole} bytes"):
+                trio.run(FetchedWeights(host, learner.ask).fetch, published)
+            assert learner.asked == []
+    fetched = FetchedWeights(host, learner.ask)
+    assert trio.run(fetched.fetch, published).read_bytes() == learner.content(3)
+    assert sorted(learner.asked) == list(range(whole, SIZE, PART))
+    assert fetched.fetched_bytes == SIZE - whole
 
 
 def damaged(part: WeightsPart) -> WeightsPart:
@@ -226,15 +235,73 @@ async def test_a_download_that_another_generator_overtakes_is_told(learner: Lear
         await FetchedWeights(host, learner.ask).fetch(old)
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(
-    learner: Learner, host: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_generator_that_is_behind_leaves_the_newer_file_to_the_others(learner: Learner, host: Path) -> None:
+    newer, older = learner.publish(4), learner.publish(3)
+    paths = [trio.run(FetchedWeights(host, learner.ask).fetch, published) for published in (newer, older)]
+    assert [path.read_bytes() for path in paths] == [learner.content(4), learner.content(3)]
+
+
+async def test_what_is_passed_on_is_of_the_policy_that_is_asked_for(learner: Learner, host: Path) -> None:
+    """Whole parts of the newest; nothing of others, nor of one that was given up."""
+    fetched = FetchedWeights(host, learner.ask, in_place)
+    policies = {version: learner.publish(version) for version in (3, 4)}
+
+    async def parts(version: int) -> bytes:
+        wanted = [WeightsWanted(policies[version].policy, offset) for offset in range(0, SIZE + PART, PART)]
+        given = [await fetched.part(each) for each in wanted]
+        assert not any(part.later for part in given)
+        assert all(not files.fault_of(part, part.offset, len(part.data)) for part in given if len(part.data))
+        return b"".join(part.data.tobytes() for part in given)
+
+    for version in (3, 4):
+        await fetched.fetch(policies[version])
+        assert [await parts(each) for each in (3, 4)] == [learner.content(v) if v == version else b"" for v in (3, 4)]
+    assert fetched.passed_bytes == 2 * SIZE
+    (learner.folder / weights_name(policies[3].policy)).unlink()
+    with pytest.raises(FetchError):
+        await fetched.fetch(replace(policies[3], checksum=1))
+    assert await parts(3) == b""
+
+
+async def test_a_part_that_is_not_here_yet_comes_later(learner: Learner, host: Path) -> None:
+    published, going = learner.publish(3), trio.Event()
+
+    async def slow(offset: int) -> None:
+        if offset == 2 * PART:
+            await going.wait()
+
+    learner.before = slow
+    fetched = FetchedWeights(host, learner.ask, in_place)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetched.fetch, published)
+        await trio.sleep(1.0)
+        began, given = trio.current_time(), []
+        for offset in (0, PART, 2 * PART, 10 * PART):
+            part = await fetched.part(WeightsWanted(published.policy, offset))
+            given.append((len(part.data), part.later))
+        assert given == [(PART, False)] * 2 + [(0, True)] * 2
+        assert trio.current_time() - began == 2 * fetching.HOLD_SECONDS
+        going.set()
+
+
+async def test_a_source_that_fails_late_does_not_take_the_place_of_the_present_one(
+    learner: Learner, host: Path
 ) -> None:
-    published = learner.publish(3)
-    room = fetching.shutil.disk_usage(host)._replace(free=SIZE - 1)
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: room)
-    with pytest.raises(FetchError, match=f"has room for {SIZE - 1} of the {SIZE} bytes"):
-        trio.run(FetchedWeights(host, learner.ask).fetch, published)
-    assert learner.asked == []
+    failed: list[str] = []
+
+    async def ask(source: str, wanted: WeightsWanted) -> WeightsPart:
+        if source == "a":
+            await trio.sleep(0.0 if not wanted.offset else 5.0)
+            raise PeerLost("a")
+        if source == "b":
+            await trio.sleep(1.0)
+            return await learner.ask("", wanted)
+        failed.append(wanted.failed)
+        return files.nothing(wanted.offset, source="b" if "a" in failed else "a")
+
+    path = await FetchedWeights(host, ask, in_place).fetch(learner.publish(3))
+    assert path.read_bytes() == learner.content(3)
+    assert failed == ["", "a"]
 
 
 def test_nothing_stays_in_memory_once_nobody_holds_it() -> None:

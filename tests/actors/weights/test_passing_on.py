@@ -15,17 +15,18 @@ import trio
 from trio.testing import MockClock
 
 from actors.weights import files
-from actors.weights.chain import LEARNER, Chain, Chains
+from actors.weights.chain import LEARNER
 from actors.weights.fetch import FetchedWeights
 from actors.weights.files import PublishedWeights
 from agent_rl.messages import PolicyPublished, PolicyVersion, WeightsPart, WeightsWanted
 from transport import PeerLost
 
 PART = 100
-SIZE = 128 * PART
+PARTS, HOSTS = 96, 16
+SIZE = PARTS * PART
 RATE = 10 * PART
-"""Bytes per second: one host has everything after 12.8 s."""
-SILENT_SECONDS = 5.0
+"""Bytes per second: one host has everything after 9.6 s."""
+SILENT_SECONDS = 4.0
 POLICY = PolicyVersion(1, 7)
 
 
@@ -136,20 +137,20 @@ def seconds_of(network: Network, lose: dict[str, float] | None = None) -> float:
 def test_sixteen_hosts_take_little_longer_than_one_and_the_learner_sends_each_byte_once(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "many").mkdir()
-    one, many = Network(tmp_path / "one", 1), Network(tmp_path / "many", 16)
+    one, many = Network(tmp_path / "one", 1), Network(tmp_path / "many", HOSTS)
     alone, together = seconds_of(one), seconds_of(many)
     assert alone == pytest.approx(SIZE / RATE, rel=0.01)
-    assert together <= 1.25 * alone
+    assert together <= 1.1 * (PARTS + HOSTS) / PARTS * alone
     assert one.links[LEARNER].sent == many.links[LEARNER].sent == SIZE
     assert max(link.sent for link in many.links.values()) == SIZE
-    assert sum(host.passed_bytes for host in many.hosts.values()) == 15 * SIZE
+    assert sum(host.passed_bytes for host in many.hosts.values()) == (HOSTS - 1) * SIZE
 
 
 @pytest.mark.parametrize("lost", [0, 4, 7])
 def test_a_host_that_dies_midway_stops_no_other(tmp_path: Path, lost: int) -> None:
     """The hosts behind it go on from where they are."""
     network = Network(tmp_path, 8)
-    seconds = seconds_of(network, {f"host{lost:02d}": 6.0})
+    seconds = seconds_of(network, {f"host{lost:02d}": 4.5})
     assert len(network.done) == 7
     assert seconds <= 1.25 * SIZE / RATE + 2 * SILENT_SECONDS
     assert network.links[LEARNER].sent <= 2 * SIZE
@@ -157,7 +158,7 @@ def test_a_host_that_dies_midway_stops_no_other(tmp_path: Path, lost: int) -> No
 
 def test_hosts_that_die_one_after_the_other_stop_no_other(tmp_path: Path) -> None:
     network = Network(tmp_path, 10)
-    lose = {name: 1.0 + number for number, name in enumerate(random.Random(5).sample(sorted(network.hosts), 6))}
+    lose = {name: 0.8 + 0.8 * number for number, name in enumerate(random.Random(5).sample(sorted(network.hosts), 6))}
     seconds_of(network, lose)
     assert network.links[LEARNER].sent <= 2 * SIZE
 
@@ -182,38 +183,10 @@ def test_what_was_damaged_on_the_way_comes_from_another(tmp_path: Path) -> None:
 
     async def ask(asker: str, source: str, wanted: WeightsWanted) -> WeightsPart:
         part = await honest(asker, source, wanted)
-        if source and wanted.offset == 40 * PART:
+        if source and wanted.offset == 20 * PART:
             return WeightsPart(part.offset, part.checksum ^ 1, part.data)
         return part
 
     network.ask = ask  # type: ignore[method-assign]
     seconds_of(network)
     assert len(network.done) == 3
-
-
-def test_a_chain_has_no_circle_whatever_fails() -> None:
-    """Random failures, losses and returns: whoever asks is led to the learner in the end."""
-    for seed in range(30):
-        rng, chain, names = random.Random(seed), Chain(), [f"g{number}" for number in range(8)]
-        sources: dict[str, str] = {}
-        for _ in range(200):
-            asker = rng.choice(names)
-            if rng.random() < 0.2:
-                chain.lost(rng.choice(names))
-            failed = sources.get(asker, LEARNER) if rng.random() < 0.3 else LEARNER
-            sources[asker] = chain.source(asker, failed)
-            assert failed == LEARNER or sources[asker] != failed
-            each = asker
-            for _ in names:
-                each = sources.get(each, LEARNER)
-            assert each == LEARNER
-
-
-def test_chains_of_older_policies_are_forgotten() -> None:
-    chains = Chains()
-    assert chains.source(PolicyVersion(1, 1), "a") == LEARNER
-    assert chains.source(PolicyVersion(1, 1), "b") == "a"
-    for version in (2, 3):
-        assert chains.source(PolicyVersion(1, version), "b") == LEARNER
-        assert chains.source(PolicyVersion(1, version), "a") == "b"
-    assert chains.source(PolicyVersion(1, 2), "c") == "a"

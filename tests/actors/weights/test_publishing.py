@@ -5,16 +5,19 @@ Virtual time.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import structlog
 import trio
-from trio.testing import MockClock
+from structlog.testing import capture_logs
 
+from actors.weights import files, publish
 from actors.weights.files import PublishedWeights
 from actors.weights.publish import Publisher, ServedPolicies
 from agent_rl.figures import PublishFigures
@@ -60,10 +63,6 @@ async def publishing(folder: Path) -> AsyncIterator[Bench]:
         nursery.start_soon(bench.publisher.run)
         yield bench
         nursery.cancel_scope.cancel()
-
-
-def run(main: Any, *given: Any) -> None:
-    trio.run(main, *given, clock=MockClock(autojump_threshold=0))
 
 
 async def test_steps_go_on_while_weights_are_written_and_the_newest_is_always_next(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ async def test_a_policys_latency_ends_when_the_last_engine_serves_it_or_a_newer_
 
 
 async def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path: Path) -> None:
-    def files() -> list[str]:
+    def left() -> list[str]:
         return [path.name for path in tmp_path.glob("policy-*")]
 
     async with publishing(tmp_path) as bench:
@@ -127,7 +126,7 @@ async def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path:
         assert bench.publisher.take_figures().update_version == 2
         bench.publisher.offer(PolicyVersion(1, 2), None, 1, 0)
         await bench.publisher.settled()
-        assert files() == ["policy-0001-00000002.safetensors"]
+        assert left() == ["policy-0001-00000002.safetensors"]
         bench.publisher.gone("rollout_generator.0")
         bench.publisher.served("rollout_generator.1", PolicyVersion(1, 1))  # it is back, and has to catch up
         bench.publisher.offer(PolicyVersion(1, 3), {}, 0, 0)
@@ -135,6 +134,50 @@ async def test_a_lost_engine_holds_back_neither_files_nor_update_times(tmp_path:
         assert bench.publisher.take_figures().update_version is None
         bench.publisher.served("rollout_generator.1", PolicyVersion(1, 3))
         assert bench.publisher.take_figures().update_version == 3
+
+
+async def test_files_are_kept_from_the_oldest_policy_on_that_an_engine_serves(tmp_path: Path) -> None:
+    async with publishing(tmp_path) as bench:
+        for version in range(1, 8):
+            bench.publisher.served("slow", PolicyVersion(1, max(1, version - 3)))
+            bench.publisher.served("fast", PolicyVersion(1, version))
+            bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
+            await bench.publisher.settled()
+            kept = [int(path.stem.rpartition("-")[2]) for path in sorted(tmp_path.glob("policy-*"))]
+            assert kept == list(range(max(1, version - 3), version + 1))
+
+
+async def test_of_too_many_policies_that_no_engine_takes_up_the_newest_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "MOST_WAITED_FOR", 2)
+    async with publishing(tmp_path) as bench:
+        for version in range(1, 6):
+            bench.publisher.offer(PolicyVersion(1, version), {}, 0, 0)
+            await trio.sleep(1.0)
+        with capture_logs() as logs:
+            bench.publisher.served("a", PolicyVersion(1, 5))
+        assert [line["version"] for line in logs] == [4, 5]
+
+
+def test_what_is_handed_out_is_a_whole_part_of_a_file_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PART_BYTES", 10)
+    contents = {version: random.Random(version).randbytes(34 + version) for version in range(1, 5)}
+    kept = PublishedWeights(tmp_path, lambda weights, path: path.write_bytes(contents[len(weights)]), fetched=True)
+    for version, content in contents.items():
+        _, size, checksum = kept.keep(PolicyVersion(1, version), dict.fromkeys(map(str, range(version))))
+        assert size == len(content)
+        assert checksum == files.whole_checksum(zlib.crc32(content[at : at + 10]) for at in range(0, size, 10))
+    kept.clean(PolicyVersion(1, 2))
+    for version, content in contents.items():
+        for offset in range(60):
+            part = kept.part(PolicyVersion(1, version), offset)
+            whole = content[offset : offset + 10] if version >= 2 and offset % 10 == 0 else b""
+            assert part.data.tobytes() == whole
+            assert not whole or not files.fault_of(part, offset, len(whole))
+            assert not whole or files.fault_of(part, offset + 10, len(whole))
 
 
 def test_the_folder_of_weights_may_be_a_link_to_one_that_hosts_share(tmp_path: Path) -> None:

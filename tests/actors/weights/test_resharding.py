@@ -88,6 +88,8 @@ def test_what_several_ranks_hold_is_sent_by_the_one_with_the_least_to_send() -> 
         [[((0, 3), (0, 4))], [((3, 7), (0, 4))]],
         [[((0, 4), (0, 3))], [((0, 2), (3, 4))], [((2, 6), (2, 4))], [((4, 6), (0, 2))]],
         [[((0, 0), (0, 4))]],
+        [[((0, 3), (0, 4))], [((2, 5), (0, 4))]],  # as many values as the tensor has
+        [[((0, 6), (0, 2))], [((0, 6), (1, 3))]],
     ],
 )
 def test_parts_that_leave_gaps_or_overlap_are_refused(held: list[list[Box]]) -> None:

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +27,9 @@ from actors.engines.reference import save_tiny_model
 from actors.learner import Learner
 from actors.learner.model import refuse_unavailable
 from actors.rollout_generator import RolloutGenerator
+from actors.weights import kept as keeping
 from actors.weights import transfer
-from actors.weights.kept import KeptWeights
+from actors.weights.kept import KeptShares, KeptWeights
 from actors.weights.resharding import ALIGNED
 from actors.weights.transfer import TransferError, decline, is_transfer, receive, send, unavailable
 from agent_rl.learning.exporting import Shares
@@ -71,6 +73,13 @@ def offered(senders: int, workers: int, address: str = "127.0.0.1") -> tuple[soc
         shapes=tuple(tuple(tensor.shape) for tensor in WEIGHTS.values()),
         dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in WEIGHTS.values()),
     )
+
+
+def an_offer(senders: int, workers: int) -> TransferOffer:
+    """One at which nobody listens."""
+    listener, offer = offered(senders, workers)
+    listener.close()
+    return offer
 
 
 def shares(rank: int, senders: int) -> Shares:
@@ -218,6 +227,54 @@ def test_the_newest_policy_alone_is_kept_and_offered_once_to_each_who_asks() -> 
         return sent
 
     assert len(trio.run(main)) == 2
+
+
+@pytest.mark.parametrize(("kept", "done"), [(None, "decline"), (1, "decline"), (2, "send"), (3, "decline")])
+def test_a_rank_sends_the_version_that_rank_0_calls_for_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, kept: int | None, done: str
+) -> None:
+    did: list[Any] = []
+    monkeypatch.setattr(keeping, "SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "send", lambda offer, shares, device, rank: did.append(("send", shares, rank)))
+    monkeypatch.setattr(keeping, "decline", lambda offer, rank: did.append(("decline", None, rank)))
+    ranks: Any = SimpleNamespace(rank=1)
+    shares = KeptShares(ranks, "cpu", did.append)
+    shares._kept = None if kept is None else (kept, "shares")  # type: ignore[assignment]
+    shares._send(2, an_offer(1, 1))
+    assert did == [(done, "shares" if done == "send" else None, 1)]
+
+
+def test_other_ranks_hear_every_call_in_its_order_and_old_ones_leave_the_store() -> None:
+    store: dict[str, bytes] = {}
+    made: Any = SimpleNamespace(
+        set=lambda key, text: store.update({key: text.encode()}),
+        get=store.__getitem__,
+        delete_key=lambda key: store.pop(key, None),
+        wait=lambda keys, timeout: None,
+    )
+    ranks: Any = SimpleNamespace(another_store=lambda: made)
+    calls, heard = keeping._Calls(ranks), keeping._Calls(ranks)
+    offer = an_offer(2, 1)
+    for version in range(2 * keeping.OLD_CALLS):
+        calls.call(version, replace(offer, port=version))
+        called = heard.next()
+        assert called is not None
+        assert (called[0], called[1].port, called[1].names) == (version, version, [])
+    assert len(store) == keeping.OLD_CALLS
+    calls.end()
+    assert heard.next() is None
+
+
+@pytest.mark.parametrize("came", [1, 4, 5, 6])
+def test_only_when_all_processes_came_to_the_end_is_a_policy_there(came: int) -> None:
+    group = transfer._Group(an_offer(2, 3), [], torch.device("cpu"))
+    group._together = SimpleNamespace(allreduce=lambda here: SimpleNamespace(wait=lambda: here.fill_(came)))
+    with nullcontext() if came == 5 else pytest.raises(RuntimeError, match=f"{came} of 5 processes came to the end"):
+        group.end()
+
+
+def test_many_ranks_share_the_room_of_a_round() -> None:
+    assert [transfer.bucket_bytes(senders) >> 20 for senders in (1, 4, 64, 65, 1000)] == [64, 16, 1, 1, 1]
 
 
 def test_files_are_no_transfers() -> None:
