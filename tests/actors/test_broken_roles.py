@@ -179,7 +179,6 @@ FILTERS = [
     (SelectsByChance, "the_same_groups_are_selected_alike", "kept different rollouts"),
     (LooksAtNoClasses, "a_complete_group_becomes_one_training_group", "are due"),
     (CountsFromTheNewestToken, "a_complete_group_becomes_one_training_group", "the oldest token's is"),
-    (CountsFromTheNewestToken, "no_group_is_trained_beyond_the_staleness_budget", "tells a staleness of"),
     (NamesStepsFirst, "steps_are_closed_in_order_with_groups_sent_before", "not sent before it"),
     (ClosesNoEmptySteps, "equal_rewards_are_not_trained_and_count_towards_the_step", "no StepReady"),
     (ForgetsItsJournal, "killed_at_any_time_it_loses_nothing_and_doubles_nothing", "no StepReady"),

@@ -1,6 +1,4 @@
-"""The filter holds its journal together with the learner's checkpoints, and ends the run when the journal is taken
-away.
-"""
+"""The filter holds its journal together with the learner's checkpoints; a journal that is taken away ends the run."""
 
 from __future__ import annotations
 
@@ -43,14 +41,10 @@ def two_stages(folder: Path) -> Topology:
     )
 
 
-def simulate(main: Any) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
 def stopped_with(main: Any) -> str:
     """What the user is told when the filter ends the run."""
     with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
+        trio.run(main, clock=MockClock(autojump_threshold=0))
     message = user_mistake(caught.value)
     if message is None:
         raise caught.value
@@ -85,10 +79,6 @@ async def train_a_step(stage: Stage, first: int, index: int, version: int) -> St
     return step
 
 
-def remove(path: Path) -> None:
-    path.unlink()
-
-
 def remove_log(path: Path) -> None:
     path.with_name("journal.sqlite-wal").unlink()
 
@@ -108,7 +98,9 @@ def move_the_directory(path: Path) -> None:
     path.parent.rename(path.parent.with_name("elsewhere"))
 
 
-@pytest.mark.parametrize("harm", [remove, remove_log, move_another_there, copy_another_over_it, move_the_directory])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, remove_log, move_another_there, copy_another_over_it, move_the_directory]
+)
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_journal_that_is_taken_away_ends_the_run(tmp_path: Path, harm: Callable[[Path], None], *, idle: bool) -> None:
     async def main() -> None:
@@ -138,7 +130,7 @@ def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: P
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, kill=True):
                 await enter(stage, 0, 0, 0)
                 await train_a_step(stage, 0, 0, 0)
-            remove(tmp_path / "journal.sqlite")
+            (tmp_path / "journal.sqlite").unlink()
             async with running(RoCFilter, topology, "roc_filter", tmp_path, stage, incarnation=2):
                 await trio.sleep(1.0)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from actors.base import ask
 from actors.kv_scheduler import KVScheduler
@@ -43,10 +41,6 @@ def selecting(folder: Path) -> Topology:
     stages = (stage, builders.rl_stage())
     entry = EnvironmentEntry.model_validate({"class": "maths", "settings": {"files": ["problems.jsonl"]}})
     return micro(folder).model_copy(update={"stages": stages, "environments": (entry,)})
-
-
-def simulate(main: Any) -> None:
-    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def opened(number: int) -> GroupOpened:
@@ -114,18 +108,19 @@ async def test_a_filter_that_is_killed_again_and_again_counts_each_problem_once_
     assert json.loads((tmp_path / "summary.json").read_text())["problems_always_solved_hard"] == 1
 
 
-def test_a_stage_whose_selection_has_no_result_ends_the_run(tmp_path: Path) -> None:
+async def test_a_stage_whose_selection_has_no_result_ends_the_run(tmp_path: Path) -> None:
     """It was written before a stage that the run had entered, for instance: no problem is drawn by mistake."""
 
-    async def main() -> None:
-        topology = selecting(tmp_path)
-        async with stand_ins(topology, "roc_filter") as stage:
-            async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
-                await enter(stage, RL, restored=True)
-                await unfinished(stage, RL)
+    topology = selecting(tmp_path)
 
-    with pytest.raises(BaseExceptionGroup) as caught:
-        simulate(main)
+    async def enters(stage: Stage) -> None:
+        async with running(RoCFilter, topology, "roc_filter", tmp_path, stage):
+            await enter(stage, RL, restored=True)
+            await unfinished(stage, RL)
+
+    async with stand_ins(topology, "roc_filter") as stage:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await enters(stage)
     message = user_mistake(caught.value) or ""
     assert "stages.1: stage 'rl' trains on what stage 'hard' keeps, and that stage has no result" in message
 

@@ -153,8 +153,8 @@ class Life:
         number = len(self.opened)
         group = builders.opened(number, samples=self.samples, version=max(0, self.version - self.rng.randint(0, 2)))
         problem = replace(group.problem, environment="arithmetic" if number % 3 else "other")
-        group = replace(group, problem=problem, drawn=self.rng.choice([None, 0, 7]))
-        stays = replace(group, group=f"{group.group}-{self.stays}")  # a name of its own in each stay
+        name, drawn = f"{group.group}-{self.stays}", self.rng.choice([None, 0, 7])  # a name of its own in each stay
+        stays = replace(group, group=name, problem=problem, drawn=drawn)
         assert self.book.group_opened(stays)
         assert not self.book.group_opened(stays)
         assert not self.book.group_opened(replace(stays, group="another", stage=1))
@@ -195,8 +195,7 @@ class Life:
         self.book.unwanted(made)
         if not self.awaited(made.group, made.sample):
             assert not self.book.wants(replace(made, attempt=made.attempt + 1)), "it is settled, or to be judged"
-        assert not self.book.wants(replace(made, sample=self.samples))
-        assert not self.book.wants(replace(made, group="gone"))
+        assert not any(map(self.book.wants, (replace(made, sample=self.samples), replace(made, group="gone"))))
 
     def a_rollout_of_a_dropped_group_ends(self) -> None:
         name = self.rng.choice(sorted(self.running))
@@ -304,8 +303,7 @@ class Life:
             kept = [candidates[place].sample for place in places]
         masked = self.algorithm.overlong == "mask"
         fates = [((m, j), reason if s not in kept else "overlong" if masked and m.status == "truncated" else "trained") for s, (m, j) in judged.items()]  # fmt: skip
-        written = [judged[s][0].unpack().versions[0] for s in kept]
-        versions = [group.policy.version if each is None else each for each in written]
+        versions = [self.oldest(judged[s][0]) for s in kept]
         self.decided[name] = (fates + [(each, each[0].status) for each in lost], min(versions, default=0))
         if not kept:
             return [*observed, replace(drop, reason=reason, order=self.order), *said]
@@ -350,11 +348,11 @@ class Life:
             self.stale_seconds.append(max((made.seconds for made, _ in judged), default=0.0))
             oldest = min((self.oldest(made) for made, _ in judged), default=0)
         else:
+            waited = {s for s in range(self.samples) if self.awaited(name, s)}
             samples = self.told.pop(name)
             told = [attempts[-1] for attempts in samples if attempts]
             self.stale += [made for attempts in samples for made, _ in attempts]
             ended = [made.seconds for made, _ in told if made.status not in LOST]
-            waited = {s for s, each in enumerate(samples) if not each or (each[-1][0].status in LOST and not self.given_up(each[-1][0]))}  # fmt: skip
             if waited:
                 self.running[name] = waited
                 self.seconds[name] = max(ended, default=0.0)
@@ -388,8 +386,8 @@ class Life:
         trained = {made.group for (made, _), fate in taken if fate in {"trained", "overlong"}}
         lasted = [max(made.seconds for made, judgement in told if judgement and made.group == name) for name in trained]
         assert figures.group_seconds == (pytest.approx(np.mean(lasted)) if lasted else None)
-        stale = self.stale_seconds
-        assert figures.stale_group_seconds == (pytest.approx(np.mean(stale)) if stale else None)
+        lasted = self.stale_seconds
+        assert figures.stale_group_seconds == (pytest.approx(np.mean(lasted)) if lasted else None)
 
     def check_where_it_stands(self) -> None:
         missing = {}

@@ -63,16 +63,6 @@ def test_an_evaluation_without_any_answer_has_no_result(status: str) -> None:
     assert done.index(outage) < done.index(after[0])  # so the shell, which ends at the outage, never records it
 
 
-def test_an_evaluation_with_one_answer_has_a_result() -> None:
-    made = book(EVALUATION)
-    done = []
-    for number, status in enumerate(["failed", "finished", "failed"]):
-        done += settle(made, number, [status], purpose="evaluate_sampled")
-    assert outages(done) == []
-    (evaluated,) = [each for each in done if isinstance(each, Evaluated)]
-    assert evaluated.figures.sampled.lost == 2
-
-
 def test_evaluations_within_a_stage_and_its_training_groups_are_lost_to_the_same_outage() -> None:
     made = book(INTERIM)
     assert outages(settle(made, 0, ["failed"], purpose="evaluate_sampled")) == []
