@@ -26,7 +26,7 @@ from transport.frames import (
     unpack,
 )
 from transport.inbound import Inbound
-from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, Unsettled
+from transport.link import AnnounceSender, CallRouter, PushReceiver, PushSender, SequenceSet, Unsettled
 from transport.outbound import _TOGETHER, Outbound, PendingCall
 
 
@@ -36,6 +36,15 @@ def message(number):
 
 def transmitted(sender):
     return [(sequence, int(frames[0])) for sequence, frames in sender.to_transmit()]
+
+
+@given(st.permutations(range(1, 9)))
+def test_a_sequence_set_fills_up_from_below(order):
+    numbers = SequenceSet()
+    for count, each in enumerate(order, 1):
+        assert [numbers.add(each), numbers.add(each)] == [True, False]
+        assert numbers.through == min({*range(1, 10)} - {*order[:count]}) - 1
+    assert not numbers.beyond
 
 
 class Stream:
@@ -417,7 +426,7 @@ def test_a_peer_is_who_answers_last_and_what_an_earlier_process_or_an_impostor_s
 
 async def test_a_call_is_sent_with_the_time_that_is_left_once_its_peer_is_heard_and_not_beyond_its_deadline():
     frames = []
-    outbound, _ = to_peer(frames)
+    outbound, sender = to_peer(frames)
     ended, again, began = [], [], trio.current_time()
     link = SimpleNamespace(name="questions", ended=ended.append, again=again.append)
     calls = [PendingCall(link, (b"q",), None, began + seconds) for seconds in (3.0, 4.0, 10.0)]
@@ -436,4 +445,9 @@ async def test_a_call_is_sent_with_the_time_that_is_left_once_its_peer_is_heard_
     outbound.begin(unsent := PendingCall(link, (b"q",), None, began + 20.0))
     outbound.lost()
     assert (ended, again, outbound.calls) == ([late], [unsent], {})
+    outbound.back()
+    sender.offer(message(0))
+    outbound.send_pushes("items")
+    outbound.begin(PendingCall(link, (b"q",), None, began + 20.0))
+    assert [type(each.envelope) for each in frames[3:]] == [PushFrame, CallFrame], "in the order of sending"
     assert isinstance(late.failure, PeerLost)

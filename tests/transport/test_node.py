@@ -227,19 +227,6 @@ async def test_a_message_of_an_unexpected_type_is_counted_reported_once_and_not_
         assert "'Question' is unknown here or not expected" in rejected.reason
 
 
-async def test_only_pushes_can_be_deferred():
-    case = InMemory()
-
-    async def defer(delivery):
-        await trio.lowlevel.checkpoint()
-        with pytest.raises(RuntimeError, match="this is a call"):
-            delivery.defer()
-        return Item(0)
-
-    async with case.pair(answers=defer) as (a, _, _, _):
-        assert await a.node.call("questions", ["b"], outstanding=1, timeout=1.0)(Question(0)) == Item(0)
-
-
 async def test_a_cancelled_send_sends_nothing_and_keeps_no_credit():
     case = InMemory()
     async with case.pair(closed=True) as (a, _, recorder, _):

@@ -16,10 +16,6 @@ from transport import DecodeError, EncodeError
 from transport.stream import LENGTH_BYTES, LIMITS, PipeReader, Unpacker, packed
 
 
-def framed(frame: bytes) -> bytes:
-    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
-
-
 @given(st.lists(CLOUDS, max_size=4), st.lists(st.integers(0, 2000)), st.integers(0, 50))
 def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Cloud], cuts: list[int], missing: int) -> None:
     data = b"".join(map(packed, sent))
@@ -36,7 +32,9 @@ def test_any_split_of_the_bytes_gives_the_same_messages(sent: list[Cloud], cuts:
 @given(st.binary(min_size=1), st.booleans())
 def test_garbage_raises_decode_error_only_and_what_came_before_is_heard(garbage: bytes, has_length: bool) -> None:
     unpacker = Unpacker(REGISTRY)
-    unpacker.feed(packed(cloud()) + (framed(garbage) if has_length else b"\xff\xff\xff\xff" + garbage))
+    unpacker.feed(
+        packed(cloud()) + (len(garbage).to_bytes(LENGTH_BYTES, "big") if has_length else b"\xff" * 4) + garbage
+    )
     messages = iter(unpacker)
     assert same(next(messages), cloud())
     with pytest.raises(DecodeError):

@@ -227,13 +227,15 @@ def test_a_queue_is_in_order_and_has_the_newest_of_each_announcement(events: lis
         assert len(queue) == len(waiting)
 
 
-def test_calls_that_are_withdrawn_fill_no_memory() -> None:
+def test_calls_that_are_withdrawn_fill_no_memory_and_are_not_deferred() -> None:
     queue, inbound = Queue(), Inbound(b"", "a", 0, 0, lambda _: None)
     queue.put(Delivery(MESSAGE, "push", "link", inbound, 1))
     for number in range(10_000):
         queue.put(call := Delivery(MESSAGE, "call", "link", inbound, number))
         call.withdraw()
         assert len(queue) <= 1100
+    with pytest.raises(RuntimeError, match="only a push can be deferred, this is a call"):
+        call.defer()
     assert (kept := queue.pop()) is not None
     assert kept.kind == "push"
     assert queue.pop() is None

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import trio
 import zmq
 
-from tests.transport.contract.base import REGISTRY, ContractBase, Item, Question, Recorder
+from tests.transport.contract.base import REGISTRY, Block, ContractBase, Item, Question, Recorder
 from transport import (
     BindError,
     CurveKeys,
@@ -98,10 +99,6 @@ async def test_two_processes_over_tcp_with_keys(directory):
 
 
 async def test_large_arrays_stay_in_the_memory_of_zeromq(directory):
-    import numpy as np
-
-    from tests.transport.contract.base import Block
-
     case = Zmq(ZmqNetwork({name: f"ipc://{directory}/{name}" for name in "ab"}))
     async with case.world() as world:
         recorder = Recorder()
