@@ -358,23 +358,29 @@ def test_supervised_steps_lower_the_loss_on_trained_tokens_alone(model: Path) ->
     assert last.loss < first.loss / 4
 
 
-def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:
-    trained = trainer(model, updates_per_step=2)
-    batch = groups(trained)
-    stage = builders.rl_stage(learning_rate=1e-3)
-    trained.rl_step(batch, stage, 0)
-    trained.save(tmp_path / "checkpoint", Position(2, 1, 5))
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: Path, tmp_path: Path, cut: int) -> None:
+    """Wherever it is cut, what is copied is of that time, and another process that takes it up goes on alike."""
+    trained, stage = trainer(model, updates_per_step=2), builders.rl_stage(learning_rate=1e-3)
+    batch, extra = groups(trained), {"watch": {"best": [0.5]}}
+    for step in range(cut):
+        trained.rl_step(batch, stage, step)
+    torch.rand(3)
+    staged = trained.stage(tmp_path / "checkpoint", Position(2, 1, 5), extra)
+    expected = torch.rand(4)
+    before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}
+    trained.rl_step(batch, stage, cut)
+    extra["watch"]["best"].append(0.6)
+    staged.write()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").chat_template
-    for name, tensor in trained.model.module.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in before.items())
     resumed = trainer(model, updates_per_step=2)
-    assert resumed.restore(tmp_path / "checkpoint") == (Position(2, 1, 5), {})
-    assert read_position(tmp_path / "checkpoint") == Position(2, 1, 5)
-    for learner in (trained, resumed):
-        learner.rl_step(batch, stage, 1)
-    for name, tensor in trained.model.module.state_dict().items():
-        assert torch.equal(resumed.model.module.state_dict()[name], tensor)
+    resumed.rl_step(batch, stage, 0)  # it forgets what it did
+    assert resumed.restore(tmp_path / "checkpoint") == (Position(2, 1, 5), {"watch": {"best": [0.5]}})
+    assert torch.equal(torch.rand(4), expected)
+    resumed.rl_step(batch, stage, cut)
+    assert_same(everything(trained), everything(resumed))
 
 
 def test_beside_the_weights_lies_nothing_that_a_loader_takes_for_weights(model: Path, tmp_path: Path) -> None:
@@ -420,15 +426,6 @@ def test_weight_files_hold_the_models_tensors_once(model: Path, tmp_path: Path) 
         written["model.embed_tokens.weight"], trained.model.module.state_dict()["model.embed_tokens.weight"]
     )
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["w.safetensors"]
-
-
-def test_random_states_and_what_is_kept_beside_come_back(model: Path, tmp_path: Path) -> None:
-    trained = trainer(model)
-    torch.rand(3)
-    trained.save(tmp_path / "checkpoint", Position(0, 0, 3), {"watch": {"best": [0.5]}})
-    expected = torch.rand(4)
-    assert trainer(model).restore(tmp_path / "checkpoint") == (Position(0, 0, 3), {"watch": {"best": [0.5]}})
-    assert torch.equal(torch.rand(4), expected)
 
 
 def test_large_optimizer_states_are_written_in_several_files(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,15 @@ from agent_rl.environments.load import Environments, shown_settings
 from agent_rl.records.continuing import made_with, remember, write_resolved
 from agent_rl.records.history import MADE_WITH, check_history
 from agent_rl.records.journal import Journal, JournalError, open_journal
-from agent_rl.records.run_directory import RunRefused, run_lock
+from agent_rl.records.run_directory import (
+    RunRefused,
+    add_end,
+    in_use,
+    is_supervised,
+    read_summary,
+    run_lock,
+    summary_file,
+)
 from agent_rl.records.run_records import RunRecords
 from agent_rl.topology_checks.environments import class_findings
 from agent_rl.topology_checks.facts import Facts
@@ -37,12 +46,18 @@ def topology(folder: Path, *overrides: str) -> Topology:
 
 @pytest.mark.parametrize(
     "override",
-    ["run.seed=7", "model.initialise.layers=3", "algorithm.groups_per_step=5", 'stages.2.name="other"'],
+    [
+        *("run.seed=7", "model.initialise.layers=3", "algorithm.groups_per_step=5", 'stages.2.name="other"'),
+        *("algorithm.samples=9", "algorithm.keep=3", "stages.2.groups_per_step=3", "stages.2.samples=5"),
+        *("stages.1.samples=5", "stages.1.filter.max_problem_chars=9", 'environments.0.name="sums"'),
+    ],
 )
 def test_what_the_run_was_made_with_may_not_change(tmp_path: Path, override: str) -> None:
-    remember(topology(tmp_path), tmp_path)
+    select = 'stages.1={kind="select", max_response_tokens=20, max_turns=3, samples=4}'
+    remember(topology(tmp_path, select), tmp_path)
+    remember(topology(tmp_path, select), tmp_path)
     with pytest.raises(RunRefused, match="set another run") as refused:
-        remember(topology(tmp_path, override), tmp_path)
+        remember(topology(tmp_path, select, override), tmp_path)
     key = override.split("=", maxsplit=1)[0]
     assert key.rsplit(".", 1)[0] in str(refused.value)
 
@@ -228,3 +243,18 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "topology.json").mkdir()
     with pytest.raises(RunRefused, match=r"topology\.json cannot be read \(it is no regular file\); see to its disk"):
         remember(topology(tmp_path), tmp_path)
+
+
+def test_a_summary_is_this_starts_own_and_a_run_has_one_supervisor_a_host(tmp_path: Path) -> None:
+    assert read_summary(tmp_path, None) is None
+    for steps in (3, 4):
+        before = summary_file(tmp_path)
+        assert read_summary(tmp_path, before) is None
+        add_end(tmp_path, {"steps": steps}, "stopped")
+        assert read_summary(tmp_path, before) == {"steps": steps, "stopped": "stopped"}
+    with run_lock(tmp_path, ["a"]):
+        held = [is_supervised(tmp_path, host) for host in ("a", "b")]
+        assert (held, in_use(tmp_path)) == ([True, False], True)
+        with run_lock(tmp_path, ["b"]), pytest.raises(RunRefused, match=f"process {os.getpid()}"):
+            run_lock(tmp_path, ["a"]).__enter__()
+    assert not in_use(tmp_path)
