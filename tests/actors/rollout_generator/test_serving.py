@@ -4,6 +4,8 @@ refuses it.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,8 @@ from actors.weights.files import nothing, part_checksums, read_part, weights_nam
 from actors.weights.transfer import TransferError
 from agent_rl.messages import PolicyPublished, PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from transport import CallTimeout, PeerLost
+
+pytestmark = pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
 
 
 class Engine:
@@ -60,7 +64,7 @@ class Desk:
     """A ServedPolicy, its engine, and a learner to be asked."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, link: bool) -> None:
-        self.folder, self.engine = folder, Engine()
+        self.folder, self.engine, self.link = folder, Engine(), link
         self.faults: list[Exception] = []
         self.asked: list[int] = []
         context: Any = SimpleNamespace(
@@ -72,11 +76,8 @@ class Desk:
         )
         self.kept = PolicyVersion(0, 0)
         self.offers: list[TransferWanted] = []
-        monkeypatch.setattr(
-            ServedPolicy,
-            "_over_links",
-            lambda served: FetchedWeights(folder / "host", self.ask, trio.to_thread.run_sync),
-        )
+        fetched = FetchedWeights(folder / "host", self.ask, trio.to_thread.run_sync)
+        monkeypatch.setattr(ServedPolicy, "_over_links", lambda served: fetched)
         (folder / "host").mkdir()
         (folder / "learner").mkdir()
         self.served = ServedPolicy(context, self.engine, structlog.get_logger())  # type: ignore[arg-type]
@@ -106,128 +107,102 @@ class Desk:
         self.served.published(PolicyPublished(self.kept, f"gloo:{weights_name(self.kept)}", 0, 0))
         return self.kept
 
-    def publish(self, version: int, *, link: bool) -> PolicyVersion:
+    def publish(self, version: int) -> PolicyVersion:
         policy = PolicyVersion(1, version)
         path = self.folder / "learner" / weights_name(policy)
         path.write_bytes(b"weights of %d" % version)
-        size, checksum = (path.stat().st_size, whole_checksum(part_checksums(path))) if link else (0, 0)
+        size, checksum = (path.stat().st_size, whole_checksum(part_checksums(path))) if self.link else (0, 0)
         self.served.published(PolicyPublished(policy, path.as_uri(), 0, 0, size, checksum))
         return policy
 
 
-@pytest.mark.real_time
-@pytest.mark.parametrize("link", [False, True])
-async def test_the_newest_policy_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=link)
-    changes = []
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Desk:
+    return Desk(tmp_path, monkeypatch, link=getattr(request, "param", False))
+
+
+links = pytest.mark.parametrize("desk", [True], indirect=True, ids=["link"])
+
+
+@asynccontextmanager
+async def serving(desk: Desk, changed: Callable[[], Any] = lambda: None) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: changes.append(desk.engine.policy))
+        nursery.start_soon(desk.served.run, changed)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("desk", [False, True], indirect=True, ids=["files", "link"])
+async def test_the_newest_policy_is_taken_up(desk: Desk) -> None:
+    changes = list[PolicyVersion]()
+    async with serving(desk, lambda: changes.append(desk.engine.policy)):
         assert desk.served.waiting_for == "PolicyPublished: a policy"
-        desk.publish(1, link=link)  # overtaken before its turn
-        newest = desk.publish(2, link=link)
+        desk.publish(1)  # overtaken before its turn
+        newest = desk.publish(2)
         await desk.served.ready.wait()
         assert desk.engine.loaded == [(newest, b"weights of 2")]
         assert (desk.served.waiting_for, changes) == ("", [newest])
-        nursery.cancel_scope.cancel()
-    assert bool(desk.asked) == link
+    assert bool(desk.asked) == desk.link
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-@pytest.mark.parametrize("fault", [CallTimeout("no answer"), PeerLost("learner.0 was restarted")])
-async def test_weights_that_could_not_be_fetched_are_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=True)
+@links
+@pytest.mark.parametrize("fault", [CallTimeout("no answer"), PeerLost("learner.0 was restarted")], ids=["slow", "lost"])
+async def test_weights_that_could_not_be_fetched_are_asked_for_again(desk: Desk, fault: Exception) -> None:
     desk.faults = [fault] * 3
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: None)
-        desk.publish(1, link=True)
+    async with serving(desk):
+        desk.publish(1)
         began = trio.current_time()
         await desk.served.ready.wait()
         assert 3 * AGAIN_SECONDS <= trio.current_time() - began < 4 * AGAIN_SECONDS
-        nursery.cancel_scope.cancel()
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_a_refused_policy_makes_way_for_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
+async def test_a_refused_policy_makes_way_for_a_newer_one(desk: Desk) -> None:
     desk.engine.refuses = {PolicyVersion(1, 1)}
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: None)
-        desk.publish(1, link=False)
+    async with serving(desk):
+        desk.publish(1)
         await trio.sleep(REPLACED_SECONDS / 2)
         assert desk.served.waiting_for == "PolicyPublished: the weights of version 1"
         assert not desk.served.ready.is_set()
-        newer = desk.publish(2, link=False)
+        newer = desk.publish(2)
         await desk.served.ready.wait()
         assert desk.engine.policy == newer
-        nursery.cancel_scope.cancel()
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
-    policy = desk.publish(1, link=False)
+async def test_a_policy_that_stays_refused_is_what_the_generator_fails_of(desk: Desk, tmp_path: Path) -> None:
+    policy = desk.publish(1)
     (tmp_path / "learner" / weights_name(policy)).unlink()
     with pytest.raises(EngineError, match="cannot read weights"):
         await desk.served.run(lambda: None)
     assert trio.current_time() >= REPLACED_SECONDS
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_weights_that_were_not_sent_to_the_end_are_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
+async def test_weights_that_were_not_sent_to_the_end_are_asked_for_again_however_often_later(desk: Desk) -> None:
     desk.faults, desk.engine.lost = [PeerLost("learner.0 was restarted")], 2
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: None)
+    async with serving(desk):
         policy = desk.keep(1)
         await desk.served.ready.wait()
         assert desk.offers == [TransferWanted(policy, Engine.ranks)] * 3
         assert desk.engine.loaded == [(policy, b"key 3")]  # each time in a place of its own
-        nursery.cancel_scope.cancel()
+        desk.engine.lost = FIRST_ATTEMPTS + 2
+        newer = desk.keep(2)
+        await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
+        assert desk.engine.policy == newer
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_a_policy_that_a_newer_replaced_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: None)
+async def test_a_policy_that_a_newer_replaced_is_not_waited_for(desk: Desk) -> None:
+    async with serving(desk):
         older = desk.keep(1)
         await trio.sleep(OFFER_SECONDS / 8)
         newer = desk.keep(2)  # while the older is being asked for
         await desk.served.ready.wait()
         assert [wanted.policy for wanted in desk.offers] == [older, newer]
         assert desk.engine.loaded == [(newer, b"key 2")]
-        nursery.cancel_scope.cancel()
 
 
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_a_run_whose_first_policy_never_comes_ends_with_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
+async def test_a_run_whose_first_policy_never_comes_ends_with_why(desk: Desk) -> None:
     desk.engine.lost = 99
     desk.keep(1)
     with pytest.raises(EngineRefusedError, match=r"in 3 attempts: the learner is gone; .* change weights_in"):
         await desk.served.run(lambda: None)
     assert len(desk.offers) == FIRST_ATTEMPTS
-
-
-@pytest.mark.clock(make=lambda: MockClock(autojump_threshold=0.05))
-async def test_later_policies_may_be_lost_as_often_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(tmp_path, monkeypatch, link=False)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.served.run, lambda: None)
-        desk.keep(1)
-        await desk.served.ready.wait()
-        desk.engine.lost = FIRST_ATTEMPTS + 2
-        newer = desk.keep(2)
-        await trio.sleep((FIRST_ATTEMPTS + 3) * (AGAIN_SECONDS + OFFER_SECONDS))
-        assert desk.engine.policy == newer
-        nursery.cancel_scope.cancel()

@@ -27,18 +27,14 @@ from tests.agent_rl.gateway.turns import (
 from tests.agent_rl.gateway.turns import given as turn
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+CALLED = {"name": "f", "arguments": "{}"}
 BODIES = {
     CHAT: {
         "model": "m",
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"},
-            {
-                "role": "assistant",
-                "content": None,
-                "reasoning_content": "r",
-                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-                "function_call": {"name": "f", "arguments": "{}"},
-            },
+            {"role": "assistant", "content": None, "reasoning_content": "r", "function_call": CALLED}
+            | {"tool_calls": [{"id": "c", "type": "function", "function": CALLED}]},
             {"role": "tool", "content": "3", "tool_call_id": "c"},
         ],
         "tools": [{"type": "function", "function": FUNCTION}],
@@ -46,27 +42,27 @@ BODIES = {
         "n": 1,
         "max_tokens": 3,
         "stop": ["x"],
+        "temperature": 1.0,
+        "response_format": {"type": "text"},
         "stream": True,
         "stream_options": {"include_usage": True},
         "logprobs": True,
         "top_logprobs": 1,
         "return_token_ids": True,
-        "response_format": {"type": "text"},
-        "temperature": 1.0,
     },
     RESPONSES: {
         "model": "m",
         "instructions": "be",
+        "max_output_tokens": 3,
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": []},
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c", **CALLED},
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "3"}]},
         ],
         "tools": [{"type": "function", **FUNCTION}],
         "tool_choice": {"type": "function", "name": "f"},
         "parallel_tool_calls": True,
-        "max_output_tokens": 3,
         "metadata": {"a": "b"},
         "text": {"format": {"type": "text"}},
         "stream": True,
@@ -74,16 +70,14 @@ BODIES = {
     },
     MESSAGES: {
         "model": "m",
+        "max_tokens": 3,
+        "stop_sequences": ["x"],
+        "output_config": {"effort": "low"},
         "system": [{"type": "text", "text": "be"}],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "t", "signature": ""},
-                    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
-                ],
-            },
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
             {
                 "role": "user",
                 "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "3"}]}],
@@ -92,32 +86,22 @@ BODIES = {
         ],
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "tool", "name": "f"},
-        "max_tokens": 3,
-        "stop_sequences": ["x"],
         "stream": True,
         "return_token_ids": True,
-        "output_config": {"effort": "low"},
     },
     GENERATE: {
         "model": "m",
         "token_ids": [1, 2],
+        "request_id": "r",
+        "return_token_ids": True,
         "sampling_params": {"max_tokens": 3, "stop": ["x"], "n": 1, "logprobs": 1, "temperature": 1.0},
         "stream": True,
         "stream_options": {"include_usage": True},
-        "request_id": "r",
-        "return_token_ids": True,
     },
 }
 WORDS = ["", "user", "assistant", "system", "tool", "text", "image", "function", "type", "none", "content", "\ud800"]
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.just(2**70),
-    st.floats(),
-    st.sampled_from(WORDS),
-    st.text(st.characters(), max_size=3),
-)
+PLAIN = st.sampled_from([None, False, True, 2**70, *WORDS])
+SCALARS = PLAIN | st.integers() | st.floats() | st.text(st.characters(), max_size=3)
 KEYS = st.sampled_from([*WORDS, "role", "name", "input", "format"])
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
@@ -232,8 +216,7 @@ def test_bytes_that_are_no_object_are_refused() -> None:
 
 
 def test_a_hundred_thousand_tokens_are_read_at_once() -> None:
-    tokens = list(range(100_000))
-    assert len(DIALECTS[GENERATE].read({"token_ids": tokens}).asked.tokens) == 100_000
+    assert len(DIALECTS[GENERATE].read({"token_ids": [*range(100_000)]}).asked.tokens) == 100_000
 
 
 def test_a_body_of_one_dialect_is_refused_by_another() -> None:

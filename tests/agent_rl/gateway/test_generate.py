@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent_rl.gateway.generate import Generate
-from tests.agent_rl.gateway.turns import GENERATE, PARTS, choice, events, given, refused, replied, streamed, tokens
+from tests.agent_rl.gateway.turns import GENERATE, PARTS, choice, events, given, replied, streamed, tokens
 
 
 def test_what_the_training_client_of_verifiers_sends_is_read() -> None:
@@ -63,36 +63,3 @@ def test_a_stream_adds_up_to_the_reply(known) -> None:
     assert content == whole["choices"][0]["logprobs"]["content"]
     assert [each["finish_reason"] for each in choices] == [None] * len(PARTS) + ["stop"]
     assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [[1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("body", "says", "field"),
-    [
-        ({}, "must be a list of token ids from 0 to 2147483647", "token_ids"),
-        ({"token_ids": []}, "must be a list of token ids", "token_ids"),
-        ({"token_ids": [True]}, "must be a list of token ids", "token_ids"),
-        ({"token_ids": [-1]}, "must be a list of token ids", "token_ids"),
-        ({"token_ids": [2**31]}, "must be a list of token ids", "token_ids"),
-        ({"token_ids": [2**80]}, "must be a list of token ids", "token_ids"),
-        ({"token_ids": [1], "features": {"mm_hashes": {}}}, "reads tokens of text", "features"),
-        ({"token_ids": [1], "sampling_params": {"n": 2}}, "from 1 to 1", "sampling_params.n"),
-        (
-            {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}},
-            "leave it out",
-            "sampling_params.prompt_logprobs",
-        ),
-        ({"token_ids": [1], "sampling_params": {"max_token": 1}}, "did you mean 'max_tokens'?", "max_token"),
-        ({"token_ids": [1], "sampling_params": []}, "must be an object", "sampling_params"),
-        ({"token_ids": [1], "messages": []}, "unknown key 'messages'", "messages"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_by_name(body, says, field) -> None:
-    message, at = refused(GENERATE, body)
-    assert says in message
-    assert at == field
-
-
-def test_errors_are_those_of_vllm() -> None:
-    assert Generate().error("overflow", "9 > 8")[0] == 400
-    (broken,) = events(Generate().stream(Generate().read({"token_ids": [1]}), "x", 7).failed("failed", "so"))
-    assert broken["error"]["type"] == "server_error"
