@@ -1,7 +1,6 @@
 """The word problems of the examples: the files are what their program makes, and a second way finds every answer.
 
-The second way reads the quantities from the text alone. It counts, simulates or tries out where the program has a
-formula.
+The second way reads the quantities from the text. It counts, simulates or tries out where the program has a formula.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from itertools import combinations, count, product
 from pathlib import Path
-from types import ModuleType
+from random import Random
 
 import pytest
 
@@ -26,108 +25,31 @@ ROWS = {
     for name in (*TRAINING, HELD_OUT)
 }
 ALL = [row for rows in ROWS.values() for row in rows]
-NUMBER = r"\$?(-?\d+(?:\.\d+)?(?:/\d+)?)"
-TIME = r"(\d+:\d\d [AP]M)"
 WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-READ = {
-    "seats": (
-        "# rows",
-        "# (?:chairs|seats|trees) in each",
-        "(?:concert|and|winter) # (?:chairs are|seats are|trees die)",
-    ),
-    "leftover": ("# (?:apples and|rolls and|cards)", "(?:bags of|boxes of|shares to) #"),
-    "trips": ("# (?:pupils goes|guests are|cars waiting)", "# (?:pupils\\.|guests\\.|cars at a time)"),
-    "stamps": (
-        "(?:had|There were|day with) # (?:stamps|books|roses)\\b(?! each)",
-        "(?:gave|away|sold) #",
-        "# (?:packs|boxes|bundles)",
-        "# (?:stamps|books|roses) each",
-    ),
-    "three_friends": ("(?:has|Friday|ran) # (?:marbles|people|laps)", "# times", "# fewer"),
-    "wages": ("# hours", "# days", "# an hour", "# weeks"),
-    "saving": (
-        "(?:guitar for|costs|needs) #",
-        "(?:already has|There is|{A} has|[A-Z][a-z]+ has) # (?:in|and)",
-        "# every",
-    ),
-    "ages": ("is # years old and (?:his|her) aunt|turns #|daughter is #", "(?:aunt|teacher|father) is #", "# times"),
-    "number_puzzle": ("by #", "adds? #", "(?:gets|is|came) #"),
-    "heads_and_legs": ("# (?:heads|vehicles|animals)", "# (?:legs|wheels altogether)"),
-    "fence": ("(?:is|of) # metres(?! apart)", "(?:every # metres|# metres apart)"),
-    "field": ("(?:perimeter.*|covers|took) # metres(?! long)", "(?:field is|garden is|that is) # metres long"),
-    "tiles": ("# metres (?:long|by)", "(?:by|and) # metres", "# cm"),
-    "apart": ("(?:one at|downstream at|north at) # km/h", "(?:other at|upstream at|south at) # km/h", "# hours"),
-    "consecutive": ("# (?:consecutive|neighbouring)", "(?:is|gets|to) #"),
-    "both_leave": ("(?:line 1|One|1 is).*? every #", "(?:line 2|another|machine 2) every #", f"At {TIME}|at {TIME}"),
-    "ribbon": ("(?:red ribbon of|planks of|wall of) # cm", "(?:blue ribbon of|and|by) # cm"),
-    "league": ("# (?:teams|players)", "# matches"),
-    "outfits": ("# (?:shirts|soups|shapes)", "# (?:pairs|main|colours)", "# (?:hats|desserts|animals)"),
-    "rising_rows": (
-        "(?:has|learns) # (?:seats\\b|new|pipes in)(?! more)",
-        "# (?:seats|words|pipes) more",
-        "# (?:rows|weeks|layers)",
-    ),
-    "average_needed": ("# (?:tests|rounds|games)", "(?:is|has|scored) # points", "(?:of|to|becomes) # points"),
-    "discount": ("(?:costs|marked|cost) #", "# %"),
-    "tank": (
-        "(?:holds|of|takes) # litres(?! of oil)",
-        "(?:contains|already|are) # litres",
-        "(?:minute|brings|adds) # litres",
-        "(?:and|but|burns) # litres",
-    ),
-    "recipe": (
-        "(?:for|For|paint) # (?:pancakes takes|glasses of|chairs you)",
-        "for # (?:pancakes|glasses|chairs)\\?",
-        "# of a",
-    ),
-    "book": ("(?:reads|sells|spends) #", "and #"),
-    "urn": ("# red", "# blue", "# green"),
-    "together": ("(?:needs|pond in|job in) # hours(?! for)", "(?:another one in|takes|needs) # hours(?: for|\\. How)"),
-    "ratio": ("#(?: in the ratio| is split| accordingly)", "ratio #", "ratio \\d+ to #"),
-    "film": (f"at {TIME}", "# minutes"),
-    "journey": (f"at {TIME} and", f"and (?:arrives|is back|closes) at {TIME}"),
-    "rope": ("# metres", "# (?:pieces|strips|leads)", "# cm"),
-    "speed": ("# km\\b(?!/)", "# hours", "# minutes"),
-    "shopping": (
-        "# (?:notebooks|peppers|ice)",
-        "# (?:pens|melons|coffees)",
-        "(?:notebooks|peppers|creams) at # each",
-        "(?:pens|melons|coffees) at # each",
-        "a # bill",
-    ),
-    "plans": (
-        "(?:One phone plan costs|A gym asks for|a van for) #",
-        "^[^.,]*? and # per",
-        "(?:Another costs|door asks for|or for) #",
-        "(?:Another|next door|or for).* and # per",
-    ),
-    "interest": ("(?:lends|deposit of|loan of) #", "# %", "# years"),
-    "temperature": ("# °C", "(?:was|warms by|risen by) # degrees", "(?:fallen by|cools by|Wednesday) # degrees"),
-    "snail": ("(?:is # metres deep|pole of # cm|mast of # metres)", "(?:climbs|moves) #", "(?:back|drops) #"),
-    "weekday": (f"({'|'.join(WEEK)})", "# days"),
-    "map_scale": ("# metres", "(?:are|measures|of) # cm"),
-    "blend": (
-        "(?:blends|mixes|stirs) # kg",
-        "(?:with|into) # kg",
-        "(?:coffee|nuts|seed) at # a kilogram (?:with|into)",
-        "(?:coffee|raisins|seed) at # a kilogram\\.",
-    ),
-}
-"""What each quantity stands next to, whichever way the sentence is put; ``#`` is a number."""
+SPEC = importlib.util.spec_from_file_location("word_problems_make", FOLDER / "make.py")
+program = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(program)
+FORMS = program.sentence_forms()
+
+
+def names(kind: str) -> list[str]:
+    """The quantities of a kind, in the order in which its second way takes them."""
+    return list(next(found[0] for seed in count() if (found := program.KINDS[kind](Random(seed)))))
 
 
 def read(kind: str, text: str) -> list[Fraction | str]:
-    """The quantities of a problem, in the order of `READ`; each stands in the text exactly once."""
-    found: list[Fraction | str] = []
-    for pattern in READ[kind]:
-        matches = [
-            next(group for group in match.groups() if group)
-            for match in re.finditer(pattern.replace("#", NUMBER), text)
-        ]
-        assert len(matches) == 1, (text, pattern, matches)
-        found.append(matches[0] if re.search("[A-Za-z]", matches[0]) else Fraction(matches[0]))
-    return found
+    """The quantities of a problem, which stand where its sentence form has their names."""
+    for form in FORMS[kind]:
+        pattern = re.sub(
+            r"\\{([a-z_]+)\\}",
+            r"(?P<\1>\\S+(?: [AP]M)?)",
+            re.sub(r"\\{(?:[ABC]|[sS]he|her)\\}", r"\\w+", re.escape(form)),
+        )
+        if match := re.fullmatch(pattern, text):
+            found = [match[name].removeprefix("$") for name in names(kind)]
+            return [each if re.search("[A-Za-z]", each) else Fraction(each) for each in found]
+    raise AssertionError(text)
 
 
 def first(found):
@@ -232,17 +154,7 @@ SOLVE = {
 """The answer once more, counted, simulated or tried out where the program has a formula."""
 
 
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("word_problems_make", FOLDER / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_files_are_what_the_program_makes(program: ModuleType, tmp_path: Path) -> None:
+def test_the_files_are_what_the_program_makes(tmp_path: Path) -> None:
     program.main(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         path.name: path.read_bytes() for path in FOLDER.glob("*.jsonl")
@@ -258,10 +170,10 @@ def test_every_answer_is_found_again_from_the_text(kind: str) -> None:
         assert row["answer"].replace("$", "") in {answer, answer.removesuffix(".00")}, row
 
 
-def test_kinds_are_many_and_each_is_put_in_several_ways(program: ModuleType) -> None:
-    assert set(program.KINDS) == set(program.sentence_forms()) == set(SOLVE) == set(READ)
+def test_kinds_are_many_and_each_is_put_in_several_ways() -> None:
+    assert set(program.KINDS) == set(FORMS) == set(SOLVE)
     assert len(SOLVE) >= 25
-    for kind, forms in program.sentence_forms().items():
+    for kind, forms in FORMS.items():
         assert len(set(forms)) >= 3, kind
 
 
