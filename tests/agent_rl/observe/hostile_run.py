@@ -23,45 +23,26 @@ _IMAGE = f"<img src=x onerror={RAN}>"
 _SCRIPT = f"<script>{RAN}</script>"
 
 _ELEMENTS = (
-    *(f"<{name} src={AWAY}{name} onerror={RAN} onload={RAN}></{name}>"
-      for name in ("img", "script", "iframe", "embed", "video", "audio", "source", "frame", "input type=image", "track")),
-    *(f"<{name} onfocus={RAN} autofocus tabindex=0 onpointerover={RAN}>"
-      for name in ("input", "textarea", "select", "button", "a", "div", "details open ontoggle=window.ran=1", "x-y")),
-    *(f"<{name} onanimationstart={RAN} onbegin={RAN} onload={RAN} onpageshow={RAN}>"
-      for name in ("body", "svg", "math", "marquee", "style", "object", "link", "frameset")),
-    f"<svg><script>{RAN}</script></svg>", f"<svg><script href=data:,{RAN} />", f"<svg><a xlink:href=javascript:{RAN}>x",
-    f"<svg><animate onbegin={RAN} attributeName=x dur=1s>", f"<svg><foreignObject>{_IMAGE}</foreignObject></svg>",
-    f"<svg><use href=data:image/svg+xml,{_SCRIPT}#x>", f"<svg><set attributeName=href to=javascript:{RAN}>",
-    f"<svg><image href={AWAY}svg />", f"<svg><style>@import '{AWAY}css'</style></svg>",
-    f"<math><mtext><table><mglyph><style><!--</style>{_IMAGE}", f"<math href=javascript:{RAN}>x</math>",
-    f"<math><mi><table><mi><style><textarea>{_IMAGE}</textarea>", f"<math><annotation-xml encoding=text/html>{_IMAGE}",
-    f"<template>{_SCRIPT}</template>", f"<template shadowrootmode=open>{_IMAGE}</template>",
-    f"<noscript><p title='</noscript>{_IMAGE}'>", f"<noembed><p title='</noembed>{_IMAGE}'>",
-    f"<form><math><mtext></form><form><mglyph><style></math>{_IMAGE}", f"<style><style/>{_IMAGE}",
-    f"<svg></p><style><a id='</style>{_IMAGE}'>", f"<select><iframe></select>{_IMAGE}", f"<xmp><p title='</xmp>{_IMAGE}'>",
-    f"<table><caption><svg><title><style>{_IMAGE}</style>", f"<p id='</p>{_IMAGE}'>", f"<plaintext>{_IMAGE}",
-    f"<iframe srcdoc='{_SCRIPT}'></iframe>", f"<iframe src='javascript:{RAN}'></iframe>", f"<base href={AWAY}base/>",
-    f"<object data=javascript:{RAN}>", f"<meta http-equiv=refresh content=0;url={AWAY}meta>",
-    f"<meta http-equiv=Content-Security-Policy content='script-src *'>{_SCRIPT}", f"<link rel=stylesheet href={AWAY}l>",
-    f"<form action=javascript:{RAN}><button>send</button></form>", "<form id=main><input name=parentNode></form>",
-    "<a id=data></a>", "<img name=getElementById>", "<input id=trajectories name=textContent>", f"<a ping={AWAY}>x</a>",
-    f"<portal src={AWAY}>", f"<?xml-stylesheet href='{AWAY}xsl'?>", "<!ENTITY x SYSTEM 'file:///etc/passwd'>",
-    f"<![CDATA[{_IMAGE}]]>", f"<!--><{_IMAGE}-->", f"<!--[if IE]>{_SCRIPT}<![endif]-->", f"<!-- --!>{_IMAGE}-->",
+    *(f"<{name} src={AWAY}{name} onerror={RAN} onload={RAN} onfocus={RAN} autofocus tabindex=0></{name}>"
+      for name in ("img", "script", "iframe", "video", "input type=image", "details open ontoggle=window.ran=1", "body")),
+    f"<svg><script>{RAN}</script></svg>", f"<svg><a xlink:href=javascript:{RAN}>x", f"<svg><image href={AWAY}svg />",
+    f"<svg><foreignObject>{_IMAGE}</foreignObject></svg>", f"<svg></p><style><a id='</style>{_IMAGE}'>",
+    f"<math><mtext><table><mglyph><style><!--</style>{_IMAGE}", f"<math><annotation-xml encoding=text/html>{_IMAGE}",
+    f"<template shadowrootmode=open>{_IMAGE}</template>", f"<noscript><p title='</noscript>{_IMAGE}'>",
+    f"<iframe srcdoc='{_SCRIPT}'></iframe>", f"<base href={AWAY}base/>", f"<link rel=stylesheet href={AWAY}l>",
+    f"<meta http-equiv=refresh content=0;url={AWAY}meta>", f"<style>@import '{AWAY}css'</style>", f"<a ping={AWAY}>x</a>",
+    f"<meta http-equiv=Content-Security-Policy content='script-src *'>{_SCRIPT}", f"<plaintext>{_IMAGE}",
+    "<form id=main><input name=parentNode></form>", "<a id=data></a>", "<img name=getElementById>",
+    "<input id=trajectories name=textContent>", f"<![CDATA[{_IMAGE}]]>", f"<!--><{_IMAGE}-->", f"<!-- --!>{_IMAGE}-->",
     f"<scr<script>ipt>{RAN}</script>", f"<ScRiPt\n>{RAN}</sCrIpT\n>", f"<script\x00>{RAN}</script>", f"<\x00script>{RAN}",
-    f"<script/x>{RAN}</script>", f"<<script>{RAN}//<</script>", f"<img\x0bsrc=x\x0conerror={RAN}>", f"<svg/onload={RAN}//",
-    f"<img src='x' \"onerror={RAN}>", f"`><img src=x onerror={RAN}>", f"'\"><svg onload={RAN}>", f'\\"><{_SCRIPT}',
-)  # fmt: skip
-_CLOSERS = tuple(
-    f"</{name}>{_IMAGE.replace('=x', f'={AWAY}{name}')}"
-    for name in ("script", "style", "pre", "textarea", "title", "template", "noscript", "svg", "math", "select", "body",
-                 "html", "head", "table", "details", "summary", "option", "span", "code", "iframe", "xmp", "section")
+    f"<<script>{RAN}//<</script>", f"<img\x0bsrc=x\x0conerror={RAN}>", f"<img src='x' \"onerror={RAN}>",
+    f"`><img src=x onerror={RAN}>", f"'\"><svg onload={RAN}>", f'\\"><{_SCRIPT}',
+    *(f"</{name}>{_IMAGE}" for name in ("script", "style", "textarea", "title", "template", "svg", "body", "html", "option")),
 )  # fmt: skip
 _SCHEMES = tuple(
     f"{before}{scheme}{after}"
-    for scheme in (f"javascript:{RAN}", f"JaVaScRiPt:{RAN}", f"java\tscript:{RAN}", f"java\nscript:{RAN}",
-                   f"\x01javascript:{RAN}", f"&#106;avascript&colon;{RAN}", f"vbscript:{RAN}", f"livescript:{RAN}",
-                   f"data:text/html,{_SCRIPT}", "data:text/html;base64,PHNjcmlwdD53aW5kb3cucmFuPTE8L3NjcmlwdD4=",
-                   f"view-source:javascript:{RAN}", "file:///etc/passwd", f"https:{AWAY}link")
+    for scheme in (f"javascript:{RAN}", f"JaVaScRiPt:{RAN}", f"java\tscript:{RAN}", f"\x01javascript:{RAN}",
+                   f"&#106;avascript&colon;{RAN}", f"data:text/html,{_SCRIPT}", "file:///etc/passwd", f"https:{AWAY}link")
     for before, after in (("", ""), ("<a href='", "'>here</a>"), ("[here](", ")"))
 )  # fmt: skip
 _SIGNS = tuple(
@@ -77,28 +58,25 @@ _NAMES = (
     "null", "NaN", "true", "0", "-0", "1e999", "[object Object]", "data", "main", "head", "learning", "made", "", " ",
 )  # fmt: skip
 _SYNTAX = (
-    f"${{{RAN}}}", f"`${{{RAN}}}`", "{{ data }}", "{{ script }}", "{{ policy }}", "}}", "{{", f"{{{{constructor('{RAN}')()}}}}",
-    f"{{% {RAN} %}}", f"<%= {RAN} %>", f"#{{{RAN}}}", "%s%n%x", "{0}{name}", f"';{RAN};'", f'";{RAN};"', f"\\';{RAN}//",
-    f"*/{RAN}/*", f"\n{RAN}\n//", f"\u2028{RAN}", f"\u2029{RAN}", f"\\u003cscript>{RAN}", f"\\x3cscript\\x3e{RAN}", "\\",
-    '"', "'", "`", '"}],"sections":[{"id":"x"', '"]}</script>', '\\\\"', "<!--<script>", "-->", "]]>", "<", ">", "&", "&&lt;",
-    "&lt;script&gt;", "&#60;script&#62;", "&#x3c;b&#x3e;", "&amp;lt;b&amp;gt;", "&NewLine;&Tab;", "&notin;", "&#0;", "&#xD800;",
-    "+ADw-script+AD4-", "%3Cscript%3E", "%253Cscript%253E", "\xc0\xbcscript\xc0\xbe", "\uff1cscript\uff1e", "\u2039b\u203a",
-    "</style>*{display:none}", "}body{display:none}", f"x;background:url({AWAY}css)", f"@import url({AWAY}import);",
-    "width:expression(alert(1))", "\\3c b\\3e", f"behavior:url({AWAY}htc)", "-moz-binding:url(#x)", "</style", "/*",
-    "=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(1)", f'=HYPERLINK("{AWAY}")', "\t=1", "\x1b[31mred\x1b[0m", "\x1b[2J\x1b[H",
-    f"\x1b]8;;javascript:{RAN}\x07x\x1b]8;;\x07", "\x1b]0;title\x07", "\x9b31m", "\x1b]52;c;eA==\x07", "\rover", "a\x08b",
-    "\n\ndata: {}\n\n", "\r\n\r\ndata: null\r\n\r\n", "event: message\ndata: 1", "HTTP/1.1 200 OK\r\n\r\n", "retry: 0",
-    "../../../etc/passwd", "..\\..\\x", "a/b?c=d&e=f#g", "'; DROP TABLE groups; --", "$(touch x)", "`touch x`", "| x", "--help",
-    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|im_end|>", "<tool_call>{}</tool_call>",
-    '<tool_call>{"name": 1, "arguments": []}</tool_call>', "\u202egnp.exe", "\u2066\u202e\u2066\u202e", "e" + "\u0301" * 300,
-    "\ufdfd" * 20, "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\u05d0\u05d1 abc \u0627\u0628", "\ud83d", "\udc69x",
+    f"${{{RAN}}}", f"`${{{RAN}}}`", "{{ data }}", "{{ script }}", "{{ policy }}", "}}", "{{", f"{{% {RAN} %}}", f"<%= {RAN} %>",
+    "%s%n%x", "{0}{name}", f"';{RAN};'", f'";{RAN};"', f"\\';{RAN}//", f"*/{RAN}/*", f"\n{RAN}\n//", f"\u2028{RAN}",
+    f"\u2029{RAN}", f"\\u003cscript>{RAN}", f"\\x3cscript\\x3e{RAN}", "\\", '"', "'", "`", '"}],"sections":[{"id":"x"',
+    '"]}</script>', '\\\\"', "<!--<script>", "-->", "]]>", "<", ">", "&", "&&lt;", "&lt;script&gt;", "&#60;script&#62;",
+    "&amp;lt;b&amp;gt;", "&NewLine;&Tab;", "&#0;", "+ADw-script+AD4-", "%3Cscript%3E", "\uff1cscript\uff1e",
+    "</style>*{display:none}", f"x;background:url({AWAY}css)", "\\3c b\\3e", "/*", "=cmd|'/c calc'!A1", "\t=1",
+    "\x1b[31mred\x1b[0m", "\x1b[2J\x1b[H", f"\x1b]8;;javascript:{RAN}\x07x\x1b]8;;\x07", "\x9b31m", "\rover", "a\x08b",
+    "\n\ndata: {}\n\n", "\r\n\r\ndata: null\r\n\r\n", "event: message\ndata: 1", "HTTP/1.1 200 OK\r\n\r\n", "../../../etc/passwd",
+    "a/b?c=d&e=f#g", "'; DROP TABLE groups; --", "--help", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+    "<|im_end|>", "<tool_call>{}</tool_call>", '<tool_call>{"name": 1, "arguments": []}</tool_call>', "\u202egnp.exe",
+    "\u2066\u202e\u2066\u202e", "e" + "\u0301" * 300, "\ufdfd" * 20, "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+    "\u05d0\u05d1 abc \u0627\u0628", "\ud83d", "\udc69x",
 )  # fmt: skip
 _LONG = (
     "x" * 7_000 + _IMAGE, "<" * 7_000, "&lt;" * 2_000, "\n" * 3_000 + _SCRIPT, "<b>" * 2_500, "[" * 7_000,
     '{"a":' * 1_500, "<tool_response>" * 500, "<tool_call>" * 700, "w " * 3_500, "\u202e" * 3_000,
 )  # fmt: skip
-TEXTS = tuple(dict.fromkeys((*_ELEMENTS, *_CLOSERS, *_SCHEMES, *_SIGNS, *_NAMES, *_SYNTAX, *_LONG)))
-assert len(TEXTS) >= 300
+TEXTS = tuple(dict.fromkeys((*_ELEMENTS, *_SCHEMES, *_SIGNS, *_NAMES, *_SYNTAX, *_LONG)))
+assert len(TEXTS) >= 250
 
 
 def sent(text: str) -> str:

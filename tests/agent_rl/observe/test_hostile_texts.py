@@ -1,4 +1,4 @@
-"""Hundreds of hostile texts of problems, models, tools, actors and settings stay texts, in the file and in a browser."""
+"""Many hostile texts of problems, models, tools, actors and settings stay texts, in the file and in a browser."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from tests.agent_rl.observe.test_report import Parts
 from tests.agent_rl.records.report_runs import SyntheticRun, strings
 
 NAMES = ("<img src=x onerror=window.ran=1>", "__proto__")
-"""Names of the two run directories."""
+"""Names of two run directories that differ in their settings."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs that differ in their settings."""
-    return [hostile_run(tmp_path_factory.mktemp(f"run{number}"), name) for number, name in enumerate(NAMES)]
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hostile_run(tmp_path_factory.mktemp("run0"), NAMES[0])
 
 
 def short(text: str) -> str:
@@ -35,8 +34,8 @@ def short(text: str) -> str:
     return visible(sent(text))[:80]
 
 
-def test_no_text_becomes_a_part_of_the_file(runs: list[Path], tmp_path: Path) -> None:
-    page = read_page(runs[0], decode_stored)[1]
+def test_no_text_becomes_a_part_of_the_file(run: Path, tmp_path: Path) -> None:
+    page = read_page(run, decode_stored)[1]
     made = html(page)
     parts = Parts(made)
     honest = SyntheticRun(tmp_path / "honest").whole().timeline().close()
@@ -44,12 +43,11 @@ def test_no_text_becomes_a_part_of_the_file(runs: list[Path], tmp_path: Path) ->
     island, _ = parts.texts["script"]
     assert not re.search("[<>&]", island)
     held = json.loads(island)
-    assert held == json.loads(json.dumps(held))
     (listed,) = [block["explorer"] for each in held["sections"] for block in each["blocks"] if "explorer" in block]
     assert len(listed["rows"]) == 2 * len(TEXTS) + 4
-    shown = set(strings(held))
+    shown = "\0".join(set(strings(held)))
     for text in TEXTS:
-        assert any(short(text) in each for each in shown)
+        assert short(text) in shown
         assert visible(text) in held["settings"]
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", made)
 
@@ -63,14 +61,17 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 @pytest.fixture(params=["saved", "live"])
-def address(request: pytest.FixtureRequest, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def address(
+    request: pytest.FixtureRequest, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The address of the page that holds everything."""
     if request.param == "saved":
         monkeypatch.setattr(retention, "SAMPLES_TRAINED", len(TEXTS))
         monkeypatch.setattr(samples, "TRANSCRIPT_CHARACTERS", 1 << 30)
-        yield write_report(runs[0], decode_stored).as_uri()
+        yield write_report(run, decode_stored).as_uri()
         return
-    command = [sys.executable, "-m", "actors.cli", "view", *map(str, runs), "--port", "0"]
+    other = hostile_run(tmp_path / "run1", NAMES[1])
+    command = [sys.executable, "-m", "actors.cli", "view", str(run), str(other), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
@@ -170,7 +171,6 @@ def test_a_browser_shows_every_text_as_text(browser: Browser, address: str) -> N
     own = address.partition("#")[0]
     assert [url for url in asked if not url.startswith((own, "data:,"))] == []
     assert not [url for url in asked if AWAY.strip("/") in url.partition("?")[0]]
-    dialogs = [event for event in browser.events if event.get("method") == "Page.javascriptDialogOpening"]
-    assert dialogs == []
-    assert [event for event in browser.events if event.get("method") == "Runtime.exceptionThrown"] == []
+    never = {"Page.javascriptDialogOpening", "Runtime.exceptionThrown"}
+    assert [event for event in browser.events if event.get("method") in never] == []
     browser.show("about:blank", 1280)  # lets go of the events before their server ends

@@ -25,83 +25,81 @@ def drawn(shown, now):
     return console.file.getvalue()
 
 
-def test_what_nobody_reported_is_a_dash():
+def heard(*statuses):
+    """The view of a run once each of these was heard, at 101 s."""
     shown = view()
-    figures = dict(shown.figures())
-    assert figures["stage"] == "-"
+    for each in statuses:
+        shown.observe(each, 101.0)
+    return shown
+
+
+def test_what_nobody_reported_is_a_dash():
+    figures = dict(view().figures())
+    labels = ("stage", "success", "tokens/s", "tool calls/s", "KV in use", "left")
+    assert [figures[label] for label in labels] == ["-"] * len(labels)
     assert figures["step"] == "-/-"
-    assert {figures[label] for label in ("success", "tokens/s", "tool calls/s", "KV in use", "left")} == {"-"}
-    text = drawn(shown, 100.0)
+    assert "KL" not in figures  # a run without a penalty has none
+    text = drawn(view(), 100.0)
     assert all(actor in text for actor in ACTORS)
     assert text.count("starting") == len(ACTORS)
 
 
 def test_an_evaluation_counts_rollouts_and_not_steps():
-    shown = view()
-    shown.observe(status("learner.0", stage=0, stages=2), 101.0)
-    shown.observe(status("roc_filter.0", rollouts_judged=866, rollouts_to_judge=2000), 101.0)
+    judged = status("roc_filter.0", rollouts_judged=866, rollouts_to_judge=2000)
+    shown = heard(status("learner.0", stage=0, stages=2), judged)
     assert "rollout 866/2,000" in shown.line(102.0)
     assert "step" not in dict(shown.figures())
 
 
-def test_figures_of_replicas_are_added_and_those_of_one_actor_shown():
-    shown = view()
-    shown.observe(status("rollout_generator.0", tokens_per_s=1000, kv_used=100, kv_total=400, running=3), 101.0)
-    shown.observe(status("rollout_generator.1", tokens_per_s=500, kv_used=300, kv_total=400), 101.0)
-    learner = status(
-        "learner.0", stage=1, stages=2, step=3, steps=10, success=0.25, staleness_mean=0.5, staleness_max=2,
-        seconds_per_step=20, kl=0.01234,
-    )  # fmt: skip
-    assert "KL" not in dict(shown.figures())  # a run without a penalty has none
-    shown.observe(learner, 102.0)
-    figures = dict(shown.figures())
-    assert figures["KL"] == "0.012"
-    assert figures["tokens/s"] == "1,500"
-    assert figures["KV in use"] == "50.0%"
-    assert figures["stage"] == "2/2 rl"
-    assert figures["step"] == "3/10"
-    assert figures["success"] == "25.0%"
-    assert not {"loss", "reward"} & figures.keys()
-    assert figures["staleness"] == "0.50 (max 2)"
-    assert figures["left"] == "2:20"
-    text = drawn(shown, 105.0)
-    assert "running 3" in text
-    assert "3 s ago" in text
-    assert "demo, 0:05" in text
+MEANS = {"maths": RolloutMeans(success=0.25), "sql": RolloutMeans(success=0.5)}
+RL = {"stages": 2, "stage": 1}
+GENERATES = {"tokens_per_s": 1000, "kv_used": 100, "kv_total": 400}
+WALKED = {"step": 3, "steps": 10, "seconds_per_step": 20}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "figures"),
+    [
+        ([status("rollout_generator.0", **GENERATES),
+          status("rollout_generator.1", tokens_per_s=500, kv_used=300, kv_total=400)],
+         {"tokens/s": "1,500", "KV in use": "50.0%"}),
+        ([status("rollout_generator.0", **GENERATES), status("rollout_generator.0")], {"tokens/s": "-"}),
+        ([status("learner.0", **RL, **WALKED)], {"stage": "2/2 rl", "step": "3/10", "left": "2:20"}),
+        ([status("learner.0", **RL, success=0.25, staleness_mean=0.5, staleness_max=2, kl=0.01234)],
+         {"success": "25.0%", "staleness": "0.50 (max 2)", "KL": "0.012", "loss": None, "reward": None}),
+        ([status("learner.0", stages=2, stage=0, loss=1.25)], {"loss": "1.250"}),
+        ([status("learner.0", **RL, success=0.25, reward=0.4321)], {"reward": "0.432"}),
+        ([status("learner.0", **RL, success=0.3, environments=MEANS)],
+         {"success": "30.0%", "success maths": "25.0%", "success sql": "50.0%"}),
+        ([status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1, steps=9)],
+         {"success": "-", "left": "-", "step": "1/9"}),
+        ([status("learner.0", stage=2, stages=2)], {"stage": "done"}),
+        ([status("tool_executor.0", calls_per_s=12.5)], {"tool calls/s": "12.50"}),
+    ],
+)  # fmt: skip
+def test_figures_of_replicas_are_added_and_those_of_one_actor_shown(statuses, figures):
+    shown = heard(*statuses)
+    found = dict(shown.figures())
+    assert {label: found.get(label) for label in figures} == figures
+    assert "nan" not in drawn(shown, 101.0)
+    assert all(each.actor in drawn(shown, 101.0) for each in statuses)  # also of other hosts
 
 
 def test_what_an_actor_says_beside_its_figures_is_shown_with_them():
-    shown = view()
-    shown.observe(status("learner.0", detail="isolation strong", queue=3, children=2), 101.0)
-    assert "isolation strong, queue 3, children 2" in drawn(shown, 102.0)
+    shown = heard(status("learner.0", detail="isolation strong", queue=3, children=2))
+    shown.observe(status("policy_log.0", policies_written=3, detail="\x1b[2J[red]\u202e"), 101.0)
+    text = drawn(shown, 105.0)
+    assert "isolation strong, queue 3, children 2" in text
+    assert "policies written 3" in text
+    assert "\u241b[2J[red]\u27e8U+202E\u27e9" in text  # neither markup nor control of the terminal
+    assert "4 s ago" in text
+    assert "demo, 0:05" in text
     shown.observe(status("learner.0", state="failed", detail="no disk", queue=3), 103.0)
     assert drawn(shown, 104.0).count("no disk") == 1
 
 
-def test_a_newer_status_replaces_the_older():
-    shown = view()
-    shown.observe(status("rollout_generator.0", tokens_per_s=1000), 101.0)
-    shown.observe(status("rollout_generator.0"), 102.0)
-    assert dict(shown.figures())["tokens/s"] == "-"
-
-
-def test_what_is_not_a_number_is_not_shown():
-    shown = view()
-    shown.observe(status("learner.0", success=float("nan"), seconds_per_step=float("inf"), step=1, steps=9), 101.0)
-    figures = dict(shown.figures())
-    assert (figures["success"], figures["left"], figures["step"]) == ("-", "-", "1/9")
-    assert "nan" not in drawn(shown, 101.0)
-
-
-def test_the_recipe_is_done_after_its_last_stage():
-    shown = view()
-    shown.observe(status("learner.0", stage=2, stages=2), 101.0)
-    assert dict(shown.figures())["stage"] == "done"
-
-
 def test_states_follow_actor_and_process():
-    shown = view()
-    shown.observe(status("learner.0", success=0.5), 101.0)
+    shown = heard(status("learner.0", success=0.5))
     assert "learner.0" not in shown.line(101.0)
     shown.process("learner.0", "restarting")
     assert "learner.0 restarting" in shown.line(101.0)
@@ -115,8 +113,7 @@ def test_states_follow_actor_and_process():
 
 
 def test_a_silent_actor_is_marked_with_who_waits_for_it():
-    shown = view()
-    shown.observe(status("learner.0"), 101.0)
+    shown = heard(status("learner.0"))
     shown.silences = {"learner.0": "silent for 7 s; kv_scheduler.0 waits for it: a newer policy"}
     row = next(line for line in drawn(shown, 108.0).splitlines() if "learner.0" in line)
     assert "silent for 7 s" in row
@@ -134,15 +131,8 @@ def busy():
     shown = LiveView("demo", (*ACTORS, "tool_executor.0", "my_own_reward_model_actor.0"), ["warm-up", "rl"], now=0.0)
     shown.observe(status("kv_scheduler.0", queue=3, rollouts_in_flight=64, rejected_frames=2), 600.0)
     shown.process("rollout_generator.0", "restarting")
-    generator = {
-        "tokens_per_s": 12345.6,
-        "kv_used": 1,
-        "kv_total": 4,
-        "running": 33,
-        "waiting": 12,
-        "rollouts_per_s": 3.27,
-    }
-    shown.observe(status("rollout_generator.0", **generator), 595.0)
+    generator = {"tokens_per_s": 12345.6, "kv_used": 1, "kv_total": 4, "running": 33, "waiting": 12}
+    shown.observe(status("rollout_generator.0", **generator, rollouts_per_s=3.27), 595.0)
     shown.observe(status("rollout_generator.1", state="failed", detail=FAULT), 600.0)
     executor = {"queue": 17, "calls_per_s": 1234, "children": 32, "sessions": 12, "sessions_evicted": 1}
     shown.observe(status("tool_executor.0", detail="isolation strong", **executor), 600.0)
@@ -198,36 +188,23 @@ def test_a_terminal_too_narrow_for_anything_is_drawn_on_all_the_same(width):
     assert busy().render(601.0, width)
 
 
-def test_what_an_actor_says_is_neither_markup_nor_control_of_the_terminal():
-    shown = view()
-    shown.observe(status("learner.0", detail="\x1b[2J[red]\u202e"), 101.0)
-    assert "\u241b[2J[red]\u27e8U+202E\u27e9" in drawn(shown, 101.0)
-
-
-def test_actors_of_other_hosts_appear_when_heard():
-    shown = view()
-    shown.observe(status("tool_executor.0", calls_per_s=12.5), 101.0)
-    assert "tool_executor.0" in drawn(shown, 101.0)
-    assert dict(shown.figures())["tool calls/s"] == "12.50"
-
-
 def test_plain_lines_come_at_milestones_and_now_and_then():
     shown, out = view(), io.StringIO()
-    display = Display(shown, SteadyConsole(file=out))
-    display.refresh(100.0)
-    assert out.getvalue() == ""
-    shown.observe(status("learner.0", stage=0, step=0, steps=2), 101.0)
-    display.refresh(101.0)
-    display.refresh(101.5)
-    assert out.getvalue().count("\n") == 1
-    shown.observe(status("learner.0", stage=1, step=1, steps=2), 102.0)
-    display.refresh(102.0)
-    assert out.getvalue().count("\n") == 2
-    display.refresh(102.0 + Display.INTERVAL - 0.1)
-    assert out.getvalue().count("\n") == 2
-    display.refresh(102.0 + Display.INTERVAL)
-    assert out.getvalue().count("\n") == 3
-    assert "step 1/2" in out.getvalue().splitlines()[-1]
+    walked = (status("learner.0", stage=0, step=0, steps=2), status("learner.0", stage=1, step=1, steps=2))
+    with Display(shown, SteadyConsole(file=out)) as display:
+        for status_heard, now, lines in (
+            (None, 100.0, 0), (walked[0], 101.0, 1), (None, 101.5, 1), (walked[1], 102.0, 2),
+            (None, 102.0 + Display.INTERVAL - 0.1, 2), (None, 102.0 + Display.INTERVAL, 3),
+        ):  # fmt: skip
+            if status_heard:
+                shown.observe(status_heard, now)
+            display.refresh(now)
+            assert out.getvalue().count("\n") == lines, now
+        display.notice("said")
+    *_, last, said = out.getvalue().splitlines()
+    assert said == "said"
+    assert last.startswith(f"[0:{2 + Display.INTERVAL:02.0f}] stage ")
+    assert "step 1/2" in last
 
 
 def test_lines_of_a_long_run_come_every_minute():
@@ -243,13 +220,10 @@ def test_lines_of_a_long_run_come_every_minute():
 
 
 def test_alarms_that_hold_are_shown_and_said_once():
-    shown, out = view(), io.StringIO()
+    text, out = "the last 8 steps had a success of 1 %; teach the form of calls first", io.StringIO()
+    alarmed = status("learner.0", **RL, **WALKED, alarms={"low_success": text})
+    shown = heard(alarmed)
     display = Display(shown, SteadyConsole(file=out))
-    text = "the last 8 steps had a success of 1 %; teach the form of calls first"
-    alarmed = status(
-        "learner.0", stage=1, stages=2, step=3, steps=10, seconds_per_step=20, alarms={"low_success": text}
-    )
-    shown.observe(alarmed, 101.0)
     for now in (101.0, 103.0, 107.0):
         display.refresh(now)
     said, *lines = out.getvalue().splitlines()
@@ -259,7 +233,7 @@ def test_alarms_that_hold_are_shown_and_said_once():
     table = drawn(shown, 107.0)
     assert f"alarm: {text}" in table
     assert "\u2501" in table  # the bar
-    shown.observe(status("learner.0", stage=1, stages=2, step=4, steps=10), 108.0)
+    shown.observe(status("learner.0", **RL, step=4, steps=10), 108.0)
     assert "alarm" not in drawn(shown, 109.0) + shown.line(109.0)
     shown.observe(alarmed, 110.0)
     display.refresh(110.0)  # it comes and goes
@@ -275,17 +249,6 @@ def test_a_terminal_gets_the_table_and_notices_word_for_word():
         display.notice("learner.0 exited with status 1 [not markup]")
     assert "rollout_generator.1" in out.getvalue()
     assert "[not markup]" in out.getvalue()
-
-
-def test_what_is_no_terminal_gets_plain_lines():
-    out = io.StringIO()
-    with Display(view(), SteadyConsole(file=out)) as display:
-        display.refresh(101.0)
-        display.notice("said")
-        display.refresh(120.0)
-    said, line = out.getvalue().splitlines()
-    assert said == "said"
-    assert line.startswith("[0:20] stage - ")
 
 
 class Full(io.StringIO):
@@ -313,15 +276,6 @@ def test_a_display_whose_output_fails_falls_silent_and_says_so_once(terminal, er
     assert failures == [error]
 
 
-def test_a_summary_lists_every_figure():
-    console = Console(file=io.StringIO(), width=80)
-    console.print(summary_table({"steps": 3, "success": 0.123456789, "name": "demo"}))
-    text = console.file.getvalue()
-    assert "steps" in text
-    assert "0.123457" in text
-    assert "demo" in text
-
-
 def test_logs_are_json_lines_with_what_is_bound(tmp_path):
     with open_log(tmp_path, "learner.0", actor="learner.0") as log:
         log.info("step", loss=0.5)
@@ -336,44 +290,17 @@ def test_logs_are_json_lines_with_what_is_bound(tmp_path):
     assert second["exception"][0]["exc_type"] == "ValueError"
 
 
-def test_a_summary_says_of_how_many_and_shows_nothing_where_there_was_nothing_to_count():
+def test_a_summary_lists_figures_with_their_intervals_and_of_how_many_they_are():
     console = Console(file=io.StringIO(), width=100)
-    figures = {"success_a": 0.5, "success_a_low": 0.3, "success_a_high": 0.7, "problems_a": 1319, "staleness": None}
-    console.print(summary_table({**figures, "tokens": 12345678, "minutes": 3.25, "remarks": ["a sentence"]}))
-    drawn = console.file.getvalue()
-    assert "50.0 % of 1,319  (95 %: 30.0 to 70.0)" in drawn
-    assert "problems_a" not in drawn
-    assert "staleness │ -" in drawn
-    assert "12,345,678" in drawn
-    assert "3.25" in drawn
-    assert "sentence" not in drawn
-
-
-def test_a_share_is_shown_with_its_interval():
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table({"success": 0.5, "success_low": 0.412, "success_high": 0.588, "low": 1.0}))
-    drawn_table = console.file.getvalue()
-    assert "50.0 %  (95 %: 41.2 to 58.8)" in drawn_table
-    assert "success_low" not in drawn_table
-
-
-def test_the_success_of_each_environment_is_shown_where_there_are_several():
-    shown = view()
-    means = {"maths": RolloutMeans(success=0.25), "sql": RolloutMeans(success=0.5)}
-    shown.observe(status("learner.0", stages=2, stage=1, success=0.3, environments=means), 101.0)
-    figures = dict(shown.figures())
-    assert (figures["success"], figures["success maths"], figures["success sql"]) == ("30.0%", "25.0%", "50.0%")
-
-
-def test_figures_of_an_actors_own_are_shown_under_their_names():
-    shown = LiveView("demo", ["policy_log.0"], ["rl"], now=0.0)
-    shown.observe(status("policy_log.0", policies_written=3), 1.0)
-    assert "policies written 3" in drawn(shown, 2.0)
-
-
-def test_the_loss_of_a_supervised_stage_and_a_reward_that_is_not_success_are_shown() -> None:
-    shown = view()
-    shown.observe(status("learner.0", stage=0, stages=2, loss=1.25), 100.0)
-    assert dict(shown.figures())["loss"] == "1.250"
-    shown.observe(status("learner.0", stage=1, stages=2, success=0.25, reward=0.4321), 101.0)
-    assert dict(shown.figures())["reward"] == "0.432"
+    console.print(summary_table({
+        "success_a": 0.5, "success_a_low": 0.3, "success_a_high": 0.7, "problems_a": 1319,
+        "success": 0.5, "success_low": 0.412, "success_high": 0.588,
+        "staleness": None, "steps": 3, "loss": 0.123456789, "name": "demo",
+        "tokens": 12345678, "minutes": 3.25, "remarks": ["a sentence"],
+    }))  # fmt: skip
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in console.file.getvalue().splitlines()]
+    assert [row for row in rows if row] == [
+        ["success_a", "50.0 % of 1,319  (95 %: 30.0 to 70.0)"], ["success", "50.0 %  (95 %: 41.2 to 58.8)"],
+        ["staleness", "-"], ["steps", "3"], ["loss", "0.123457"], ["name", "demo"], ["tokens", "12,345,678"],
+        ["minutes", "3.25"],
+    ]  # fmt: skip

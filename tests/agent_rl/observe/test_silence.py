@@ -83,24 +83,31 @@ def test_a_silent_actor_is_named_once_with_who_waits_for_it_and_for_what():
     assert run.silence.silent == ["roc_filter.0"]
 
 
-def test_who_waits_for_those_who_wait_is_named_too_nearest_first():
-    run = Run(
-        learner="roc_filter: step 3",
-        roc_filter="rollout_generator: trajectories of 2 groups",
-        rollout_generator="kv_scheduler: rollout requests",
-        kv_scheduler="",
-    ).go(1)
-    assert run.silence.waits_for("kv_scheduler.0") == [
-        "rollout_generator.0 waits for it: rollout requests",
-        "roc_filter.0 waits for rollout_generator: trajectories of 2 groups",
-        "learner.0 waits for roc_filter: step 3",
-    ]
+CIRCLE = {"a.0": "b: x", "b.0": "a: y", "c.0": ""}
+TWO = {"learner.0": "", "learner.1": "", "roc_filter.0": "learner: x"}
+CHAIN = {
+    "learner.0": "roc_filter: step 3", "roc_filter.0": "gen_a, gen_b: trajectories of 2 groups", "gen_a.0": "",
+    "gen_b.0": "kv_scheduler: rollout requests", "kv_scheduler.0": "",
+}  # fmt: skip
 
 
-def test_waits_in_a_circle_end():
-    run = Run(a="b: x", b="a: y", c="").go(1)
-    assert run.silence.waits_for("a.0") == ["b.0 waits for it: y"]
-    assert run.silence.waits_for("c.0") == []
+@pytest.mark.parametrize(
+    ("waits", "actor", "said"),
+    [
+        (CHAIN, "kv_scheduler.0", [
+            "gen_b.0 waits for it: rollout requests", "roc_filter.0 waits for gen_a, gen_b: trajectories of 2 groups",
+            "learner.0 waits for roc_filter: step 3"]),
+        (CHAIN, "gen_b.0", [
+            "roc_filter.0 waits for gen_a, it: trajectories of 2 groups", "learner.0 waits for roc_filter: step 3"]),
+        (CIRCLE, "a.0", ["b.0 waits for it: y"]), (CIRCLE, "c.0", []),
+        (TWO, "learner.0", ["roc_filter.0 waits for it: x"]), (TWO, "learner.1", ["roc_filter.0 waits for it: x"]),
+    ],
+)  # fmt: skip
+def test_who_waits_for_those_who_wait_is_named_too_nearest_first(waits, actor, said):
+    silence = Silence(lambda _: None)
+    for each, what in waits.items():
+        silence.heard(status(each, waiting_for=what))
+    assert silence.waits_for(actor) == said
 
 
 def test_an_actor_nobody_waits_for_is_named_a_little_later_and_again_when_somebody_does():
@@ -161,25 +168,23 @@ def test_an_actor_that_says_it_starts_may_import_for_long():
     assert "silent for 30 s while it starts" in run.texts[0]
 
 
-def test_one_that_stays_silent_is_overdue_once():
+def test_one_that_stays_silent_is_overdue_once_and_a_new_process_starts_with_a_clean_slate():
     run = Run(learner="").go(10).go(300, "learner.0")
     ((when, overdue),) = [(when, each) for when, each in run.said if isinstance(each, Overdue)]
     assert when == 100 + 10 + 120
     assert overdue.actor == "learner.0"
     assert overdue.text.endswith("; it was killed, since it may be silent for 120 s")
-
-
-def test_a_new_process_starts_with_a_clean_slate():
-    run = Run(learner="").go(10).go(130, "learner.0")
     run.said.clear()
     run.silence.started("learner.0", patience=120.0)
     run.go(20, "learner.0")
     assert run.said == []
 
 
-def test_who_is_asked_to_stop_is_not_watched():
+def test_who_is_asked_to_stop_is_not_watched_and_time_in_which_nobody_watched_is_nobodys_silence():
     run = Run(learner="", roc_filter="learner: x").go(10)
-    run.silence.forget("learner.0")
+    run.now += 3600  # the supervisor was stopped, or the machine slept
+    run.tick()
+    run.go(10).silence.forget("learner.0")
     run.go(300, "learner.0")
     assert run.said == []
 
@@ -190,33 +195,6 @@ def test_actors_of_other_hosts_are_named_but_never_overdue():
     run.cpu["tool_executor.0"] = 0.0
     run.go(1000)
     assert [type(each) for _, each in run.said] == [Notice]
-
-
-def test_time_in_which_nobody_watched_is_nobodys_silence():
-    run = Run(learner="", roc_filter="").go(10)
-    run.now += 3600  # the supervisor was stopped, or the machine slept
-    run.tick()
-    run.go(10)
-    assert run.said == []
-
-
-@pytest.mark.parametrize("actor", ["learner.0", "learner.1"])
-def test_replicas_wait_together(actor):
-    silence = Silence(lambda _: None)
-    for each in ("learner.0", "learner.1"):
-        silence.heard(status(each))
-    silence.heard(status("roc_filter.0", waiting_for="learner: x"))
-    assert silence.waits_for(actor) == ["roc_filter.0 waits for it: x"]
-
-
-def test_a_role_may_have_any_name_and_several_roles_may_be_awaited():
-    run = Run(learner="roc_filter: step 3", roc_filter="gen_a, gen_b: trajectories of 2 groups", gen_a="", gen_b="").go(
-        10
-    )
-    run.go(SILENT_SECONDS + TICK, "gen_b.0")
-    assert run.texts[0].endswith(
-        "; roc_filter.0 waits for gen_a, it: trajectories of 2 groups; learner.0 waits for roc_filter: step 3"
-    )
 
 
 def test_many_replicas_that_fall_silent_together_share_a_notice():
@@ -301,22 +279,18 @@ def test_a_run_that_stands_is_named_although_an_actor_is_silent_and_that_actor_i
 
 
 @pytest.mark.parametrize(
-    "moving",
+    ("moving", "named"),
     [
-        lambda now: status("learner.0", busy=0.9 * now),  # a training step of an hour
-        lambda now: status("learner.0", generated=now),
-        lambda now: status("learner.0", waiting_for=f"roc_filter: step {now // 100}"),
-        lambda now: status("learner.0", state="running" if now % 100 < 50 else "resting"),
+        (lambda now: status("learner.0", busy=0.9 * now), 0),  # a training step of an hour
+        (lambda now: status("learner.0", generated=now), 0),
+        (lambda now: status("learner.0", waiting_for=f"roc_filter: step {now // 100}"), 0),
+        (lambda now: status("learner.0", state="running" if now % 100 < 50 else "resting"), 0),
+        (lambda now: status("kv_scheduler.0", waiting_for="learner: x", busy=0.02 * now), 1),  # idling is no movement
     ],
 )
-def test_a_slow_run_that_moves_is_left_alone(moving):
+def test_a_slow_run_that_moves_is_left_alone(moving, named):
     still = status("roc_filter.0", waiting_for="learner: x", busy=1.0)
-    assert stand(Movement(180.0), 0.0, 7200.0, lambda now: [moving(now), still]) == []
-
-
-def test_idling_is_no_movement():
-    idle = lambda now: [status("kv_scheduler.0", waiting_for="learner: x", busy=0.02 * now)]  # noqa: E731
-    assert len(stand(Movement(180.0), 0.0, 400.0, idle)) == 1
+    assert len(stand(Movement(180.0), 0.0, 2000.0, lambda now: [moving(now), still])) == named
 
 
 def test_time_in_which_nobody_watched_is_no_standstill():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,22 +109,10 @@ class TestWandb(TrackerContract):
 
 
 def test_figures_are_named_by_what_they_are_of() -> None:
-    row = {
-        **ROW,
-        "parts": {"tests": 0.25},
-        "environments": {"maths": {"success": 1.0, "parts": {"x": 2.0}}},
-        "no": None,
-    }
-    assert tracked(row, ()) == (
-        1,
-        {
-            "train/success": 0.5,
-            "train/seconds": 3.0,
-            "train/part_tests": 0.25,
-            "train/maths/success": 1.0,
-            "train/maths/part_x": 2.0,
-        },
-    )
+    maths = {"success": 1.0, "parts": {"x": 2.0}}
+    row = {**ROW, "parts": {"tests": 0.25}, "environments": {"maths": maths}, "no": None}
+    figures = {"success": 0.5, "seconds": 3.0, "part_tests": 0.25, "maths/success": 1.0, "maths/part_x": 2.0}
+    assert tracked(row, ()) == (1, {f"train/{name}": value for name, value in figures.items()})
     assert tracked({**ROW, "kind": "evaluation", "success": float("nan")}, ()) == (1, {"evaluation/seconds": 3.0})
     assert tracked({"kind": "stage", "stage": 0}, ["rl"]) is None
     supervised = {"kind": "stage", "stage": 1, "steps": 9, "loss": 0.5, "tokens": 40}
@@ -157,19 +146,24 @@ class Run:
     def versions(self) -> list[int]:
         return [each["version"] for each in self.kept if "version" in each]
 
-    def track(self, during: Callable[[Tracking], Any] | None = None, **seconds: float) -> None:
+    async def until(self, version: int) -> None:
+        """The tracker has the row of this version."""
+        while not (self.directory / "kept.jsonl").exists() or version not in self.versions():  # noqa: ASYNC110
+            await trio.sleep(0.05)  # what another process does is looked at
+
+    @asynccontextmanager
+    async def tracking(self, **seconds: float) -> AsyncIterator[Tracking]:
         """One start of the run."""
+        tracking = Tracking(self.topology, self.path, self.said.append, Deadlines(**seconds))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tracking.run)
+            yield tracking
+            await tracking.finish()
+            nursery.cancel_scope.cancel()
 
-        async def main() -> None:
-            tracking = Tracking(self.topology, self.path, self.said.append, Deadlines(**seconds))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(tracking.run)
-                if during is not None:
-                    await during(tracking)
-                await tracking.finish()
-                nursery.cancel_scope.cancel()
-
-        trio.run(main)
+    async def track(self, **seconds: float) -> None:
+        async with self.tracking(**seconds):
+            pass
 
 
 def written(rows: int) -> ActorFigures:
@@ -183,19 +177,16 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run) -> None:
+@pytest.mark.real_time
+async def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run) -> None:
     run.add(1, 2)
-
-    async def grow(tracking: Tracking) -> None:
-        while not (run.directory / "kept.jsonl").exists() or run.versions() != [1, 2]:  # noqa: ASYNC110
-            await trio.sleep(0.05)  # what another process does is looked at
+    async with run.tracking() as tracking:
+        await run.until(2)
         tracking.observe(written(run.add(3)))
-
-    run.track(grow)
     assert run.kept[-1] == {"closed": True}
     assert run.versions() == [1, 2, 3]
     run.add(4)
-    run.track()
+    await run.track()
     assert run.versions() == [1, 2, 3, 4]
     assert run.kept[-2] == {"version": 4, "train/success": 0.5, "train/seconds": 3.0}
     first, second = (each["made"] for each in run.kept if "made" in each)
@@ -203,17 +194,15 @@ def test_rows_arrive_while_the_run_goes_and_a_restart_delivers_the_rest(run: Run
     assert run.said == []
 
 
-def test_supervised_steps_arrive_as_the_learner_reports_them(run: Run) -> None:
-    async def train(tracking: Tracking) -> None:
+@pytest.mark.real_time
+async def test_supervised_steps_arrive_as_the_learner_reports_them(run: Run) -> None:
+    async with run.tracking() as tracking:
         for step, loss in ((20, 0.75), (60, 0.5)):
             for _ in range(2):  # a status is repeated while a step lasts
                 learner = LearnerFigures(stages=4, stage=0, step=step, steps=100, loss=loss)
                 tracking.observe(ActorFigures(learner=learner))
-            while not (run.directory / "kept.jsonl").exists() or step not in run.versions():  # noqa: ASYNC110
-                await trio.sleep(0.05)  # what another process does is looked at
+            await run.until(step)
         tracking.observe(ActorFigures(learner=LearnerFigures(stages=4, stage=2, step=1, steps=9)))
-
-    run.track(train)
     steps = [{"version": 20, "supervised/format/loss": 0.75}, {"version": 60, "supervised/format/loss": 0.5}]
     assert run.kept[1:] == [*steps, {"closed": True}]
 
@@ -227,44 +216,48 @@ def test_supervised_steps_arrive_as_the_learner_reports_them(run: Run) -> None:
         ("hang", "it took more than 2 s for a row"),
     ],
 )
-def test_a_tracker_that_fails_is_named_once_and_the_next_start_delivers_what_it_missed(
+@pytest.mark.real_time
+async def test_a_tracker_that_fails_is_named_once_and_the_next_start_delivers_what_it_missed(
     run: Run, behaviour: str, reason: str
 ) -> None:
     run.add(1, 2)
     (run.directory / "behaviour").write_text(behaviour)
-    run.track(row=2.0)
+    await run.track(row=2.0)
     (said,) = run.said
     assert re.match(rf"tracker 'my_tracker:Mine' has stopped: {reason}; the run goes on, and the next start", said)
     assert str(run.directory / "logs" / "tracker.my_tracker_Mine.stderr") in said
     (run.directory / "behaviour").write_text("talk")
-    run.track()
+    await run.track()
     assert run.versions() == [1, 2]
     assert len(run.said) == 1
 
 
-def test_a_run_does_not_wait_long_for_a_tracker_that_lags(run: Run) -> None:
+@pytest.mark.real_time
+async def test_a_run_does_not_wait_long_for_a_tracker_that_lags(run: Run) -> None:
     run.add(1)
     (run.directory / "behaviour").write_text("hang")
     began = time.monotonic()
-    run.track(close=1.5)
+    await run.track(close=1.5)
     assert time.monotonic() - began < 10
     (said,) = run.said
     assert "did not take the last rows within 1.5 s" in said
 
 
-def test_a_disk_that_takes_no_state_stops_the_tracker_alone(run: Run) -> None:
+@pytest.mark.real_time
+async def test_a_disk_that_takes_no_state_stops_the_tracker_alone(run: Run) -> None:
     run.add(1)
     (run.directory / "trackers").write_text("a file where the folder goes")
-    run.track()
+    await run.track()
     (said,) = run.said
     assert "has stopped: " in said
 
 
-def test_rows_that_are_half_written_wait_for_their_end(run: Run) -> None:
+@pytest.mark.real_time
+async def test_rows_that_are_half_written_wait_for_their_end(run: Run) -> None:
     run.add(1)
     with (run.directory / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "versi')
-    run.track()
+    await run.track()
     assert run.versions() == [1]
 
 

@@ -29,10 +29,10 @@ def test_lines_are_taken_once_they_end_and_a_replaced_file_is_read_anew(tmp_path
         ["1 of 2 lines of rows.jsonl cannot be read (the last one, half-written); they are left out."],
     )
     with path.open("a") as file:
-        file.write(": 2}\nodd\n")
+        file.write(": 2}\nodd\n\n[1]\n")
     lines.look()
     assert lines.rows == [{"a": 1}, {"b": 2}]
-    assert lines.notes() == ["1 of 3 lines of rows.jsonl cannot be read; they are left out."]
+    assert lines.notes() == ["2 of 5 lines of rows.jsonl cannot be read; they are left out."]
     path.unlink()
     path.write_text('{"c": 3}\n')
     lines.look()
