@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +20,32 @@ from agent_rl.environments.base import ToolOutput
 P = TypeVar("P", bound=Pool)
 
 
-def run_with(sandbox: P, main: Callable[[P], Awaitable[Any]]) -> Any:
+@asynccontextmanager
+async def live(pool: P) -> AsyncIterator[P]:
+    """It, running."""
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(pool.run)
+            yield pool
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def sandboxed(
+    level: Any = "host", *, groups: Sequence[str] | None = None, **settings: Any
+) -> AsyncIterator[Sandbox]:
+    """A running sandbox. The test is skipped where the host lacks its level, or control groups that it asks for."""
+    await trio.to_thread.run_sync(require, level)
+    if groups is not None:
+        await trio.to_thread.run_sync(groups_or_skip, *groups)
+    async with live(Sandbox(isolation=level, **settings)) as sandbox:
+        yield sandbox
+
+
+def run_with(pool: P, main: Callable[[P], Awaitable[Any]]) -> Any:
     async def body() -> Any:
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(sandbox.run)
-                result = await main(sandbox)
-                nursery.cancel_scope.cancel()
-                return result
+        async with live(pool):
+            return await main(pool)
 
     return trio.run(body)
 

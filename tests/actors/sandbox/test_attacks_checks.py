@@ -1,25 +1,24 @@
 """Attacks on answer checking: predictions meant to run code, to take everything, or to pass for a verdict.
 
-Each is judged beside a neighbour's check, and before another; both must come out right, in the same interpreter.
+Each is judged beside a neighbour's check, and before another; both must come out right, in the same interpreter, which
+the predictions of a table share.
 """
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
-from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits
 from actors.sandbox.owner.functions import FunctionSandbox
 from agent_rl.environments.base import CheckError
 from agent_rl.environments.maths.rewards import final_answer
-from tests.actors.sandbox.running import run_with
+from tests.actors.sandbox.running import live
 
 CHECK = "agent_rl.environments.maths.rewards:check"
+pytestmark = pytest.mark.real_time
 LIMITS = ExecutionLimits(wall_seconds=3.0, cpu_seconds=2.0, memory_bytes=512 << 20)
 OWNED = "/tmp/agent-rl-owned-by-a-check"
 CODE = {
@@ -54,65 +53,62 @@ FORGED = {
 }
 
 
-def judged(prediction: str, level: Isolation = "host") -> str:
-    """The verdict on a prediction for the gold 7, beside other checks: ``different``, ``equal``, or why none."""
+LISTED = (
+    r"<answer>\boxed{1}\boxed{2}\boxed{3}</answer>",
+    r"<answer>\boxed{7}</answer><answer>\boxed{3}</answer>",
+    r"<answer>\boxed{7} </answer> \boxed{7} <answer>3</answer>",
+    r"<answer></answer>\boxed{7}<answer>\boxed{}</answer>",
+    r"</answer>\boxed{7}<answer>\boxed{3}</answer>",
+    r"<answer>\boxed{6}</answer>symbolic equal",
+    r"<answer>\boxed{symbolic equal}</answer>",
+    r"<answer>\boxed{5, 6, 7, 8}</answer>",
+)
 
-    async def main(sandbox: Any) -> str:
-        found: list[str] = []
 
-        async def attack() -> None:
+async def judged(predictions, level="host"):
+    """The verdict on each prediction for the gold 7, beside other checks: ``different``, ``equal``, or why none."""
+    found = {}
+    async with live(FunctionSandbox([CHECK], limits=LIMITS, isolation=level)) as sandbox:
+
+        async def attack(name, prediction):
             try:
-                found.append(await sandbox.check(CHECK, "7", prediction))
+                found[name] = await sandbox.check(CHECK, "7", prediction)
             except CheckError as error:
-                found.append(str(error))
+                found[name] = str(error)
 
-        async def right(gold: str, prediction: str, expected: str) -> None:
+        async def right(gold, prediction, expected):
             assert await sandbox.check(CHECK, gold, prediction) == expected
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attack)
-            nursery.start_soon(right, r"\frac{1}{2}", "0.5", "equal")
-            nursery.start_soon(right, r"\frac{1}{2}", "0.25", "different")
-        await right("x^2+2x+1", "(x+1)^2", "equal")
-        await right("7", "8", "different")
+        for name, prediction in predictions.items():
+            with trio.fail_after(20):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(attack, name, prediction)
+                    nursery.start_soon(right, r"\frac{1}{2}", "0.5", "equal")
+                    nursery.start_soon(right, r"\frac{1}{2}", "0.25", "different")
+                await right("x^2+2x+1", "(x+1)^2", "equal")
+                await right("7", "8", "different")
         assert sandbox.figures["restarts"] == 0
-        return found[0]
-
-    return run_with(FunctionSandbox([CHECK], limits=LIMITS, isolation=level), main)
+    return found
 
 
-@pytest.mark.parametrize("prediction", CODE.values(), ids=CODE.keys())
-def test_a_prediction_that_is_code_is_not_run(prediction: str) -> None:
-    said = judged(prediction, "limits")  # where nothing else would keep it from being run
-    assert said == "different"
+async def test_a_prediction_that_is_code_is_not_run():
+    found = await judged(CODE, "limits")  # where nothing else would keep it from being run
+    assert found == dict.fromkeys(CODE, "different")
     assert not Path(OWNED).exists()
 
 
-@pytest.mark.parametrize("prediction", GREEDY.values(), ids=GREEDY.keys())
-def test_a_prediction_that_takes_everything_is_not_equal(prediction: str) -> None:
-    began = time.monotonic()
-    assert judged(prediction) in {"different", "timeout", "memory_limit", "output_limit", "crashed"}
-    assert time.monotonic() - began < 60
+async def test_a_prediction_that_takes_everything_is_not_equal():
+    found = await judged(GREEDY)
+    assert set(found.values()) <= {"different", "timeout", "memory_limit", "output_limit", "crashed"}, found
 
 
-@pytest.mark.parametrize("prediction", FORGED.values(), ids=FORGED.keys())
-def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_equal(prediction: str) -> None:
-    assert judged(prediction) != "equal"
+async def test_a_prediction_that_passes_for_a_verdict_or_for_everything_is_not_equal():
+    found = await judged(FORGED)
+    assert len(found) == len(FORGED)
+    assert "equal" not in found.values(), found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"<answer>\boxed{1}\boxed{2}\boxed{3}</answer>",
-        r"<answer>\boxed{7}</answer><answer>\boxed{3}</answer>",
-        r"<answer>\boxed{7} </answer> \boxed{7} <answer>3</answer>",
-        r"<answer></answer>\boxed{7}<answer>\boxed{}</answer>",
-        r"</answer>\boxed{7}<answer>\boxed{3}</answer>",
-        r"<answer>\boxed{6}</answer>symbolic equal",
-        r"<answer>\boxed{symbolic equal}</answer>",
-        r"<answer>\boxed{5, 6, 7, 8}</answer>",
-    ],
-)
-def test_an_end_that_lists_answers_closes_tags_early_or_prints_a_verdict_gains_nothing(text: str) -> None:
-    prediction = final_answer(text)
-    assert prediction is None or judged(prediction) != "equal"
+async def test_an_end_that_lists_answers_closes_tags_early_or_prints_a_verdict_gains_nothing():
+    found = await judged({text: final for text in LISTED if (final := final_answer(text)) is not None})
+    assert found
+    assert "equal" not in found.values(), found

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,14 @@ from actors.sandbox.inside.server import Farewell, Server
 from actors.sandbox.inside.shares import Shares
 from actors.sandbox.inside.slots import NamespaceSlots
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
-from agent_rl.environments.base import ToolOutput
 from benchmarks.tool_processes import children_of, processes_of
-from tests.actors.sandbox.running import eventually, is_alive, require, run_with, wait_until
+from tests.actors.sandbox.running import eventually, is_alive, require, sandboxed, wait_until
 
 SPARES = NamespaceSlots.spares
 
 
-@pytest.fixture(autouse=True)
-def namespaces() -> None:
-    require("strong")
+pytestmark = pytest.mark.real_time
+strong = partial(sandboxed, "strong")
 
 
 def interpreter_pid(sandbox: Sandbox) -> int:
@@ -70,39 +70,40 @@ async def kill_waiting(sandbox: Sandbox) -> None:
     assert await eventually(lambda: not any(map(is_alive, pids)))
 
 
-EVERYONE = (
-    "import ctypes, os, signal\nlibc = ctypes.CDLL(None, use_errno=True)\nfound = 0\n"
-    "for pid in [*range(2, 40000), {pids}]:\n    if pid == os.getpid(): continue\n"
-)
+ALL = "import os\nfound = 1\ntry: os.kill(-1, {})\nexcept ProcessLookupError: found = 0"
+EACH = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+found = 0
+for pid in [*range(2, 40000), PIDS]:
+    try: found += pid != os.getpid() and {}
+    except ProcessLookupError: pass
+"""
+REACHING = {
+    "kill all": ALL.format(9),
+    "stop all": ALL.format(19),
+    "kill": EACH.format("os.kill(pid, 9) is None"),
+    "stop": EACH.format("os.kill(pid, 19) is None"),
+    "kill groups": EACH.format("os.killpg(pid, 9) is None"),
+    "open": EACH.format("os.pidfd_open(pid) > 0"),
+    "trace": EACH.format("libc.ptrace(16, pid, 0, 0) == 0"),
+    "read": EACH.format("libc.process_vm_readv(pid, 0, 0, 0, 0, 0) >= 0"),
+    "proc": EACH.format("os.path.exists(f'/proc/{pid}/mem')"),
+}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os\nfound = 1\ntry: os.kill(-1, 9)\nexcept ProcessLookupError: found = 0",
-        "import os\nfound = 1\ntry: os.kill(-1, 19)\nexcept ProcessLookupError: found = 0",
-        EVERYONE + "    try: os.kill(pid, 9); found += 1\n    except ProcessLookupError: pass",
-        EVERYONE + "    try: os.kill(pid, 19); found += 1\n    except ProcessLookupError: pass",
-        EVERYONE + "    try: os.killpg(pid, 9); found += 1\n    except ProcessLookupError: pass",
-        EVERYONE + "    try: os.pidfd_open(pid); found += 1\n    except ProcessLookupError: pass",
-        EVERYONE + "    found += libc.ptrace(16, pid, 0, 0) == 0",
-        EVERYONE + "    found += libc.process_vm_readv(pid, 0, 0, 0, 0, 0) >= 0",
-        EVERYONE + "    found += os.path.exists(f'/proc/{{pid}}/mem')",
-    ],
-    ids=["kill all", "stop all", "kill", "stop", "kill groups", "open", "trace", "read", "proc"],
-)
-def test_a_waiting_child_cannot_be_reached(code: str) -> None:
-    async def main(sandbox: Sandbox) -> None:
-        first, *others = await all_waiting(sandbox)
+async def test_a_waiting_child_cannot_be_reached():
+    async with strong(limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)) as sandbox:
         interpreter = interpreter_pid(sandbox)
-        pids = ", ".join(map(str, (first, *others, *children_of(interpreter), interpreter, os.getpid())))
-        result = await sandbox.execute(code.format(pids=pids) + "\nprint(found)", name="attack")
-        assert (result.outcome, result.stdout) == ("success", "0\n")
-        assert first in await all_waiting(sandbox)  # the newest ran the attack
-        assert state(first) == "S"
-        assert (await sandbox.execute("print(1)")).stdout == "1\n"
-
-    run_with(Sandbox(isolation="strong", limits=ExecutionLimits(wall_seconds=20, cpu_seconds=20)), main)
+        for name, code in REACHING.items():
+            first, *others = await all_waiting(sandbox)
+            pids = ", ".join(map(str, (first, *others, *children_of(interpreter), interpreter, os.getpid())))
+            result = await sandbox.execute(code.replace("PIDS", pids) + "\nprint(found)", name="attack")
+            assert (name, result.outcome, result.stdout) == (name, "success", "0\n"), result
+            assert first in await all_waiting(sandbox)  # the newest ran the attack
+            assert state(first) == "S"
+            assert (await sandbox.execute("print(1)")).stdout == "1\n"
+        assert sandbox.figures["restarts"] == 0
 
 
 def memory_holds(pid: int, mark: bytes) -> bool:
@@ -119,70 +120,51 @@ def memory_holds(pid: int, mark: bytes) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into such a process")
-def test_a_waiting_child_knows_no_call() -> None:
-    halves = "what-the-ear", "lier-call-held"
-
-    async def main(sandbox: Sandbox) -> None:
+async def test_a_waiting_child_knows_no_call():
+    mark = "what-the-earlier-call-held"
+    async with strong() as sandbox:
         before = await all_waiting(sandbox)
         for _ in range(2 * SPARES):
-            done = await sandbox.execute(f"secret = {''.join(halves)!r}\nprint(secret, input())", "".join(halves))
-            assert done.stdout.count("".join(halves)) == 2
+            done = await sandbox.execute(f"secret = {mark!r}\nprint(secret, input())", mark)
+            assert done.stdout.count(mark) == 2
             after = await all_waiting(sandbox)
         fresh = set(after) - set(before)
         assert fresh
-        for pid in (
-            *fresh,
-            *processes_of(interpreter_pid(sandbox))[::2],
-        ):  # without the maker of slots, which knows less
-            assert not memory_holds(pid, "".join(halves).encode())
+        knowing = processes_of(interpreter_pid(sandbox))[::2]  # without the maker of slots, which knows less
+        for pid in (*fresh, *knowing):
+            assert not memory_holds(pid, mark.encode())
             assert memory_holds(pid, USER_FILE.encode())  # so that it would have been found
 
-    run_with(Sandbox(isolation="strong"), main)
+
+TIMES = {"queue_seconds": 0.0, "run_seconds": 0.0}
+FOUND = """
+import gc, linecache, sys
+print(sorted(globals()), len(linecache.cache), sorted(sys.modules), gc.get_count()[1:], sys.stdin.read())
+"""
 
 
-def test_what_a_call_finds_is_the_same_in_a_waiting_child_and_in_a_new_one() -> None:
-    code = (
-        "import gc, linecache, sys\nprint(sorted(globals()), len(linecache.cache), sorted(sys.modules), "
-        "gc.get_count()[1:], sys.stdin.read())"
-    )
-
-    async def main(sandbox: Sandbox) -> None:
+async def test_children_that_die_waiting_take_no_call_with_them_and_a_call_finds_the_same_in_a_new_one():
+    async with strong() as sandbox:
         await all_waiting(sandbox)
-        waited = await sandbox.execute(code)
-        await kill_waiting(sandbox)  # there is no other before the next call
-        fresh = await sandbox.execute(code)
-        assert (waited.outcome, waited.stdout) == (fresh.outcome, fresh.stdout), fresh
+        waited = await sandbox.execute(FOUND)
+        assert waited.outcome == "success"
+        for _ in range(3):
+            await kill_waiting(sandbox)  # there is no other before the next call
+            assert replace(await sandbox.execute(FOUND), **TIMES) == replace(waited, **TIMES)
+        assert sandbox.figures["restarts"] == 0
 
-    run_with(Sandbox(isolation="strong"), main)
 
-
-def test_random_numbers_differ_in_children_that_waited_beside_each_other() -> None:
-    async def main(sandbox: Sandbox) -> None:
-        code = "import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4).hex())"
-        said: set[str] = set()
+async def test_random_numbers_differ_in_children_that_waited_beside_each_other():
+    async with strong() as sandbox:
+        said = set()
         for _ in range(3):
             await all_waiting(sandbox)
-            said |= {(await sandbox.execute(code)).stdout.split()[0] for _ in range(SPARES)}
+            said |= {(await sandbox.execute("import random\nprint(random.random())")).stdout for _ in range(SPARES)}
         assert len(said) == 3 * SPARES
 
-    run_with(Sandbox(isolation="strong"), main)
 
-
-def test_children_that_die_waiting_take_no_call_with_them() -> None:
-    async def main(sandbox: Sandbox) -> list[ToolOutput]:
-        results = []
-        for _ in range(3):
-            await kill_waiting(sandbox)
-            results.append(await sandbox.execute("print(1)"))
-        assert sandbox.figures["restarts"] == 0
-        return results
-
-    results = run_with(Sandbox(isolation="strong"), main)
-    assert [(result.outcome, result.stdout) for result in results] == [("success", "1\n")] * 3
-
-
-def test_a_slot_that_dies_with_the_child_waiting_in_it_is_replaced() -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_a_slot_that_dies_with_the_child_waiting_in_it_is_replaced():
+    async with strong() as sandbox:
         pids = await all_waiting(sandbox)
         maker = children_of(interpreter_pid(sandbox))[0]
         for init in children_of(maker):
@@ -193,41 +175,33 @@ def test_a_slot_that_dies_with_the_child_waiting_in_it_is_replaced() -> None:
         assert not set(pids) & set(await all_waiting(sandbox))
         assert sandbox.figures["restarts"] == 0
 
-    run_with(Sandbox(isolation="strong"), main)
 
-
-def test_after_a_storm_as_many_wait_as_before() -> None:
-    async def main(sandbox: Sandbox) -> None:
-        interpreter = interpreter_pid(sandbox)
+async def test_after_a_storm_as_many_wait_as_before():
+    async with strong() as sandbox:
         for code in ("1", "import os\nos.kill(os.getpid(), 9)", "open('x', 'w')", "import os\nos.fork()"):
             for _ in range(20):
                 await sandbox.execute(code)
-        assert len(await all_waiting(sandbox)) == SPARES
-        assert await eventually(lambda: len(forked(interpreter)) == SPARES)  # none is left as a zombie
-
-    run_with(Sandbox(isolation="strong"), main)
+        await all_waiting(sandbox)  # and none is left as a zombie
 
 
 @pytest.mark.parametrize("call", ["print(1)", "import time\ntime.sleep(0.5)\nprint(1)"])
-def test_an_interpreter_whose_forker_dies_is_replaced_and_its_call_tried_again(call: str) -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_an_interpreter_whose_forker_dies_is_replaced_and_its_call_tried_again(call):
+    async with strong() as sandbox:
         pids = await all_waiting(sandbox)
         interpreter = interpreter_pid(sandbox)
-        results: list[ToolOutput] = []
+        results = []
 
-        async def one() -> None:
-            results.append(await sandbox.execute(call))
+        async def one():
+            results.append((await sandbox.execute(call)).stdout)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one)
             await trio.sleep(0.1)
             os.kill(children_of(interpreter)[1], signal.SIGKILL)
         assert await eventually(lambda: not any(map(is_alive, (interpreter, *pids))))
-        assert [result.stdout for result in results] == ["1\n"]
-        assert (await sandbox.execute(call)).stdout == "1\n"
+        await one()
+        assert results == ["1\n"] * 2
         assert sandbox.figures["restarts"] == 1
-
-    run_with(Sandbox(isolation="strong"), main)
 
 
 def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_others(tmp_path: Path) -> None:
@@ -250,15 +224,13 @@ def test_a_child_that_a_dying_forker_has_reaped_does_not_stop_the_killing_of_oth
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_waiting_children_end_with_their_interpreter(number: int) -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_waiting_children_end_with_their_interpreter(number):
+    async with strong() as sandbox:
         pids = await all_waiting(sandbox)
         os.kill(interpreter_pid(sandbox), number)
         assert await eventually(lambda: not any(map(is_alive, pids)))
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
         assert not set(pids) & set(await all_waiting(sandbox))
-
-    run_with(Sandbox(isolation="strong"), main)
 
 
 OWNER = """
@@ -275,6 +247,7 @@ trio.run(main)
 
 
 def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
+    require("strong")
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=root, stdout=subprocess.PIPE, text=True) as owner:
         try:
@@ -287,13 +260,11 @@ def test_no_waiting_child_survives_an_owner_that_is_killed() -> None:
     assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_none_waits_where_calls_could_reach_it() -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_none_waits_where_calls_could_reach_it():
+    async with sandboxed("limits") as sandbox:
         assert (await sandbox.execute("print(1)")).stdout == "1\n"
         [forker] = children_of(interpreter_pid(sandbox))
         assert await eventually(lambda: not children_of(forker))
-
-    run_with(Sandbox(isolation="limits"), main)
 
 
 def test_a_process_is_at_rest_only_when_it_stands_and_has_no_other(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ from actors.sandbox.isolation.rlimits import Bounds
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError, _end
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
-from agent_rl.environments.base import ToolOutput
 from agent_rl.files.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
-from tests.actors.sandbox.running import eventually, is_alive, living, named, require, run_with, wait_until
+from tests.actors.sandbox.running import eventually, is_alive, live, living, named, require, sandboxed, wait_until
 
+pytestmark = pytest.mark.real_time
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -52,8 +52,8 @@ def test_a_process_that_kill_has_collected_has_ended() -> None:
         trio.run(_end, process)
 
 
-def test_files_of_a_call_are_gone_after_it_and_all_after_the_sandbox(own_directory: Path) -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_files_of_a_call_are_gone_after_it_and_all_after_the_sandbox(own_directory):
+    async with sandboxed("limits") as sandbox:
         code = "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('x')\nos.chmod('a/b', 0)\nprint(os.getcwd())"
         result = await sandbox.execute(code)
         directory = Path(result.stdout.strip())
@@ -62,48 +62,56 @@ def test_files_of_a_call_are_gone_after_it_and_all_after_the_sandbox(own_directo
         killed = await sandbox.execute(code + "\nimport time\ntime.sleep(9)", limits=ExecutionLimits(wall_seconds=0.2))
         assert killed.outcome == "timeout"
         assert await eventually(lambda: not Path(killed.stdout.strip()).exists())
-
-    run_with(Sandbox(isolation="limits"), main)
     assert list(own_directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("level", ["strong", "limits"])
-def test_what_a_call_started_ends_with_it(level: str) -> None:
-    require(level)
-    code = named("left-behind") + (
-        "import os, time\n"
-        "if os.fork() == 0:\n"
-        "    time.sleep(60)\n"
-        "if os.fork() == 0:\n"
-        "    os.setpgid(0, 0)\n"  # leaves the group, and then its parent
-        "    if os.fork() == 0:\n"
-        "        time.sleep(61)\n"
-        "    os._exit(0)\n"
-    )
+LEAVING = """
+import os, time
+if os.fork() == 0:
+    time.sleep(60)
+if os.fork() == 0:
+    os.setpgid(0, 0)  # leaves the group, and then its parent
+    if os.fork() == 0:
+        time.sleep(61)
+    os._exit(0)
+"""
+BROOD = "import os, time\nfor generation in range(4): os.fork()\ntime.sleep(60)"  # where no limit binds it ends too
 
-    async def main(sandbox: Sandbox) -> None:
-        ended = await sandbox.execute(code)
-        stopped = await sandbox.execute(code + "time.sleep(9)", limits=ExecutionLimits(wall_seconds=0.3))
-        assert (ended.outcome, stopped.outcome) == ("success", "timeout")
+
+@pytest.mark.parametrize("level", ["strong", "limits"])
+async def test_what_a_call_started_ends_with_it_and_neighbours_live(level):
+    async with sandboxed(level) as sandbox:
+        ended = await sandbox.execute(named("left-behind") + LEAVING)
+        results = {}
+
+        async def call(name, code, seconds):
+            results[name] = await sandbox.execute(code, limits=ExecutionLimits(wall_seconds=seconds))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, "stopped", f"{named('left-behind')}{LEAVING}time.sleep(9)", 0.3)
+            nursery.start_soon(call, "brood", named("left-behind") + BROOD, 0.5)
+            nursery.start_soon(call, "neighbour", "import time\ntime.sleep(0.8)\nprint('well')", 4)
+        assert (ended.outcome, results["stopped"].outcome, results["brood"].outcome) == (
+            "success",
+            "timeout",
+            "timeout",
+        )
+        assert results["neighbour"].stdout == "well\n"
         await sandbox.execute("1")  # orphans that had not become the server's are found by the next call
         assert await eventually(lambda: living("left-behind") == 0)
 
-    run_with(Sandbox(isolation=level), main)
 
-
-def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory: Path) -> None:
-    async def main(sandbox: Sandbox) -> list[ToolOutput]:
+async def test_a_call_that_has_no_room_on_disk_says_so_and_the_next_one_runs(own_directory):
+    async with sandboxed("limits") as sandbox:
         [directory] = list(own_directory.glob("agent-rl.sandbox-*"))
         directory.rename(own_directory / "away")
         refused = await sandbox.execute("1")
         (own_directory / "away").rename(directory)
         assert sandbox.figures["restarts"] == 0
-        return [refused, await sandbox.execute("1")]
-
-    refused, fine = run_with(Sandbox(isolation="limits"), main)
-    assert refused.outcome == "unavailable"
-    assert refused.stderr.startswith("The call could not be started: [Errno 2]")
-    assert (fine.outcome, fine.value) == ("success", "1")
+        assert refused.outcome == "unavailable"
+        assert refused.stderr.startswith("The call could not be started: [Errno 2]")
+        fine = await sandbox.execute("1")
+        assert (fine.outcome, fine.value) == ("success", "1")
 
 
 def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
@@ -126,20 +134,16 @@ def test_what_a_call_left_is_removed_once_there_can_be_a_process_that_does_it(
     assert wait_until(lambda: not places.kill_orphans(set()))
 
 
-def test_where_there_is_no_room_for_temporary_files_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_there_is_no_room_for_temporary_files_the_start_says_so(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-
-    async def nothing(sandbox: Sandbox) -> None:
-        pass
-
     with pytest.RaisesGroup(pytest.RaisesExc(WarmUpError, match="no directory.*/nowhere"), flatten_subgroups=True):
-        run_with(Sandbox(isolation="limits"), nothing)
+        async with live(Sandbox(isolation="limits")):
+            pass
 
 
-def test_calls_beyond_the_descriptors_there_are_say_so_and_the_next_one_runs() -> None:
+async def test_calls_beyond_the_descriptors_there_are_say_so_and_the_next_one_runs():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def main(sandbox: Sandbox) -> list[ToolOutput]:
+    async with sandboxed() as sandbox:
         held = os.dup(0)
         os.close(held)
         resource.setrlimit(resource.RLIMIT_NOFILE, (held + 2, hard))
@@ -147,11 +151,8 @@ def test_calls_beyond_the_descriptors_there_are_say_so_and_the_next_one_runs() -
             refused = await sandbox.execute("1", "input")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return [refused, await sandbox.execute("1", "input")]
-
-    refused, fine = run_with(Sandbox(), main)
-    assert (refused.outcome, fine.outcome) == ("unavailable", "success")
-    assert "Too many open files" in refused.stderr
+        assert (refused.outcome, "Too many open files" in refused.stderr) == ("unavailable", True)
+        assert (await sandbox.execute("1", "input")).outcome == "success"
 
 
 class NoSlots:
@@ -188,96 +189,46 @@ def test_calls_wait_for_places_until_none_can_be_made_and_are_refused_then() -> 
             assert reply[REPLY.size :].endswith(b"no room for namespaces")
 
 
-def test_places_that_calls_left_something_in_are_replaced_and_reaped() -> None:
-    require("strong")
-
-    async def main(sandbox: Sandbox) -> None:
+async def test_a_brood_has_a_limit_and_places_that_calls_left_something_in_are_replaced_and_reaped():
+    async with sandboxed("strong") as sandbox:
+        code = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)"
+        assert "BlockingIOError" in (await sandbox.execute(code, limits=ExecutionLimits(processes=8))).stderr
         for _ in range(5):
             assert (await sandbox.execute("open('left', 'w').write('x')")).outcome == "success"
         assert await eventually(lambda: zombies_below(interpreter_pid(sandbox)) == 0)
 
-    run_with(Sandbox(isolation="strong"), main)
 
+async def test_a_killed_child_and_then_a_killed_interpreter_harm_no_neighbour():
+    async with sandboxed() as sandbox:
+        first, results = interpreter_pid(sandbox), []
 
-@pytest.mark.parametrize("level", ["strong", "limits"])
-def test_a_brood_of_processes_is_killed_and_neighbours_live(level: str) -> None:
-    require(level)
-    brood = named("brood") + (  # bounded here, for where the limit on processes does not bind
-        "import os, time\nfor generation in range(4):\n    os.fork()\ntime.sleep(60)"
-    )
-
-    async def main(sandbox: Sandbox) -> None:
-        results: dict[str, ToolOutput] = {}
-
-        async def call(name: str, code: str, seconds: float) -> None:
-            results[name] = await sandbox.execute(code, limits=ExecutionLimits(wall_seconds=seconds))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call, "brood", brood, 0.5)
-            nursery.start_soon(call, "neighbour", "import time\ntime.sleep(0.8)\nprint('well')", 4)
-        assert results["brood"].outcome == "timeout"
-        assert results["neighbour"].stdout == "well\n"
-        assert await eventually(lambda: living("brood") == 0)
-
-    run_with(Sandbox(isolation=level), main)
-
-
-def test_the_number_of_processes_is_limited() -> None:
-    require("strong")
-    code = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(60)"
-    limits = ExecutionLimits(processes=8)
-    result = run_with(Sandbox(isolation="strong"), lambda sandbox: sandbox.execute(code, limits=limits))
-    assert "BlockingIOError" in result.stderr
-
-
-def test_a_killed_child_is_reported_and_its_neighbours_are_unharmed() -> None:
-    async def main(sandbox: Sandbox) -> tuple[ToolOutput, ToolOutput]:
-        results: list[ToolOutput] = []
-
-        async def neighbour() -> None:
+        async def neighbour():
             results.append(await sandbox.execute("import time\ntime.sleep(0.3)\nprint('well')"))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(neighbour)
             killed = await sandbox.execute("import os\nprint('x')\nos.kill(os.getpid(), 9)")
-        return killed, results[0]
-
-    killed, neighbour = run_with(Sandbox(), main)
-    assert (killed.outcome, killed.stdout) == ("killed", "x\n")
-    assert neighbour.stdout == "well\n"
-
-
-def test_a_killed_interpreter_is_replaced_and_its_calls_are_tried_again(own_directory: Path) -> None:
-    async def main(sandbox: Sandbox) -> None:
-        first = interpreter_pid(sandbox)
-        results: list[ToolOutput] = []
-
-        async def call() -> None:
-            results.append(await sandbox.execute("import time\ntime.sleep(0.3)\nprint(1)"))
-
+            assert (killed.outcome, killed.stdout) == ("killed", "x\n")
+        assert interpreter_pid(sandbox) == first
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(call)
+            nursery.start_soon(neighbour)
             await trio.sleep(0.1)
             os.kill(first, signal.SIGKILL)
-        assert results[0].outcome == "success"
+        assert [result.stdout for result in results] == ["well\n"] * 2
         assert interpreter_pid(sandbox) != first
         assert (sandbox.figures["restarts"], sandbox.figures["retries"]) == (1, 1)
 
-    run_with(Sandbox(), main)
 
-
-def test_a_call_that_kills_its_interpreter_every_time_is_unavailable() -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_a_call_that_kills_its_interpreter_every_time_is_unavailable():
+    async with sandboxed("limits") as sandbox:  # elsewhere a call can't
         result = await sandbox.execute("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(9)")
         assert result.outcome == "unavailable"
         assert (await sandbox.execute("print('well')")).stdout == "well\n"
         assert sandbox.figures["restarts"] == 2
 
-    run_with(Sandbox(isolation="limits"), main)  # elsewhere a call can't
 
-
-def test_a_cancelled_call_is_killed_in_the_server_too() -> None:
-    async def main(sandbox: Sandbox) -> None:
+async def test_a_cancelled_call_is_killed_in_the_server_too():
+    async with sandboxed(children=1) as sandbox:
         with trio.move_on_after(0.3) as scope:
             await sandbox.execute(named("unwanted") + "import time\ntime.sleep(60)")
         assert scope.cancelled_caught
@@ -285,29 +236,21 @@ def test_a_cancelled_call_is_killed_in_the_server_too() -> None:
         assert (await sandbox.execute("print('well')")).stdout == "well\n"
         assert sandbox.figures["in_flight"] == 0
 
-    run_with(Sandbox(children=1), main)
 
-
-def test_cancelling_the_sandbox_with_calls_in_flight_leaves_nothing(own_directory: Path) -> None:
-    pids: list[int] = []
-    cancelled: list[float] = []
-
-    async def main() -> None:
+async def test_cancelling_the_sandbox_with_calls_in_flight_leaves_nothing(own_directory):
+    async with trio.open_nursery() as nursery:
         sandbox = Sandbox(interpreters=2)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(sandbox.run)
-            pids.extend(interpreter._process.pid for interpreter in sandbox._ready if interpreter._process)
-            for _ in range(4):
-                nursery.start_soon(sandbox.execute, named("cancelled") + "import time\ntime.sleep(60)")
-            assert await eventually(lambda: living("cancelled") == 4)
-            cancelled.append(time.monotonic())
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    assert time.monotonic() - cancelled[0] < ENDING_SECONDS  # they ended by themselves: nobody had to be killed
+        await nursery.start(sandbox.run)
+        pids = [interpreter._process.pid for interpreter in sandbox._ready]
+        for _ in range(4):
+            nursery.start_soon(sandbox.execute, named("cancelled") + "import time\ntime.sleep(60)")
+        assert await eventually(lambda: living("cancelled") == 4)
+        cancelled = time.monotonic()
+        nursery.cancel_scope.cancel()
+    assert time.monotonic() - cancelled < ENDING_SECONDS  # they ended by themselves: nobody had to be killed
     assert len(pids) == 2
     assert not any(is_alive(pid) for pid in pids)
-    assert wait_until(lambda: living("cancelled") == 0)
+    assert await eventually(lambda: living("cancelled") == 0)
     assert list(own_directory.iterdir()) == []
 
 
@@ -325,8 +268,8 @@ trio.run(main)
 """
 
 
-@pytest.mark.parametrize("storm", [0, 0.2])  # seconds of further signals, to hit every moment of the cleaning up
-@pytest.mark.parametrize("level", ["strong", "limits"])
+# The storm: seconds of further signals, to hit every moment of the cleaning up.
+@pytest.mark.parametrize(("level", "storm"), [("strong", 0), ("strong", 0.2), ("limits", 0.2)])
 def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: str, storm: float) -> None:
     require(level)
     held = named("held") + "import os, time\nos.fork()\nopen('file', 'w').write('x')\ntime.sleep(60)"
@@ -349,23 +292,17 @@ def test_nothing_survives_an_owner_that_is_killed(own_directory: Path, level: st
     assert not any(group.exists() for group in groups)
 
 
-@pytest.mark.parametrize("level", ["strong", "limits"])
-def test_hundreds_of_calls_wait_beside_each_other(level: str) -> None:
+async def test_hundreds_of_calls_wait_beside_each_other():
     """Their descriptors are more than the numbers below those that slots are kept at."""
-    require(level)
+    async with sandboxed("strong", children=300, limits=ExecutionLimits(wall_seconds=30.0)) as sandbox:
+        answers = []
 
-    async def main(sandbox: Sandbox) -> None:
-        answers: list[ToolOutput] = []
-
-        async def one(number: int) -> None:
-            answers.append(await sandbox.execute(f"import time; time.sleep(1)\nprint({number})"))
+        async def one(number):
+            answer = await sandbox.execute(f"import time; time.sleep(1)\nprint({number})")
+            answers.append((answer.outcome, answer.stdout))
 
         async with trio.open_nursery() as nursery:
             for number in range(300):
                 nursery.start_soon(one, number)
-        assert sorted((answer.outcome, int(answer.stdout)) for answer in answers) == [
-            ("success", number) for number in range(300)
-        ]
+        assert sorted(answers) == sorted(("success", f"{number}\n") for number in range(300))
         assert (sandbox.figures["restarts"], sandbox.figures["retries"]) == (0, 0)
-
-    run_with(Sandbox(children=300, isolation=level, limits=ExecutionLimits(wall_seconds=30.0)), main)
