@@ -163,7 +163,7 @@ def not_there(*_: Any) -> EngineError:
     ("loop", "script", "tokens", "status", "turns", "branches"),
     [
         (rewrites, None, 400, "finished", 2, [("rewrite", (2,))]),
-        (asks_at_once, None, 400, "finished", 3, [("again", (2,)), ("again", (3,))]),
+        (asks_at_once, None, 400, "finished", 3, [("again", (1,)), ("again", (2,)), ("again", (3,))]),
         (has_a_helper, None, 400, "finished", 4, [("sub_agent", (2, 3))]),
         (goes_on_after_a_short_turn, wordy, 50, "truncated", 2, [("rewrite", (2,))]),
         (uses_its_tool, wordy, 50, "truncated", 1, []),
@@ -176,7 +176,13 @@ def test_what_a_loop_asks_for_is_a_tree_and_what_fails_never_passes_through_it(
     loop: Any, script: Any, tokens: int, status: str, turns: int, branches: list[Any], tmp_path: Path, model: Path
 ) -> None:
     made = sampled(tmp_path, model, loop, script, tokens)
-    assert (made.status, made.turns, made.branches) == (status, turns, tuple(Branch(*each) for each in branches))
+    assert (made.status, made.turns) == (status, turns)
+    expected = {Branch(*each) for each in branches}
+    if loop is asks_at_once:  # trio draws which of the three is the first, and no branch
+        assert len(made.branches) == 2
+        assert set(made.branches) < expected
+    else:
+        assert set(made.branches) == expected
     assert made.reason == ("900 tokens do not fit 256" if status == "failed" else "")
     assert made.written == made.unpack().loss_mask.sum()
 
