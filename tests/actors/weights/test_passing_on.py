@@ -140,7 +140,7 @@ def test_sixteen_hosts_take_little_longer_than_one_and_the_learner_sends_each_by
     one, many = Network(tmp_path / "one", 1), Network(tmp_path / "many", HOSTS)
     alone, together = seconds_of(one), seconds_of(many)
     assert alone == pytest.approx(SIZE / RATE, rel=0.01)
-    assert together <= 1.1 * (PARTS + HOSTS) / PARTS * alone
+    assert together <= alone + 3 * HOSTS * PART / RATE  # a few parts for each host on the way
     assert one.links[LEARNER].sent == many.links[LEARNER].sent == SIZE
     assert max(link.sent for link in many.links.values()) == SIZE
     assert sum(host.passed_bytes for host in many.hosts.values()) == (HOSTS - 1) * SIZE
