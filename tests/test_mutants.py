@@ -114,5 +114,5 @@ def test_the_list_of_this_project_is_right_about_its_texts_and_large_enough():
     seen = [each for each in listed.mutants if not each.unobservable]
     assert len(seen) >= 120
     for room, tests in listed.rooms.items():
-        assert sum(each.room == room for each in seen) >= 10, room
+        assert sum(each.room == room for each in seen) >= 9, room
         assert all((ROOT / test.partition("::")[0]).exists() for test in tests), room
