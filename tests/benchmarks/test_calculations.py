@@ -38,16 +38,7 @@ from benchmarks.command import Failure, call
 from benchmarks.hostile import REACH, SHARES
 from benchmarks.in_process_tools import InProcessExecutor, Ran, run_python
 from benchmarks.learner_sides import Row, Setting, Spent, pad
-from benchmarks.peer_trl import (
-    Frame,
-    InProcess,
-    Isolated,
-    Rewards,
-    Spec,
-    Tools,
-    python_tool,
-    shown,
-)
+from benchmarks.peer_trl import Frame, InProcess, Isolated, Rewards, Spec, Tools, python_tool, shown
 from benchmarks.peer_trl import Setting as PeerSetting
 from benchmarks.rollout_models import RESPONSE_LIMIT, RESPONSE_MEDIAN, quickstart_model, save_writer, workload
 from benchmarks.rollout_sides import turns
@@ -241,10 +232,7 @@ SPENT = {"kv_scheduler.0": {"rollout_generator: a newer policy (the staleness bu
     ],
 )
 def test_the_limit_of_a_topology(
-    busy: dict[str, float],
-    cpu: dict[str, float],
-    waits: dict[str, dict[str, float]],
-    limited_by: str,
+    busy: dict[str, float], cpu: dict[str, float], waits: dict[str, dict[str, float]], limited_by: str
 ) -> None:
     actors = Window(10.0, 0.0, 0.0, 0.0, 0.0, 0.0, busy, cpu, waits)
     assert limit(actors, 2) == limited_by

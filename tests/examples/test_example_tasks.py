@@ -122,14 +122,8 @@ def test_hidden_calls_judge_a_program(example: Any) -> None:
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "actors.cli", "run", name]
-    command += [
-        "--set",
-        f"run.directory={tmp_path / 'run'}",
-        "--set",
-        "stages.0.steps=1",
-        "--set",
-        "stages.1.problems=4",
-    ]
+    for setting in (f"run.directory={tmp_path / 'run'}", "stages.0.steps=1", "stages.1.problems=4"):
+        command += ["--set", setting]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     balance = audit(tmp_path / "run")

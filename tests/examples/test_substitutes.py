@@ -14,11 +14,7 @@ import pytest
 import torch
 
 from actors.cli.main import main
-from actors.contract import (
-    FilterContract,
-    GeneratorContract,
-    SchedulerContract,
-)
+from actors.contract import FilterContract, GeneratorContract, SchedulerContract
 from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput
@@ -326,7 +322,7 @@ def test_a_broken_loss_is_refused_before_anything_starts(
     path = tmp_path / "mine.toml"
     path.write_text(QUICKSTART.read_text().replace("[algorithm]", '[algorithm]\nloss = "backwards:backwards"', 1))
     assert main(["run", str(path), "--set", f"run.directory={tmp_path / 'run'}"]) == 2
-    line = 1 + path.read_text().splitlines().index('loss = "backwards:backwards"')
+    line = 1 + path.read_text().partition("loss = ")[0].count("\n")
     err = capsys.readouterr().err
     assert f"{path}:{line}: algorithm.loss: backwards:backwards does not fall when" in err
     assert "(backwards.py, line 6)" in err
