@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.contract import EnvironmentContract
-from agent_rl.environments.base import ToolOutput
+from agent_rl.environments.base import Environment, ToolOutput
 from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.audit import audit
 from tests.actors.sandbox.running import run_with
@@ -34,6 +35,9 @@ def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
 ) -> None:
     class Contract(EnvironmentContract):
         environment = getattr(example({"Questions": "sql_questions"}.get(name, "programming")), name)
+
+        def problems(self, made: Environment) -> Iterator[Problem]:
+            yield made.problems().evaluation(0)  # all are judged by the same lines
 
     Contract().test_judging_gives_what_can_be_used_whatever_a_model_wrote(tmp_path)
 
