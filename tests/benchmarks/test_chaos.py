@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import trio
 
 from actors.engines.base import EngineError, TurnRequest
 from agent_rl.config.load import load_topology
@@ -276,12 +275,6 @@ def train(made: Journal, version: int, *groups: str) -> None:
     made.step_trained(version, TrainingFigures())
 
 
-def test_a_whole_run_has_lost_and_repeated_nothing(tmp_path: Path) -> None:
-    made = journal(tmp_path, 0, 1)
-    train(made, 0, "g0", "g1")
-    assert read_accounts(made, 1) == Accounts((), (), balanced=True)
-
-
 def test_open_missing_and_failed_groups_are_lost_and_groups_in_two_steps_are_repeated(tmp_path: Path) -> None:
     made = journal(tmp_path, 0, 1, 3)
     made.open_group("g4", 0, 4, "train", b"")
@@ -308,10 +301,13 @@ def test_a_prompt_that_is_not_that_of_its_group_is_lost(tmp_path: Path) -> None:
     assert line == f"g1 asks {right['g0'].id}, and its number is that of {tasks.problem(2, 1).id}"
 
 
-def test_what_a_scripted_model_was_trained_on_is_what_the_journal_says(tmp_path: Path) -> None:
+def test_a_whole_run_has_lost_nothing_and_its_scripted_model_was_trained_on_what_the_journal_says(
+    tmp_path: Path,
+) -> None:
     made = journal(tmp_path, 0, 1, 2)
     train(made, 0, "g0", "g1")
     train(made, 1, "g2")
+    assert read_accounts(made, 2) == Accounts((), (), balanced=True)
     assert wrongly_trained(made, ["g0", "g1", "g2"]) == ([], [])
     lost, again = wrongly_trained(made, ["g0", "g2", "g2", "g7"])
     assert lost == ["the model was not trained on g1"]
@@ -353,21 +349,14 @@ def test_figures_of_faults_tell_recovery_turns_and_what_was_lost() -> None:
 
     faults = [done("kill", "kv_scheduler.0", 0.1 * n) for n in range(1, 21)]
     faults += [done("kill", "learner.0", 7.0), done("supervisor", SUPERVISOR, 9.0)]
-    accounts, turns = (
-        Accounts(("g0 is ready",), (), balanced=True, stale=("g1",)),
-        Turns(Counter(kill=3), Counter(kill=4)),
-    )
+    accounts = Accounts(("g0 is ready",), (), balanced=True, stale=("g1",))
+    turns = Turns(Counter(kill=3), Counter(kill=4))
     run = bench_chaos.Ended(
         done=faults, turns=turns, accounts=accounts, left=["/tmp/x"], summary=summary(), seconds=60.0
     )
     verdict = Verdict([run])
-    assert [verdict.figures[name] for name in ("lost", "repeated", "stale", "balanced", "left_behind")] == [
-        1,
-        0,
-        1,
-        1,
-        1,
-    ]
+    shown = {name: verdict.figures[name] for name in ("lost", "repeated", "stale", "balanced", "left_behind")}
+    assert shown == {"lost": 1, "repeated": 0, "stale": 1, "balanced": 1, "left_behind": 1}
     assert (verdict.exit_code, verdict.figures["success_within_noise"]) == (1, None)
     figures = bench_chaos.figures_of([run])
     assert (figures["faults"], figures["regenerated_turns_over_in_flight"]) == (22, 0.75)
@@ -415,26 +404,22 @@ def test_a_scripted_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         restored.restore(tmp_path / "version-000001-stage-02")
 
 
-def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights(tmp_path: Path) -> None:
+async def test_a_scripted_engine_calls_its_tool_then_answers_and_refuses_other_weights(tmp_path: Path) -> None:
     engine = ScriptedTurns(write_model(tmp_path / "model"), {"a": "12"}, rows=8)
     chat = build_tokenizer(LENGTH)  # the tokenizer that was written without transformers is the quickstart's
     assert engine.decode(chat.encode("<tool_call>print(12)\n", add_special_tokens=False)) == "<tool_call>print(12)\n"
 
-    async def turns() -> tuple[str, str]:
-        texts = []
-        for prompt in ("A shop has 5", "A shop has 5<tool_response>12</tool_response>"):
-            tokens = chat.encode(prompt, add_special_tokens=False)
-            request = TurnRequest(
-                rollout="a", tokens=tokens, max_tokens=120, temperature=1.0, stop_tokens=frozenset([2]), seed=1
-            )
-            texts.append(engine.decode((await engine.generate(request)).tokens.tolist()))
-        (tmp_path / "3").write_text(json.dumps({"version": 3}))
-        await engine.load_weights(tmp_path / "3", PolicyVersion(1, 3))
-        with pytest.raises(EngineError, match="version 3 instead of 4"):
-            await engine.load_weights(tmp_path / "3", PolicyVersion(1, 4))
-        return texts[0], texts[1]
-
-    call, answer = trio.run(turns)
+    texts = []
+    for prompt in ("A shop has 5", "A shop has 5<tool_response>12</tool_response>"):
+        tokens = chat.encode(prompt, add_special_tokens=False)
+        stop = frozenset([2])
+        request = TurnRequest(rollout="a", tokens=tokens, max_tokens=120, temperature=1.0, stop_tokens=stop, seed=1)
+        texts.append(engine.decode((await engine.generate(request)).tokens.tolist()))
+    (tmp_path / "3").write_text(json.dumps({"version": 3}))
+    await engine.load_weights(tmp_path / "3", PolicyVersion(1, 3))
+    with pytest.raises(EngineError, match="version 3 instead of 4"):
+        await engine.load_weights(tmp_path / "3", PolicyVersion(1, 4))
+    call, answer = texts
     assert call.startswith("<tool_call>")
     assert "print(12" in call
     assert answer.startswith("<answer>\\boxed{12")
@@ -454,35 +439,19 @@ def test_the_clock_of_a_process_jumps_and_the_hosts_does_not(tmp_path: Path) -> 
     assert monotonic == pytest.approx(time.monotonic(), abs=120)
 
 
-def test_what_a_host_leaves_is_found(tmp_path: Path) -> None:
-    start = "import os, subprocess, time; subprocess.Popen(['sleep', '60'])"
-    host = Host(
-        [sys.executable, "-c", f"{start}; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"], tmp_path, ""
-    )
-
-    async def lose_power() -> None:
-        await host.start()
-        left_file = tmp_path / "t" / "x"
-        wait_for(lambda: left_file.exists() and len(host.everyone()) == 2, "the process below and its file")
+@pytest.mark.real_time
+@pytest.mark.parametrize("unseen", [False, True])
+async def test_what_a_host_leaves_is_found_also_by_its_environment_alone(tmp_path: Path, unseen: bool) -> None:
+    """A process that leaves its session at once is never seen below the supervisor."""
+    start = f"import os, subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session={unseen})"
+    stays = "" if unseen else "; open(os.environ['TMPDIR'] + '/x', 'w'); time.sleep(60)"
+    host, file = Host([sys.executable, "-c", start + stays], tmp_path, ""), tmp_path / "t" / "x"
+    await host.start()
+    if not unseen:
+        wait_for(lambda: file.exists() and len(host.everyone()) == 2, "the process below and its file")
         os.kill(host.pid, signal.SIGKILL)
-        await host.ended()
-
-    trio.run(lose_power)
+    await host.ended()
     left = host.left_behind()
-    (below,) = (int(line.split()[1].rstrip(":")) for line in left if line.startswith("process"))
+    below = int(left[0].split()[1].rstrip(":"))
     os.kill(below, signal.SIGKILL)
-    assert left == [f"process {below}: sleep 60", str(tmp_path / "t" / "x")]
-
-
-def test_a_process_that_nobody_saw_below_the_supervisor_is_found_by_its_environment(tmp_path: Path) -> None:
-    start = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    host = Host([sys.executable, "-c", start], tmp_path, "")
-
-    async def run() -> None:
-        await host.start()
-        await host.ended()
-
-    trio.run(run)
-    (line,) = host.left_behind()
-    os.kill(int(line.split()[1].rstrip(":")), signal.SIGKILL)
-    assert line.endswith(": sleep 60")
+    assert left == [f"process {below}: sleep 60", *([] if unseen else [str(file)])]

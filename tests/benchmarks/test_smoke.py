@@ -271,20 +271,8 @@ def test_end_to_end_beside_a_stand_in_for_the_peer(tmp_path: Path, capsys: pytes
     stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/peer.py" "$@"\n')
     stand_in.chmod(0o700)
     initialise_model(InitialiseModel(**SIZES), model, 0)
-    small = [
-        "--steps",
-        "2",
-        "--groups",
-        "2",
-        "--samples",
-        "4",
-        "--rounds",
-        "1",
-        "--max-tokens",
-        "20",
-        "--tools",
-        "in_process",
-    ]
+    sizes = {"steps": "2", "groups": "2", "samples": "4", "rounds": "1", "max-tokens": "20", "tools": "in_process"}
+    small = [word for name, size in sizes.items() for word in (f"--{name}", size)]
     assert call("end_to_end", ["--peer", "trl", *small, "--python", str(stand_in), "--model", str(model)]) == 0
     out = capsys.readouterr().out
     assert "no such attention" in out

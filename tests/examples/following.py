@@ -49,13 +49,7 @@ def _run(command: str, folder: Path, tools: Path, seconds: float) -> None:
     line, *shown = command.strip().splitlines()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
     )
     printed = done.stdout + done.stderr
     assert done.returncode == 0, f"$ {line}\n{printed}"

@@ -23,7 +23,7 @@ PAGES = {
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 RUN_BY = {
     "docs/write_an_actor.md": "tests/examples/test_guide.py",
-    "docs/write_a_tool.md": "tests/examples/test_tool_guide.py",
+    "docs/write_a_tool.md": "tests/examples/test_environment_guide.py",
     "docs/write_an_environment.md": "tests/examples/test_environment_guide.py",
     "docs/adapters.md": "tests/end_to_end/test_mcp.py",
     "docs/run_data.md": "tests/agent_rl/records/test_run_data.py",

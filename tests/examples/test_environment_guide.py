@@ -1,4 +1,4 @@
-"""The guide to writing an environment: its code does what it says."""
+"""The guides to writing an environment and a tool: their code does what they say."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from actors.contract import EnvironmentContract
 from agent_rl.config.topology import EnvironmentEntry
+from agent_rl.environments.base import BadArgumentError, ToolOutput
 from agent_rl.environments.load import mixed_tasks
+from agent_rl.environments.tools import FunctionTool
 from agent_rl.messages import Transcript
 
-GUIDE = (Path(__file__).parent.parent.parent / "docs" / "write_an_environment.md").read_text()
-FILES = dict(re.findall(r"^```python\n# (\S+)\.py\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
+DOCS = Path(__file__).parent.parent.parent / "docs"
+GUIDE = (DOCS / "write_an_environment.md").read_text()
+OF_TOOLS = (DOCS / "write_a_tool.md").read_text()
+FILES = dict(re.findall(r"^```python\n# (\S+)\.py\n(.*?)^```$", GUIDE + OF_TOOLS, re.MULTILINE | re.DOTALL))
 TABLES = re.findall(r"^```toml\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The guide's files, importable."""
+    """The guides' files, importable."""
     for name, text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -38,16 +41,18 @@ class Here:
     async def in_thread(self, work: Any) -> Any:
         return work()
 
+    async def execute(self, code: str) -> ToolOutput:
+        return ToolOutput("success", stdout=code)
 
-def test_the_guides_environments_judge(modules: Any) -> None:
-    assert set(FILES) == {"capitals", "lookups", "sums", "test_capitals"}
+
+async def test_the_guides_environments_judge(modules: Any) -> None:
+    assert set(FILES) == {"capitals", "lookups", "sums", "test_capitals", "distances", "ledger", "doubled"}
     capitals = modules("capitals").Capitals(seed=0, base=Path())
     problem = capitals.problems().evaluation(0)
     assert capitals.judge_at_once(problem, Transcript(("It is Paris.",))).reward == 1.0
     assert not capitals.judge_at_once(problem, Transcript(("Paris?", "It is Rome."))).success
     lookups = modules("lookups").Lookups(seed=0, base=Path())
-    context: Any = Here()
-    found = trio.run(lookups.judge, problem, Transcript(("Paris",)), context)
+    found = await lookups.judge(problem, Transcript(("Paris",)), Here())
     assert (found.success, found.parts) == (True, {"calls": 0.0})
     assert lookups.tools[0].call_here({"country": "Italy"}, b"").value == "Rome"
 
@@ -80,3 +85,18 @@ def test_the_guides_tables_are_entries(modules: Any) -> None:
     assert mixed_tasks(one, seed=0, base=Path()).evaluation_count == 2
     tasks = mixed_tasks(several, seed=0, base=Path())
     assert [tasks.problem(0, number).environment for number in range(8)].count("with_tool") == 2
+
+
+async def test_the_guides_tools_work(modules: Any) -> None:
+    distance: FunctionTool = modules("distances").distance
+    assert distance.call_here({"start": "Bern", "end": "Basel", "unit": "miles"}, b"").value == "59.0"
+    parameters = distance.schema["function"]["parameters"]["properties"]
+    assert parameters["start"]["description"] == "Where the journey begins."
+    with pytest.raises(BadArgumentError, match="end: Field required"):
+        distance.call_here({"start": "Bern"}, b"")
+    book: FunctionTool = modules("ledger").book
+    first = book.call_here({"account": "rent", "amount": 3}, b"")
+    assert book.call_here({"account": "rent", "amount": 4}, first.state or b"").value == "7"
+    twice: FunctionTool = modules("doubled").run_twice
+    assert (await twice.call({"code": "print(1)"}, b"", Here())).value == "same: True"
+    assert (twice.seconds, twice.stateful) == (2.0, False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.contract import EnvironmentContract
-from agent_rl.environments.base import ToolOutput
+from agent_rl.environments.base import Environment, ToolOutput
 from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.audit import audit
 from tests.actors.sandbox.running import run_with
@@ -34,6 +35,9 @@ def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
 ) -> None:
     class Contract(EnvironmentContract):
         environment = getattr(example({"Questions": "sql_questions"}.get(name, "programming")), name)
+
+        def problems(self, made: Environment) -> Iterator[Problem]:
+            yield made.problems().evaluation(0)  # all are judged by the same lines
 
     Contract().test_judging_gives_what_can_be_used_whatever_a_model_wrote(tmp_path)
 
@@ -122,14 +126,8 @@ def test_hidden_calls_judge_a_program(example: Any) -> None:
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "actors.cli", "run", name]
-    command += [
-        "--set",
-        f"run.directory={tmp_path / 'run'}",
-        "--set",
-        "stages.0.steps=1",
-        "--set",
-        "stages.1.problems=4",
-    ]
+    for setting in (f"run.directory={tmp_path / 'run'}", "stages.0.steps=1", "stages.1.problems=4"):
+        command += ["--set", setting]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     balance = audit(tmp_path / "run")

@@ -105,10 +105,6 @@ def asked(tokens: int) -> TurnRequest:
     )
 
 
-def in_virtual_time(main) -> None:
-    trio.run(main, clock=VirtualClock())
-
-
 async def test_an_engine_writes_the_turns_of_the_trace_in_the_time_of_its_model():
     async with trio.open_nursery() as nursery:
         made = engine()

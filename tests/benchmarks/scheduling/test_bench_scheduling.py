@@ -28,31 +28,6 @@ def row(trace: str, policy: str, makespan: float, tokens_per_s: float = 1.0) -> 
     return Row(job, makespan, 4.0, tokens_per_s, 0.0, 1.0, 1.0, 1.0, 0.0, 0, 0.5)
 
 
-def test_figures_have_the_names_of_policies_and_traces(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--traces",
-        "mild",
-        "--policies",
-        "predictive",
-        "worst_case",
-        "--seeds",
-        "1",
-        "--processes",
-        "1",
-        "--decisions",
-        "0",
-    ]
-    assert call("scheduling", [*arguments, "--scale", "0.01"]) == 0
-    printed = capsys.readouterr().out
-    figures = json.loads(printed.splitlines()[-1])
-    for policy in ("predictive", "worst_case"):
-        assert figures[f"mild.{policy}.makespan_s"] >= figures["mild.bound.makespan_s"] > 0
-        for name in ("tokens_per_s", "preempted_share", "hit_rate", "group_p99_s", "start_spread"):
-            assert f"mild.{policy}.{name}" in figures
-    assert figures.keys() >= {"worst_loss_to_best", "simulations_cpu_s"}
-    assert "mild: 1 seeds, scale 0.01" in printed
-
-
 def test_gains_compare_with_the_best_of_the_others() -> None:
     rows = [row("paper", "static", 10.0), row("paper", "margin", 8.0), row("paper", "predictive", 6.0, 3.0)]
     rows += [row("mild", "static", 10.0), row("mild", "margin", 12.0), row("mild", "predictive", 11.0)]
@@ -71,12 +46,12 @@ def test_gains_compare_with_the_best_of_the_others() -> None:
     assert compared(rows, ["paper"], ["static", "margin"]) == {}
 
 
-def test_saved_rows_are_taken_unless_their_policy_runs_again(
+def test_figures_are_named_and_saved_rows_are_taken_unless_their_policy_runs_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    arguments = ["--traces", "brutal", "--policies", "round_robin", "least_requests", "--seeds", "1"]
-    arguments += ["--processes", "1", "--scale", "0.01", "--save", str(file)]
+    arguments = ["--traces", "mild", "--policies", "predictive", "worst_case", "--seeds", "1", "--processes", "1"]
+    arguments += ["--decisions", "0", "--scale", "0.01", "--save", str(file)]
 
     def lines(*more: str) -> list[str]:
         assert call("scheduling", [*arguments, *more]) == 0
@@ -84,10 +59,17 @@ def test_saved_rows_are_taken_unless_their_policy_runs_again(
 
     first = lines()
     printed = capsys.readouterr().out
+    assert "mild: 1 seeds, scale 0.01" in printed
+    figures = json.loads(printed.splitlines()[-1])
+    for policy in ("predictive", "worst_case"):
+        assert figures[f"mild.{policy}.makespan_s"] >= figures["mild.bound.makespan_s"] > 0
+        for name in ("tokens_per_s", "preempted_share", "hit_rate", "group_p99_s", "start_spread"):
+            assert f"mild.{policy}.{name}" in figures
+    assert figures.keys() >= {"worst_loss_to_best", "simulations_cpu_s"}
     assert len(first) == 2
     assert lines() == first, "a row that was there was simulated again"
     assert capsys.readouterr().out == printed
-    assert len(lines("--again", "round_robin")) == 3
+    assert len(lines("--again", "worst_case")) == 3
     file.write_text(first[0] + "\n{}\n")
     assert call("scheduling", arguments) == 2
     assert "rows.jsonl, line 2" in capsys.readouterr().err
