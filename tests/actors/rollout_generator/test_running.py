@@ -14,44 +14,43 @@ from actors.rollout_generator.running import JUST_S, Running, RunningRollouts
 from agent_rl.testing import request
 
 
-async def begun(rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, move: int = 0) -> Running | None:
-    asked = replace(request(), rollout=rollout, move=move)
-    return await rollouts.begin(asked, lambda: acknowledged.append(rollout))
+async def asked(rollouts: RunningRollouts, rollout: str, acknowledged: list[str], *, move: int = 0) -> Running | None:
+    wanted = replace(request(), rollout=rollout, move=move)
+    return await rollouts.begin(wanted, lambda: acknowledged.append(rollout))
+
+
+async def begun(*given: Any, **more: Any) -> Running:
+    running = await asked(*given, **more)
+    assert running is not None
+    return running
 
 
 async def test_an_orphan_that_is_asked_for_goes_on() -> None:
     rollouts, acknowledged = RunningRollouts(), list[str]()
     running = await begun(rollouts, "a", acknowledged, move=2)
-    assert running is not None
     rollouts.orphaned()
     assert rollouts.orphans == {"a": 2}
-    assert await begun(rollouts, "a", acknowledged, move=2) is None
+    assert await asked(rollouts, "a", acknowledged, move=2) is None
     assert (rollouts.orphans, acknowledged) == ({}, [])
     rollouts.end(running)
     assert acknowledged == ["a", "a"]
-    assert await begun(rollouts, "a", acknowledged, move=3) is not None
+    assert await asked(rollouts, "a", acknowledged, move=3) is not None
 
 
 async def test_an_orphan_that_ended_before_it_was_asked_for_is_acknowledged_and_not_run_again() -> None:
-    """The filter had no trajectory of it when the scheduler asked what is missing, and has it now."""
     rollouts, acknowledged = RunningRollouts(), list[str]()
     running = await begun(rollouts, "a", acknowledged)
-    assert running is not None
     rollouts.orphaned()
     rollouts.end(running)
     assert rollouts.orphans == {}
-    assert await begun(rollouts, "a", acknowledged) is None
+    assert await asked(rollouts, "a", acknowledged) is None
     assert acknowledged == ["a", "a"]
-    assert await begun(rollouts, "a", acknowledged) is not None, "it is run when it is asked for once more"
+    assert await asked(rollouts, "a", acknowledged) is not None, "it is run when it is asked for once more"
 
 
 async def test_a_turn_that_has_only_just_begun_is_given_up_when_its_rollout_goes_elsewhere() -> None:
     rollouts = RunningRollouts()
     just, first, late, other = [await begun(rollouts, name, [], move=1) for name in ("just", "first", "late", "other")]
-    assert just is not None
-    assert first is not None
-    assert late is not None
-    assert other is not None
     just.goes_on_at, late.goes_on_at, other.goes_on_at = 10.0, 10.0 - JUST_S, 10.0
     rollouts.hold({"just": 1, "first": 1, "late": 1, "other": 0}, 10.1)
     given_up = [each.rollout for each in (just, first, late, other) if each.scope.cancel_called]
@@ -66,7 +65,6 @@ async def test_a_turn_that_has_only_just_begun_is_given_up_when_its_rollout_goes
 async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when_it_is_over_here() -> None:
     rollouts, acknowledged = RunningRollouts(), list[str]()
     running = await begun(rollouts, "a", acknowledged, move=2)
-    assert running is not None
     assert [rollouts.abandon({"a": move, "b": 9}) for move in (1, 2)] == [0, 0]
     running.sampled = True
     assert (rollouts.abandon({"a": 3}), running.scope.cancel_called, rollouts.sampling) == (0, False, 0)
@@ -75,7 +73,7 @@ async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when
     assert running.scope.cancel_called
     rollouts.orphaned()
     assert rollouts.orphans == {}
-    returned: list[Running | None] = []
+    returned: list[Running] = []
 
     async def returns() -> None:
         returned.append(await begun(rollouts, "a", acknowledged, move=4))
@@ -85,15 +83,12 @@ async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when
         await wait_all_tasks_blocked()
         assert not returned
         rollouts.end(running)
-    assert returned[0] is not None
     assert (returned[0].move, acknowledged, rollouts.abandon({"a": 4}), rollouts.sampling) == (4, ["a"], 0, 1)
 
 
 async def test_caches_are_freed_of_rollouts_that_wait_with_as_many_tokens_and_dropped_groups_end() -> None:
     rollouts = RunningRollouts()
     a, b = [await begun(rollouts, name, []) for name in "ab"]
-    assert a is not None
-    assert b is not None
     a.waits_with, b.waits_with = 7, 8
     assert [rollouts.freed({"a": 7, "b": 7, "c": 7}) for _ in range(2)] == [["a"], []]
     b.group = "other"

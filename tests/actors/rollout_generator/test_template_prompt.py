@@ -12,7 +12,7 @@ from actors.engines.base import EngineRefusedError
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Sampling, Trajectory
-from tests.actors.test_rollout_generator import ask, generator, simulate
+from tests.actors.test_rollout_generator import ask, generator
 from tests.actors.topologies import micro
 
 TEMPLATE = """\
@@ -47,38 +47,30 @@ def maths(folder: Path) -> EnvironmentEntry:
     return EnvironmentEntry(**{"class": "maths", "name": "arithmetic", "settings": settings})
 
 
-def test_tools_calls_and_results_are_the_templates(tmp_path: Path, model: Path) -> None:
+async def test_tools_calls_and_results_are_the_templates(tmp_path: Path, model: Path) -> None:
     def script(number: int, _: Any) -> str:
         return 3 * CALL if number == 1 else "\\boxed{4}"
 
-    async def main() -> None:
-        (tmp_path / "tools.jinja").write_text(TEMPLATE)
-        options: dict[str, Any] = {"tasks": maths(tmp_path), "template": "tools.jinja", "tool_calls_per_turn": 2}
-        async with generator(tmp_path, model, script, **options) as (stage, actor):
-            await ask(stage, sampling=Sampling(1.0, 2000, 3))
-            made: Trajectory = await stage["roc_filter"].receive(Trajectory)
-            assert (made.status, made.turns) == ("finished", 2)
-            prompt, given = (
-                actor._chat.decode(tokens.tolist())
-                for tokens in (made.unpack().prompt_tokens, made.unpack().tokens[made.unpack().loss_mask == 0])
-            )
-            assert prompt.startswith('<|user|>{"type": "function", "function": {"name": "python_code')
-            assert prompt.endswith("<|end|><|user|>What is 2 + 2?<|end|><|assistant|>")
-            assert given.count(f"<|user|>{PYTHON}: 4") == 2
-            assert f"<|user|>{PYTHON}: Error: a turn may make 2 tool calls, and this turn made 3" in given
-            assert "<tool_response>" not in given
-            assert [call.outcome for call in made.transcript.calls] == ["success", "success", "malformed"]
-
-    simulate(main)
+    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+    options: dict[str, Any] = {"tasks": maths(tmp_path), "template": "tools.jinja", "tool_calls_per_turn": 2}
+    async with generator(tmp_path, model, script, **options) as (stage, actor):
+        await ask(stage, sampling=Sampling(1.0, 2000, 3))
+        made: Trajectory = await stage["roc_filter"].receive(Trajectory)
+        body = made.unpack()
+        prompt, given = map(
+            actor._chat.decode, (body.prompt_tokens.tolist(), body.tokens[body.loss_mask == 0].tolist())
+        )
+        assert (made.status, made.turns) == ("finished", 2)
+        assert prompt.startswith('<|user|>{"type": "function", "function": {"name": "python_code')
+        assert prompt.endswith("<|end|><|user|>What is 2 + 2?<|end|><|assistant|>")
+        assert given.count(f"<|user|>{PYTHON}: 4") == 2
+        assert f"<|user|>{PYTHON}: Error: a turn may make 2 tool calls, and this turn made 3" in given
+        assert "<tool_response>" not in given
+        assert [call.outcome for call in made.transcript.calls] == ["success", "success", "malformed"]
 
 
-def test_a_template_without_tools_is_refused_at_the_start(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
+async def test_a_template_without_tools_is_refused_at_the_start(tmp_path: Path, model: Path) -> None:
+    said = f"the chat template of {tmp_path}.*: .* does not list tools"
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True):
         async with generator(tmp_path, model, str, tasks=maths(tmp_path)):
             pass
-
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(EngineRefusedError, match=f"the chat template of {tmp_path}.*: .* does not list tools"),
-        flatten_subgroups=True,
-    ):
-        simulate(main)

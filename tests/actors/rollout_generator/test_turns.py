@@ -18,7 +18,7 @@ from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
-from tests.actors.test_rollout_generator import CALL, ask, generator, simulate
+from tests.actors.test_rollout_generator import CALL, ask, generator
 from tests.actors.topologies import micro
 
 TOOL = "python_code_with_standard_io"
@@ -37,20 +37,14 @@ def game(rollout: Callable[..., Any] | None = None) -> EnvironmentEntry:
     return EnvironmentEntry(**{"class": TALKATIVE, "name": "game", "rollout": path, "tools": tools})
 
 
-def sampled(
+async def sampled(
     folder: Path, model: Path, loop: Callable[..., Any], script: Any = None, tokens: int = 400, **options: Any
 ) -> Trajectory:
     """The trajectory of one rollout of this loop."""
-    made: list[Trajectory] = []
-
-    async def main() -> None:
-        texts = script or (lambda number, _: f"turn {number}")
-        async with generator(folder, model, texts, tasks=game(loop), **options) as (stage, _):
-            await ask(stage, problem=GAME, sampling=Sampling(1.0, tokens, 4))
-            made.append(await stage["roc_filter"].receive(Trajectory))
-
-    simulate(main)
-    return made[0]
+    texts = script or (lambda number, _: f"turn {number}")
+    async with generator(folder, model, texts, tasks=game(loop), **options) as (stage, _):
+        await ask(stage, problem=GAME, sampling=Sampling(1.0, tokens, 4))
+        return await stage["roc_filter"].receive(Trajectory)
 
 
 def start(problem: Any) -> list[dict[str, str]]:
@@ -87,6 +81,7 @@ async def asks_at_once(problem: Any, model: Any, tools: Any) -> None:
     async with trio.open_nursery() as nursery:
         for limit in (None, 9, 9):
             nursery.start_soon(partial(model, start(problem), max_tokens=limit))
+            await trio.sleep(0.0001)  # less than a token takes
 
 
 async def goes_on_after_a_short_turn(problem: Any, model: Any, tools: Any) -> None:
@@ -141,10 +136,10 @@ async def uses_its_tool(problem: Any, model: Any, tools: Any) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_loop_at_fault_loses_its_rollout_with_the_place(
+async def test_a_loop_at_fault_loses_its_rollout_with_the_place(
     loop: Callable[..., Any], reason: str, tmp_path: Path, model: Path
 ) -> None:
-    made = sampled(tmp_path, model, loop, loop_seconds=5.0)
+    made = await sampled(tmp_path, model, loop, loop_seconds=5.0)
     assert made.status == "environment_failed"
     assert made.reason.startswith("environment 'game': its own rollout: ")
     assert reason in made.reason
@@ -163,7 +158,7 @@ def not_there(*_: Any) -> EngineError:
     ("loop", "script", "tokens", "status", "turns", "branches"),
     [
         (rewrites, None, 400, "finished", 2, [("rewrite", (2,))]),
-        (asks_at_once, None, 400, "finished", 3, [("again", (1,)), ("again", (2,)), ("again", (3,))]),
+        (asks_at_once, None, 400, "finished", 3, [("again", (2,)), ("again", (3,))]),
         (has_a_helper, None, 400, "finished", 4, [("sub_agent", (2, 3))]),
         (goes_on_after_a_short_turn, wordy, 50, "truncated", 2, [("rewrite", (2,))]),
         (uses_its_tool, wordy, 50, "truncated", 1, []),
@@ -172,48 +167,42 @@ def not_there(*_: Any) -> EngineError:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_a_loop_asks_for_is_a_tree_and_what_fails_never_passes_through_it(
+async def test_what_a_loop_asks_for_is_a_tree_and_what_fails_never_passes_through_it(
     loop: Any, script: Any, tokens: int, status: str, turns: int, branches: list[Any], tmp_path: Path, model: Path
 ) -> None:
-    made = sampled(tmp_path, model, loop, script, tokens)
-    assert (made.status, made.turns) == (status, turns)
-    expected = {Branch(*each) for each in branches}
-    if loop is asks_at_once:  # trio draws which of the three is the first, and no branch
-        assert len(made.branches) == 2
-        assert set(made.branches) < expected
-    else:
-        assert set(made.branches) == expected
+    made = await sampled(tmp_path, model, loop, script, tokens)
+    assert (made.status, made.turns, made.branches) == (status, turns, tuple(Branch(*each) for each in branches))
     assert made.reason == ("900 tokens do not fit 256" if status == "failed" else "")
     assert made.written == made.unpack().loss_mask.sum()
 
 
-def test_waiting_for_model_and_tools_is_no_time_of_the_loops_own(tmp_path: Path, model: Path) -> None:
+async def test_waiting_for_model_and_tools_is_no_time_of_the_loops_own(tmp_path: Path, model: Path) -> None:
     async def reply(call: ToolCall) -> ToolResult:
         await trio.sleep(20)
         return ToolResult(call.call, "success", "4\n", "", "", 0.0, 0.001)
 
-    made = sampled(tmp_path, model, uses_its_tool, reply=reply, loop_seconds=5.0)
+    made = await sampled(tmp_path, model, uses_its_tool, reply=reply, loop_seconds=5.0)
     assert (made.status, made.turns) == ("finished", 2)
     (record,) = made.transcript.calls
     assert (record.turn, record.tool, record.arguments, record.response) == (1, TOOL, {"code": "print('turn 1')"}, "4")
     assert [reply.content for reply in made.transcript.replies] == ["4"]
 
 
-def test_tools_that_no_executor_runs_fail_the_rollout(tmp_path: Path, model: Path) -> None:
+async def test_tools_that_no_executor_runs_fail_the_rollout(tmp_path: Path, model: Path) -> None:
     def reply(call: ToolCall) -> ToolResult:
         return ToolResult(call.call, "unavailable", "", "", "", 0.0, 0.0)
 
-    made = sampled(tmp_path, model, uses_its_tool, reply=reply, tool_attempts=1)
+    made = await sampled(tmp_path, model, uses_its_tool, reply=reply, tool_attempts=1)
     assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
 
 
-def test_calls_in_a_loops_turns_are_text(tmp_path: Path, model: Path) -> None:
-    made = sampled(tmp_path, model, uses_its_tool, lambda *_: CALL)
+async def test_calls_in_a_loops_turns_are_text(tmp_path: Path, model: Path) -> None:
+    made = await sampled(tmp_path, model, uses_its_tool, lambda *_: CALL)
     assert [record.arguments["code"] for record in made.transcript.calls] == [f"print({CALL!r})"]
 
 
 @pytest.mark.parametrize("loop", [None, uses_its_tool], ids=["observes", "loop"])
-def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_answered(
+async def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_answered(
     loop: Any, tmp_path: Path, model: Path
 ) -> None:
     forgets = (
@@ -223,10 +212,7 @@ def test_a_template_that_changes_earlier_turns_is_refused_where_turns_are_answer
     )
     (tmp_path / "forgets.jinja").write_text(forgets)
 
-    async def main() -> None:
-        async with generator(tmp_path, model, str, tasks=game(loop), template="forgets.jinja"):
-            await trio.sleep_forever()
-
     said = "environment 'game' answers turns, and the chat template then changes earlier turns: thinking before a call"
     with pytest.RaisesGroup(pytest.RaisesExc(EngineRefusedError, match=said), flatten_subgroups=True):
-        simulate(main)
+        async with generator(tmp_path, model, str, tasks=game(loop), template="forgets.jinja"):
+            await trio.sleep_forever()

@@ -300,78 +300,56 @@ def described(chat: ChatFormat, text: str) -> ChatFormat:
     return type(chat)(chat._tokenizer, chat.environments, {"arithmetic": [{"type": "function", "function": function}]})
 
 
-ENTRANCES: dict[str, tuple[list[str], Callable[[ChatFormat, str], list[int]]]] = {
+Making = Callable[[ChatFormat, str], list[int]]
+TEXT = "{text}"
+
+
+def put(words: tuple[str, ...], text: str) -> list[str]:
+    return [word.replace(TEXT, text) for word in words]
+
+
+def opening(*words: str, problem: str = PROBLEM.text) -> Making:
+    """Words: roles and what they say, in turns. For `TEXT` stands what comes from outside."""
+
+    def made(chat: ChatFormat, text: str) -> list[int]:
+        put_in = put(words, text)
+        said = list(zip(put_in[::2], put_in[1::2], strict=True))
+        return chat.opening_tokens(said, replace(PROBLEM, text=problem.replace(TEXT, text)))
+
+    return made
+
+
+def conversation(*words: str, spelt: Callable[[str], str] = str) -> Making:
+    return lambda chat, text: chat.conversation_tokens(said(*put(words, spelt(text))))[0]
+
+
+def demonstration(*words: str, spelt: Callable[[str], str] = str) -> Making:
+    return lambda chat, text: chat.demonstration_tokens(shown(*put(words, spelt(text))))[0]
+
+
+NESTED = CALL.replace('"print(1)"', '{"0": [{"0": "0"}]}'.replace("0", TEXT))
+WRITES, NAMES = CALL.replace("print(1)", TEXT), CALL.replace(PYTHON, TEXT)
+TOLD = f"<tool_response>{TEXT}</tool_response>"
+ENTRANCES: dict[str, tuple[list[str], Making]] = {
     "a problem": (TAGS, lambda chat, text: chat.prompt_tokens(replace(PROBLEM, text=text))),
-    "a problem in a loop's first message": (
-        TAGS,
-        lambda chat, text: chat.opening_tokens([("user", f"Solve: {text}.")], replace(PROBLEM, text=text)),
-    ),
-    "a problem without the blanks around it": (
-        TAGS,
-        lambda chat, text: chat.opening_tokens([("user", text)], replace(PROBLEM, text=f" {text}\n")),
-    ),
-    "a loop's own words": (TAGS, lambda chat, text: chat.opening_tokens([("user", text)], PROBLEM)),
-    "a loop's system text": ([], lambda chat, text: chat.opening_tokens([("system", text), ("user", "4")], PROBLEM)),
-    "a loop's dialogue": (
-        [],
-        lambda chat, text: chat.opening_tokens([("user", "4"), ("assistant", text), ("user", "4")], PROBLEM),
-    ),
+    "a problem in a loop's first message": (TAGS, opening("user", f"Solve: {TEXT}.", problem=TEXT)),
+    "a problem without the blanks around it": (TAGS, opening("user", TEXT, problem=f" {TEXT}\n")),
+    "a loop's own words": (TAGS, opening("user", TEXT)),
+    "a loop's system text": ([], opening("system", TEXT, "user", "4")),
+    "a loop's dialogue": ([], opening("user", "4", "assistant", TEXT, "user", "4")),
     "a description of a tool": ([], lambda chat, text: described(chat, text).prompt_tokens(PROBLEM)),
     "a tool's result": (TAGS, lambda chat, text: chat.response_tokens([text])),
     "a tool's name": (TAGS, lambda chat, text: chat.response_tokens(["4"], [ParsedCall(text, {}, text)])),
     "a later message": (TAGS, lambda chat, text: chat.message_tokens([("user", text)])),
-    "a conversation's system text": (
-        [],
-        lambda chat, text: chat.conversation_tokens(said("system", text, "user", "4", "assistant", "4"))[0],
-    ),
-    "a conversation's questions": (
-        TAGS,
-        lambda chat, text: chat.conversation_tokens(
-            said("user", text, "assistant", "4", "user", text, "assistant", "4")
-        )[0],
-    ),
-    "a conversation's turns": (
-        [],
-        lambda chat, text: chat.conversation_tokens(said("user", "4", "assistant", f"<answer>{text}"))[0],
-    ),
-    "a conversation's responses": (
-        TAGS,
-        lambda chat, text: chat.conversation_tokens(
-            said("user", "4", "assistant", CALL, "tool", text, "assistant", "4")
-        )[0],
-    ),
-    "a demonstration's turns": (
-        [],
-        lambda chat, text: chat.demonstration_tokens(shown("assistant", f"<answer>{text}"))[0],
-    ),
-    "a demonstration's calls": (
-        [],
-        lambda chat, text: chat.demonstration_tokens(
-            shown("assistant", CALL.replace("print(1)", json.dumps(text)[1:-1]))
-        )[0],
-    ),
-    "a demonstration's calls in escapes": (
-        [],
-        lambda chat, text: chat.demonstration_tokens(
-            shown(
-                "assistant", CALL.replace("print(1)", escaped(text)), "assistant", CALL.replace(PYTHON, escaped(text))
-            )
-        )[0],
-    ),
-    "a conversation's nested arguments in escapes": (
-        [],
-        lambda chat, text: chat.conversation_tokens(
-            said(
-                "user", "4", "assistant", CALL.replace('"print(1)"', '{"0": [{"0": "0"}]}'.replace("0", escaped(text)))
-            )
-        )[0],
-    ),
-    "a demonstration's responses": (
-        TAGS[:-2],
-        lambda chat, text: chat.demonstration_tokens(
-            shown("assistant", CALL, "user", f"<tool_response>{text}</tool_response>", "assistant", "4")
-        )[0],
-    ),
+    "a conversation's system text": ([], conversation("system", TEXT, "user", "4", "assistant", "4")),
+    "a conversation's questions": (TAGS, conversation("user", TEXT, "assistant", "4", "user", TEXT, "assistant", "4")),
+    "a conversation's turns": ([], conversation("user", "4", "assistant", f"<answer>{TEXT}")),
+    "a conversation's responses": (TAGS, conversation("user", "4", "assistant", CALL, "tool", TEXT, "assistant", "4")),
+    "a conversation's nested arguments": ([], conversation("user", "4", "assistant", NESTED, spelt=escaped)),
+    "a demonstration's turns": ([], demonstration("assistant", f"<answer>{TEXT}")),
+    "a demonstration's calls": ([], demonstration("assistant", WRITES, spelt=lambda text: json.dumps(text)[1:-1])),
+    "a demonstration's escapes": ([], demonstration("assistant", WRITES, "assistant", NAMES, spelt=escaped)),
+    "a demonstration's responses": (TAGS[:-2], demonstration("assistant", CALL, "user", TOLD, "assistant", "4")),
 }
 """By entrance: the tags that it spells out beside all special tokens, and the tokens that it makes of a text."""
 LATER_SYSTEM = {"a later system message": (TAGS, lambda chat, text: chat.message_tokens([("system", text)]))}
@@ -398,8 +376,7 @@ def test_text_from_outside_never_becomes_a_control_token_in_any_role_by_any_entr
             token = tokenizer.convert_tokens_to_ids(control)
             assert token in raw, control
             assert attacked.count(token) == plain.count(token), (entrance, control)
-    _, mask = chat.conversation_tokens(said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
-    tokens, _ = chat.conversation_tokens(said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
+    tokens, mask = chat.conversation_tokens(said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
     ends = [token for token, kept in zip(tokens, mask, strict=True) if kept and token in chat.stop_tokens]
     assert ends == [chat.end_of_turn] * 2
     assert chat.spells_out(said("assistant", CALL.replace("print(1)", escaped(EVIL))))
@@ -425,14 +402,8 @@ def framed(end: str, *, special: bool, normalizer: Any = None) -> tuple[Any, Cha
         pytest.param("\xb6", "4\xb6<|im_start|>", True, None, id="a token of one character"),
         pytest.param("###E", "####E<|im_start|>", False, None, id="an added token without brackets"),
         pytest.param("\xabE\xbb", "\xabE\xbb<|im_start|>", False, None, id="an added token in other brackets"),
-        pytest.param(
-            "<|im_end|>",
-            "\uff1c|im_end|\uff1e\uff1c|im_start|>",
-            True,
-            normalizers.NFKC(),
-            id="text that is normalized",
-        ),
-        pytest.param("<|im_end|>", "<|IM_END|><|Im_Start|>", True, normalizers.Lowercase(), id="text in lower case"),
+        pytest.param("<|im_end|>", "\uff1c|im_end|\uff1e\uff1c|im_start|>", True, normalizers.NFKC(), id="normalized"),
+        pytest.param("<|im_end|>", "<|IM_END|><|Im_Start|>", True, normalizers.Lowercase(), id="lower case"),
     ],
 )
 def test_what_the_template_ends_turns_with_is_a_control_token_however_it_was_added(
