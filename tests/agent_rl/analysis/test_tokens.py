@@ -39,11 +39,7 @@ def test_any_tokens_have_texts(tokens: list[int]) -> None:
     pieces = texts(tokens, decode)
     assert len(pieces) == len(tokens)
     assert "".join(pieces).replace("\ufffd", "") == decode(tokens).replace("\ufffd", "")
-
-
-def test_a_character_of_several_tokens_is_the_last_ones() -> None:
-    tokens = BYTES.encode("aé").ids
-    assert texts(tokens, decode) == ["a", "", "é"]
+    assert texts(BYTES.encode("aé").ids, decode) == ["a", "", "é"]  # a character of several tokens is the last one's
 
 
 def read(parts: Sequence[str], called: set[int], window: int = 3) -> list[Token]:
@@ -87,12 +83,11 @@ def test_the_word_that_a_token_stands_in() -> None:
 
 
 def test_the_highest_share_is_rounded_up_and_earlier_tokens_win() -> None:
-    entropy = np.array([1.0, 3.0, 2.0, 3.0, 0.0])
-    assert highest(entropy, 0.2).tolist() == [False, True, False, False, False]
-    assert highest(entropy, 0.21).tolist() == [False, True, False, True, False]
-    assert highest(np.array([math.nan, 1.0]), 0.2).tolist() == [False, True]
-    assert highest(np.zeros(0), 0.2).tolist() == []
-    assert highest(np.zeros(3), 0.01).tolist() == [True, False, False]
+    values = [1.0, 3.0, 2.0, 3.0, 0.0]
+    for entropy, share, chosen in (
+        (values, 0.2, [1]), (values, 0.21, [1, 3]), ([math.nan, 1.0], 0.2, [1]), ([], 0.2, []), ([0.0] * 3, 0.01, [0]),
+    ):  # fmt: skip
+        assert np.flatnonzero(highest(np.array(entropy), share)).tolist() == chosen
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(0.01, 0.99))
@@ -108,25 +103,18 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
     """Ten tokens of the model, so two are high: a forking one and a reflection one."""
     tokens = [
         *(Token(f" {word}", word, TEXT) for word in ("so", "maybe", "so", "so")),
-        Token("call", "call", CALL),
-        Token("#", "#", COMMENT),
-        Token("given", "", GIVEN),
-        Token(" hmm", "hmm", AFTER_TOOL, 0),
-        Token(" so", "so", AFTER_TOOL, 1),
-        Token(" so", "so", TEXT, 4),
-        Token(" so", "so", TEXT, 5),
-    ]
+        Token("call", "call", CALL), Token("#", "#", COMMENT), Token("given", "", GIVEN),
+        Token(" hmm", "hmm", AFTER_TOOL, 0), Token(" so", "so", AFTER_TOOL, 1),
+        *(Token(" so", "so", TEXT, since) for since in (4, 5)),
+    ]  # fmt: skip
     entropy = np.array([0.1, 2.0, 0.1, 0.1, 0.0, 0.3, math.nan, 3.0, 0.5, 0.2, 0.4])
     gap = np.where(np.isnan(entropy), np.nan, [0.5, -0.5] * 5 + [0.5])
     found = study([Scored(tokens, entropy, gap, highest(entropy, 0.2))])
     assert (found["rollouts"], found["tokens"], found["high_share"]) == (1, 10, 0.2)
     assert found["entropy"] == pytest.approx(6.7 / 10)
-    assert {name: (mean["tokens"], mean["high_share"]) for name, mean in found["kinds"].items()} == {
-        "text": (6, pytest.approx(1 / 6)),
-        "after_tool": (2, 0.5),
-        "call": (1, 0.0),
-        "comment": (1, 0.0),
-    }
+    kinds = {name: (mean["tokens"], mean["high_share"]) for name, mean in found["kinds"].items()}
+    assert kinds.pop("text") == (6, pytest.approx(1 / 6))
+    assert kinds == {"after_tool": (2, 0.5), "call": (1, 0.0), "comment": (1, 0.0)}
     assert found["kinds"]["after_tool"]["entropy"] == pytest.approx(1.75)
     assert [mean["tokens"] for mean in found["since"].values()] == [2, 2] + [0] * 8
     assert found["since"]["4 to 8"]["entropy"] == pytest.approx(0.3)
@@ -136,10 +124,7 @@ def test_the_figures_of_a_rollout_by_hand() -> None:
     assert (forking["word"], forking["tokens"], forking["high_share"], forking["entropy"]) == ("maybe", 1, 1.0, 2.0)
     assert forking["excess"] == pytest.approx(1 - 0.2)
     assert [word["word"] for word in found["reflection"]] == ["hmm"]
-
-
-def test_nothing_has_figures_that_are_not_known() -> None:
-    found = study([])
-    assert math.isnan(found["entropy"])
-    assert math.isnan(found["gap"])
-    assert found["forking"] == []
+    nothing = study([])
+    assert math.isnan(nothing["entropy"])
+    assert math.isnan(nothing["gap"])
+    assert nothing["forking"] == []

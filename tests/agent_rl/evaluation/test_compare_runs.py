@@ -30,7 +30,9 @@ def evaluated(folder: Path, rewards: Sequence[float], *, seed: int = 1, forgotte
     return directory
 
 
-def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see(tmp_path: Path) -> None:
+def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = evaluated(tmp_path / "a", [1] * 20 + [0] * 20)
     b = evaluated(tmp_path / "b", [1] * 20 + [1] * 8 + [0] * 12, seed=2)
     found = compare_runs(load_run(a), load_run(b))
@@ -42,6 +44,14 @@ def test_a_difference_on_the_same_problems_is_seen_that_two_intervals_cannot_see
     apart = unpaired(greedy.figure, greedy.a, greedy.b)
     assert apart.verdict == "not distinguishable"
     assert apart.low < 0 < apart.high
+    assert main(["compare", str(a), str(b), str(a)]) == 0
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("B is higher", "not distinguishable", "run.seed"))
+    assert "no setting differs" not in shown.split("A = ")[1]
+    assert main(["compare", "--json", str(a), str(b)]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["settings"] == {"run.seed": [1, 2]}
+    assert {each["verdict"] for each in said["shares"]} == {"B is higher", "not distinguishable"}
 
 
 def test_equal_runs_are_not_distinguishable_and_training_success_has_an_interval(tmp_path: Path) -> None:
@@ -69,25 +79,8 @@ def test_newcombes_interval_of_a_difference() -> None:
 
 
 def test_settings_that_say_where_a_run_is_do_not_differ() -> None:
-    assert differing({"run.directory": "a", "x": 1, "y": 2}, {"run.directory": "b", "x": 1, "z": 3}) == {
-        "y": (2, None),
-        "z": (None, 3),
-    }
-
-
-def test_the_command_shows_words_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = evaluated(tmp_path / "a", [1] * 20 + [0] * 20)
-    b = evaluated(tmp_path / "b", [1] * 28 + [0] * 12, seed=2)
-    assert main(["compare", str(a), str(b), str(a)]) == 0
-    shown = capsys.readouterr().out
-    assert "B is higher" in shown
-    assert "not distinguishable" in shown
-    assert "no setting differs" not in shown.split("A = ")[1]
-    assert "run.seed" in shown
-    assert main(["compare", "--json", str(a), str(b)]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["settings"] == {"run.seed": [1, 2]}
-    assert {each["verdict"] for each in found["shares"]} == {"B is higher", "not distinguishable"}
+    found = differing({"run.directory": "a", "x": 1, "y": 2}, {"run.directory": "b", "x": 1, "z": 3})
+    assert found == {"y": (2, None), "z": (None, 3)}
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,14 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def free(temporary):
+    """A directory that was claimed, and that nobody holds any more."""
+    directory, held = claimed_directory("groups")
+    held.release()
+    return directory
+
+
 def test_a_held_directory_is_never_swept(temporary):
     directory, held = claimed_directory("sandbox")
     (directory / "file").write_text("x")
@@ -34,29 +42,20 @@ def test_a_held_directory_is_never_swept(temporary):
     assert not directory.exists()
 
 
-def test_a_link_to_what_is_no_control_group_any_more_keeps_nobody_from_sweeping(temporary):
-    directory, held = claimed_directory("groups")
-    other = temporary / "elsewhere" / directory.name
+def test_a_link_to_what_is_no_control_group_any_more_keeps_nobody_from_sweeping(temporary, free):
+    other = temporary / "elsewhere" / free.name
     other.mkdir(parents=True)
-    (directory / "memory").symlink_to(other)
-    (directory / "pids").symlink_to(temporary / "gone" / directory.name)
-    held.release()
-    assert directory in sweep()
-    assert not directory.exists()
+    (free / "memory").symlink_to(other)
+    (free / "pids").symlink_to(temporary / "gone" / free.name)
+    assert free in sweep()
+    assert not free.exists()
     assert other.exists()
 
 
-def test_what_another_process_sweeps_at_the_same_time_is_no_fault(temporary, monkeypatch):
-    directory, held = claimed_directory("groups")
-    held.release()
+def test_what_another_process_sweeps_at_the_same_time_is_no_fault(free, monkeypatch):
     lock = fcntl.flock
-
-    def the_other_was_first(descriptor, operation):
-        directory.rmdir()
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", the_other_was_first)
-    assert not sweep_one(directory)
+    monkeypatch.setattr(fcntl, "flock", lambda *given: (free.rmdir(), lock(*given)))  # the other was first
+    assert not sweep_one(free)
 
 
 def test_what_is_swept_while_it_is_claimed_is_made_again(temporary, monkeypatch):

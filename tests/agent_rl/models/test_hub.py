@@ -27,9 +27,8 @@ COMMIT = "a" * 40
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hub") / "tiny"
-    initialise_model(
-        InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16), directory, 0
-    )
+    shape = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16)
+    initialise_model(shape, directory, 0)
     return directory
 
 
