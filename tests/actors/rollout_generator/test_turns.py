@@ -171,7 +171,8 @@ async def test_what_a_loop_asks_for_is_a_tree_and_what_fails_never_passes_throug
     loop: Any, script: Any, tokens: int, status: str, turns: int, branches: list[Any], tmp_path: Path, model: Path
 ) -> None:
     made = await sampled(tmp_path, model, loop, script, tokens)
-    assert (made.status, made.turns, made.branches) == (status, turns, tuple(Branch(*each) for each in branches))
+    assert (made.status, made.turns) == (status, turns)
+    assert set(made.branches) == {Branch(*each) for each in branches}  # of two at once trio draws the first
     assert made.reason == ("900 tokens do not fit 256" if status == "failed" else "")
     assert made.written == made.unpack().loss_mask.sum()
 
