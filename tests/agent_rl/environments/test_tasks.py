@@ -13,9 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from agent_rl.config.plugins import ContractError
 from agent_rl.config.selection import TaskFilter
@@ -188,8 +190,6 @@ def test_verl_rows_give_the_users_text_and_the_ground_truth(tmp_path, prompt):
 
 
 def test_parquet_reads_like_jsonl(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     table = pa.table(
         {
             "id": ["a", "b"],
@@ -203,54 +203,41 @@ def test_parquet_reads_like_jsonl(tmp_path):
     assert sorted(found) == [("a", "one?", "1"), ("b", "two?", "2")]
 
 
-def test_a_file_that_is_no_parquet_says_so(tmp_path):
-    pytest.importorskip("pyarrow")
-    (tmp_path / "bad.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(TaskError, match=r"bad\.parquet: cannot be read as parquet"):
-        load(tmp_path, files=("bad.parquet",))
-
-
 def test_a_whole_float_is_an_integer_answer(tmp_path):
     write_lines(tmp_path / "a.jsonl", {"problem": "?", "answer": 408.0}, {"problem": "??", "answer": 0.5})
     source = load(tmp_path, files=("a.jsonl",))
     assert {source.problem(0, 0).answer, source.problem(0, 1).answer} == {"408", "0.5"}
 
 
+ASKED, ANSWERED = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+NO_TEXT = "is it UTF-8 text, or gzip"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"problem": "a", "answer": ', r"bad\.jsonl:2: not JSON .* each line must be one JSON object"),
-        ("[1, 2]", r"bad\.jsonl:2: a JSON list; each line must be one JSON object"),
-        ({"problem": "a"}, r"bad\.jsonl:2: `answer` .* is None; it must be text or a number"),
-        ({"problem": "a", "answer": ""}, r"bad\.jsonl:2: `answer` .* it must be text"),
-        ({"problem": "a", "answer": True}, r"bad\.jsonl:2: `answer` .* is True"),
-        (
-            {"answer": "1", "text": "a"},
-            r"bad\.jsonl:2: neither `problem` nor `prompt`; columns are \['answer', 'text'\]",
-        ),
-        (
-            '{"problem": "a\\ud83d", "answer": "1"}',
-            r"bad\.jsonl:2: the problem holds '\\ud83d', half of a surrogate pair",
-        ),
-        ({"problem": "  ", "answer": "1"}, r"bad\.jsonl:2: the problem is '  '; it must be text"),
-        (
-            {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
-            r"bad\.jsonl:2: `prompt` has messages of roles \['user', 'assistant'\]",
-        ),
-        (
-            {"prompt": [{"role": "user"}], "answer": "1"},
-            r"bad\.jsonl:2: the content of `prompt`'s user message is None",
-        ),
+        ('{"problem": "a", "answer": ', r"not JSON .* each line must be one JSON object"),
+        ("[1, 2]", r"a JSON list; each line must be one JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ({"problem": "a"}, r"`answer` \(or `reward_model.ground_truth`\) is None; it must be text or a number"),
+        ({"problem": "a", "answer": ""}, r"`answer` .* it must be text"),
+        ({"problem": "a", "answer": True}, r"`answer` .* is True"),
+        ({"answer": "1", "text": "a"}, r"neither `problem` nor `prompt`; columns are \['answer', 'text'\]"),
+        ('{"problem": "a\\ud83d", "answer": "1"}', r"the problem holds '\\ud83d', half of a surrogate pair"),
+        ({"problem": "  ", "answer": "1"}, r"the problem is '  '; it must be text"),
+        ({"prompt": [ASKED, ANSWERED], "answer": "1"}, r"`prompt` has messages of roles \['user', 'assistant'\]"),
+        ({"prompt": [{"role": "user"}], "answer": "1"}, r"the content of `prompt`'s user message is None"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
-    write_lines(tmp_path / "bad.jsonl", *rows(1), line)
-    with pytest.raises(TaskError, match=message):
+    write_lines(tmp_path / "bad.jsonl", *rows(1), "", line)
+    with pytest.raises(TaskError, match=rf"bad\.jsonl:3: .*{message}"):
         load(tmp_path, files=("bad.jsonl",))
 
 
 def test_files_that_cannot_serve_are_named(tmp_path):
-    write_lines(tmp_path / "held.jsonl", *rows(1))
+    write_lines(tmp_path / "held.jsonl", {"id": "a", "problem": "1?", "answer": "1"})
+    write_lines(tmp_path / "same_id.jsonl", *rows(1), {"id": "a", "problem": "2?", "answer": "2"})
     write_lines(tmp_path / "empty.jsonl")
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "plain.jsonl.gz").write_text("not gzip")
@@ -258,17 +245,23 @@ def test_files_that_cannot_serve_are_named(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "flipped.jsonl.gz").write_bytes(packed[:10] + b"\xff" + packed[11:])
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "bad.parquet").write_bytes(b"not parquet at all")
+    parquet.write_table(pa.table({"problem": ["1?", "2?"], "answer": ["1", None]}), tmp_path / "unanswered.parquet")
     os.mkfifo(tmp_path / "endless.jsonl")
     for name, message in {
         "nowhere.jsonl": "no file matches .*nowhere.jsonl",
         "*.none": "no file matches",
-        "empty.jsonl": "holds no tasks",
+        "empty.jsonl": "holds no tasks.*fill it",
         "notes.txt": "task files end in one of .jsonl",
-        "plain.jsonl.gz": "is it UTF-8 text, or gzip",
-        "cut.jsonl.gz": "is it UTF-8 text, or gzip",
-        "flipped.jsonl.gz": "is it UTF-8 text, or gzip",
-        "binary.jsonl": "is it UTF-8 text, or gzip",
+        "plain.jsonl.gz": NO_TEXT,
+        "cut.jsonl.gz": NO_TEXT,
+        "flipped.jsonl.gz": NO_TEXT,
+        "binary.jsonl": NO_TEXT,
+        "bad.parquet": "cannot be read as parquet.*write it again, or convert it to JSONL",
+        "unanswered.parquet": "unanswered.parquet:2: `answer`",
         "endless.jsonl": "is no regular file",
+        "held.jsonl": "held.jsonl is named a second time",
+        "same_id.jsonl": "same_id.jsonl:2 has the id 'a', and held.jsonl:1 has it too.*give each problem an id of its own",
     }.items():
         with pytest.raises(TaskError, match=message) as caught:
             load(tmp_path, files=("held.jsonl", name))
@@ -299,6 +292,8 @@ def test_a_training_problem_among_the_held_out_ones_is_refused(ten):
     write_lines(ten / "held.jsonl", *rows(2, first=9))
     with pytest.raises(TaskError, match=r"held\.jsonl:1 has the text of training problem ten\.jsonl:10"):
         load(ten, files=("ten.jsonl",), evaluation_files=("held.jsonl",))
+    with pytest.raises(TaskError, match=r"ten\.jsonl is named a second time"):
+        load(ten, files=("ten.jsonl",), evaluation_files=("ten.jsonl",))
 
 
 def test_files_have_no_demonstrations(ten):

@@ -226,7 +226,7 @@ def test_problems_whose_answers_the_checker_cannot_read_are_counted_in_a_warning
 @pytest.mark.parametrize(
     ("old", "new", "key", "message", "remedy"),
     [
-        ("max_rollouts = 2", "max_rollouts = 'x'", "actors.generator.settings.max_rollouts", "whole number", ""),
+        ("max_rollouts = 2", "max_rollouts = '8'", "actors.generator.settings.max_rollouts", "whole number", ""),
         (":Learner", ":WaitingLearner", "actors.filter.links", "in a circle: filter -> learner -> filter", "break"),
         ('reports = "filter"', "reports = []", "actors.learner.links.reports", "leads nowhere", "name the role"),
         (
@@ -366,12 +366,6 @@ def test_a_model_directory_needs_config_weights_and_tokenizer(folder):
     (model / "config.json").write_text("{")
     (fault,) = check(folder, text)
     assert fault.message.startswith(f"{model / 'config.json'} cannot be read as JSON (")
-
-
-def test_the_run_directory_may_not_be_a_file(folder):
-    (folder / "run").write_text("")
-    (fault,) = check(folder)
-    assert (fault.key, fault.remedy) == ("run.directory", "name a directory")
 
 
 def test_the_journal_may_not_be_on_a_network(folder, monkeypatch):
@@ -623,29 +617,14 @@ def test_the_needs_count_the_reference_of_a_kl_penalty(folder: Path) -> None:
     assert "reference" not in "\n".join(needs(topology))
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ('{"problem": "1 + 1?", "answer": "2"', "tasks.jsonl:2: not JSON"),
-        ('{"problem": "1 + 1?"}', "tasks.jsonl:2"),
-        ("[" * 100_000, "nested too deeply"),
-    ],
-)
-def test_what_is_wrong_inside_a_task_file_is_found_before_anything_starts(folder, row, message):
-    (folder / "tasks.jsonl").write_text('{"problem": "2 + 2?", "answer": "4"}\n' + row + "\n")
-    (fault,) = check(
-        folder, SOUND.replace('class = "checked_actors:Some"', "class = 'maths'\nsettings.files = ['tasks.jsonl']")
-    )
-    assert message in fault.message
-
-
 def test_a_stage_cannot_evaluate_more_problems_than_there_are(folder):
     stage = '[[stages]]\nkind = "evaluate"\nname = "e"\nproblems = 6\nmax_response_tokens = 5\nmax_turns = 1\n'
     (fault,) = check(folder, SOUND.replace("[actors", stage + "[actors", 1))
     assert "asks for 6 held-out problems, and there are 5" in fault.message
 
 
-@pytest.mark.parametrize("directory", ["", "a\0b", "x" * 300])
-def test_a_run_directory_that_cannot_be_is_a_fault(folder, directory):
+@pytest.mark.parametrize("directory", ["", "a\0b", "x" * 300, "checked_actors.py"])
+def test_a_run_directory_that_cannot_be_is_a_fault(folder, directory, monkeypatch):
+    monkeypatch.chdir(folder)
     (fault,) = check(folder, SOUND, [f"run.directory={json.dumps(directory)}"])
     assert fault.key == "run.directory"

@@ -4,7 +4,6 @@ starts.
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import socket
@@ -14,9 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
@@ -29,18 +26,6 @@ from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
 
-GENERATOR = 'class = "arithmetic"'
-HELD_OUT = "settings.evaluation_files = ['held_out.jsonl']"
-SOUND_ROW = '{"problem": "1 + 1?", "answer": "2"}\n'
-LOOP = """
-from actors.base import Call
-from actors.tool_executor import ToolExecutor
-from agent_rl.messages import ToolCall, ToolResult
-
-
-class Loop(ToolExecutor):
-    links = {"again": Call(ToolCall, ToolResult)}
-"""
 OWN = """
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
@@ -48,55 +33,60 @@ from agent_rl.environments.tasks import ListedTasks
 from agent_rl.messages import Judgement, Problem
 
 
-class Unmade(Environment):
-    def __init__(self, *, seed, base):
-        if base:
-            raise ValueError("not today")
+class Sound(Environment):
+    parts = [[Problem("a", "?")]]
 
-
-class Mute(Environment):
     def __init__(self, *, seed, base):
         pass
 
-    def judge_at_once(self, problem, transcript):
-        return None
-
     def problems(self):
-        return ListedTasks([[Problem("a", "?")]], [Problem("b", "!")], seed=0)
+        return ListedTasks(self.parts, [Problem(f"held out {number}", "!") for number in range(3)], seed=0)
 
+    def prompt(self, problem):
+        return [{"role": "user", "content": problem.text}]
+
+    def judge_at_once(self, problem, transcript):
+        return Judgement(1.0, True)
+
+
+class Unmade(Sound):
+    def __init__(self, *, seed, base):
+        raise ValueError("not today")
+
+
+class Mute(Sound):
     def prompt(self, problem):
         return "hm?"
 
 
-class Empty(Mute):
-    def problems(self):
-        return ListedTasks([], [Problem("b", "!")], seed=0)
+class Empty(Sound):
+    parts = []
 
 
-class Packed(Mute):
-    def problems(self):
-        return ListedTasks([[Problem("a", "?", payload={"pair": [(1, 2)]})]], [Problem("b", "!")], seed=0)
+class Packed(Sound):
+    parts = [[Problem("a", "?", payload={"pair": [(1, 2)]})]]
 
 
-class Twice(Mute):
-    def problems(self):
-        return ListedTasks([[Problem("a", "?")]], [Problem("a", "!")], seed=0)
+class Twice(Sound):
+    parts = [[Problem("a", "?"), Problem("a", "!")]]
 
 
 class ByTemplate(Arithmetic):
     lists_tools = "template"
 
 
-class Endless(Mute):
-    def prompt(self, problem):
-        return [{"role": "user", "content": problem.text}]
-
+class Endless(Sound):
     def judge_at_once(self, problem, transcript):
         while True:
             pass
 
 
-class Brittle(Endless):
+class Quitting(Sound):
+    def judge_at_once(self, problem, transcript):
+        raise SystemExit(0)
+
+
+class Brittle(Sound):
     def judge_at_once(self, problem, transcript):
         return None
 
@@ -105,7 +95,7 @@ class Brittle(Endless):
         return Judgement(1.0, printed.stdout.splitlines()[-1] == "4")
 
 
-class Credulous(Endless):
+class Credulous(Sound):
     def judge_at_once(self, problem, transcript):
         try:
             return Judgement(float("".join(transcript.texts)), True)
@@ -113,15 +103,22 @@ class Credulous(Endless):
             return Judgement(0.0, False)
 
 
-class Digital(Endless):
+class Digital(Sound):
     def judge_at_once(self, problem, transcript):
         text = "".join(transcript.texts)
         return Judgement(0.0, text.isdigit() and int(text[:99]) == 4)
 
 
-class Shy(Arithmetic):
+class Looping(Sound):
+    def rollout(self, problem, model):
+        pass
+
+
+class Shy(Sound):
     def problems(self):
-        return Showing(super().problems(), self.shown())
+        made = super().problems()
+        made.demonstrations = lambda rng: self.shown()
+        return made
 
     def shown(self):
         raise ValueError("not before people")
@@ -134,11 +131,6 @@ class Leaving(Shy):
         yield
 
 
-class Quitting(Endless):
-    def judge_at_once(self, problem, transcript):
-        raise SystemExit(0)
-
-
 class Brief(Shy):
     def shown(self):
         return iter(())
@@ -147,404 +139,123 @@ class Brief(Shy):
 class Blunt(Shy):
     def shown(self):
         yield "yes"
-
-
-class Showing:
-    def __init__(self, source, shown):
-        self.problem, self.evaluation, self.evaluation_count = source.problem, source.evaluation, source.evaluation_count
-        self.demonstrations = lambda rng: shown
-
-
-class Looping(Empty):
-    def rollout(self, problem, model):
-        pass
 """
+OWN_MISTAKES = {
+    # a class of OWN, and the parts of what is said of it
+    "Unmade": "the constructor fails with ValueError: not today (own_environments.py, line ",
+    "Mute": "Mute.prompt returned 'hm?' for the problem 'a'; it must return",
+    "Empty": "there are no training problems, and a stage trains",
+    "Packed": "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
+    "Twice": "two problems have the id 'a', '?' and '!'",
+    "Endless": "Endless.judge_at_once fails with BlockedError: it did not return ... leave to `judge` what takes long",
+    "Quitting": "SystemExit: 0 (own_environments.py, line",
+    "Brittle": "Brittle.judge fails with IndexError ... and ToolOutput(outcome='success', stdout=''",
+    "Credulous": "Credulous.judge_at_once returned a Judgement whose reward is nan ... texts=('nan',)",
+    "Digital": "ValueError: invalid literal for int() with base 10: '\u00b2'",
+    "Looping": "its rollout ... is no asynchronous function; write it as `async def rollout(",
+    "Shy": "its demonstrations fail with ValueError: not before people (own_environments.py, line",
+    "Leaving": "its demonstrations fail with SystemExit: 0 (own_environments.py",
+    "Brief": "its demonstrations come to an end; give them without end",
+    "Blunt": "its demonstrations gave 'yes'; give Demonstrations of a Problem",
+}
 
 
 def files(named: str) -> str:
-    return f"class = 'maths'\nsettings.files = ['{named}']\n{HELD_OUT}"
+    return f"class = 'maths'\nsettings.files = ['{named}']\nsettings.evaluation_files = ['held_out.jsonl']"
 
 
+ENVIRONMENT, RL, TEMPLATE = (
+    'class = "arithmetic"',
+    '[[stages]]\nkind = "rl"',
+    "[model]\nchat_template = '{}'\n[model.initialise]",
+)
+SETTINGS, ENGINE = "max_rollouts = 8", "actors.rollout_generator.settings: engine"
+LEARNER = 'class = "actors.learner:Learner"'
 NEVER_ENDS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}" + "{% endfor %}" * 3
-
-MISTAKES: dict[str, tuple[str, str, list[str]]] = {
-    # what is wrong: what of the sound file becomes what, and what the message holds
-    "an unknown class": (
-        "actors.learner:Learner",
-        "actors.learner:Lerner",
-        ["actors.learner.class: actors.learner has no class 'Lerner'", "did you mean 'Learner'?"],
+MISTAKES = [
+    # what of the sound file becomes what, and the parts of the message; what loading refuses is in test_load
+    ("keep = 2", "keep = = 2", "not TOML: "),
+    ("groups_per_step = 2", 'groups_per_step = "two"', "algorithm.groups_per_step: must be a whole number, not 'two'"),
+    (
+        LEARNER,
+        LEARNER.replace("Learner", "Lerner"),
+        "learner.class: actors.learner has no class 'Lerner'; did you mean 'L",
     ),
-    "an unknown module": (
-        "actors.learner:Learner",
-        "actors.lerner:Learner",
-        ["actors.learner.class: there is no module 'actors.lerner'", "modules are looked for in"],
+    (
+        RL,
+        SELECT + RL,
+        "stages.2: environment 'arithmetic' draws its problems without end ... give the environment a list",
     ),
-    "links in a circle": (
-        'class = "actors.tool_executor:ToolExecutor"',
-        'class = "loop:Loop"\nlinks = { again = "tool_executor" }',
-        ["actors.tool_executor.links: actors wait for each other in a circle: tool_executor -> tool_executor", "break"],
-    ),
-    "a link to nobody": (
-        'tools = "tool_executor"',
-        'tools = "tool_exekutor"',
-        ["rollout_generator.links.tools: no actor is named 'tool_exekutor'", "did you mean 'tool_executor'?"],
-    ),
-    "a selection from problems without end": (
-        '[[stages]]\nkind = "rl"',
-        f'{SELECT}[[stages]]\nkind = "rl"',
-        ["stages.2: environment 'arithmetic' draws its problems without end", "give the environment a list"],
-    ),
-    "a selection that nothing trains on": (
+    (
         'kind = "evaluate"\nname = "after"\nproblems = 3\n',
         'kind = "select"\n',
-        ["stages.3: nothing trains on the problems that it keeps", "add an rl stage after it, or remove it"],
+        "stages.3: nothing trains on the problems that it keeps ... add an rl stage after it, or remove it",
     ),
-    "a selection that keeps nothing": (
-        '[[stages]]\nkind = "rl"',
-        SELECT.replace("samples", "keep = { below = 0.5, at_least = 0.5 }\nsamples") + '[[stages]]\nkind = "rl"',
-        ["stages.2.keep: at_least (0.5) is not below below (0.5)", "nothing would be kept"],
+    (
+        SETTINGS,
+        "kv_tokens = 40",
+        "actors.rollout_generator ... the KV cache holds 40 tokens, and one rollout of stage before may take 40 for its resp",
     ),
-    "a wrong type": (
-        "groups_per_step = 2",
-        'groups_per_step = "two"',
-        ["algorithm.groups_per_step: must be a whole number, not 'two'", "write a whole number, as in 5"],
+    (
+        ENVIRONMENT,
+        f"{ENVIRONMENT}\nsettings.right_share = true",
+        "environments.0.settings.right_share: must be a valid numb",
     ),
-    "one rollout kept": (
-        "keep = 2",
-        "keep = 1",
-        ["algorithm.keep: an advantage within a group needs at least 2 trajectories; write keep = 2 or more"],
+    (
+        ENVIRONMENT,
+        f"{ENVIRONMENT}\nsettings.right_shar = 0.5",
+        "right_shar: is no known key; did you mean 'right_share'?",
     ),
-    "a truth value for a number": (
-        "steps = 3",
-        "steps = true",
-        ["stages.0.steps: must be a whole number, not True", "write a whole number, as in 5"],
+    (
+        ENVIRONMENT,
+        files("none.jsonl"),
+        "environments.0.settings.files.0: environment 'maths': no file matches ... paths are relative to the topology",
     ),
-    "a text for a number": (
-        "samples = 4",
-        'samples = "16"',
-        ["algorithm.samples: must be a whole number, not '16'", "write a whole number, as in 5"],
-    ),
-    "a text among numbers": (
-        "samples = 4",
-        'samples = 4\nsequence_mask = [0.5, "2"]',
-        ["algorithm.sequence_mask.1: must be a valid number, not '2'", "write a number, as in 0.5"],
-    ),
-    "a number for a truth value": (
-        'kind = "rl"',
-        'kind = "rl"\nreset_optimizer = 1',
-        ["stages.2.reset_optimizer: must be a valid boolean, not 1", "write true or false"],
-    ),
-    "a text for a number of a role's settings": (
-        "max_rollouts = 8",
-        'max_rollouts = "8"',
-        ["actors.rollout_generator.settings.max_rollouts: must be a whole number, not '8'"],
-    ),
-    "a truth value for a number of an environment's settings": (
-        GENERATOR,
-        GENERATOR + "\nsettings.right_share = true",
-        ["environments.0.settings.right_share: must be a valid number, not True"],
-    ),
-    "a KV cache that holds no rollout": (
-        "max_rollouts = 8",
-        "max_rollouts = 8, kv_tokens = 40",
-        [
-            "actors.rollout_generator",
-            "the KV cache holds 40 tokens, and one rollout of stage before may take 40 for its response",
-        ],
-    ),
-    "a value out of range": ("samples = 4", "samples = 0", ["algorithm.samples: must be greater than 0, not 0"]),
-    "a clipping without a lower bound": (
-        "samples = 4",
-        "samples = 4\nclip_low = 1.5",
-        ["algorithm.clip_low: must be less than or equal to 1, not 1.5"],
-    ),
-    "a mask that leaves out what agrees": (
-        "samples = 4",
-        "samples = 4\nsequence_mask = [1.1, 1.2]",
-        ["algorithm.sequence_mask: must be two bounds on a ratio"],
-    ),
-    "an unknown key": ("checkpoint_every", "checkpoint_evry", ["is no known key", "did you mean 'checkpoint_every'?"]),
-    "an unknown setting": (
-        "max_rollouts = 8",
-        "max_rolouts = 8",
-        ["actors.rollout_generator.settings.max_rolouts: is no known key", "did you mean 'max_rollouts'?"],
-    ),
-    "a key given twice": (
-        "keep = 2",
-        "keep = 2\nsamples = 8",
-        ["algorithm.samples: is given twice, first in line", "remove one of them"],
-    ),
-    "broken TOML": ("keep = 2", "keep = = 2", ["not TOML: "]),
-    "a data file that is missing": (
-        GENERATOR,
-        files("none/*.jsonl"),
-        [
-            "environments.0.settings.files.0: environment 'maths': no file matches",
-            "paths are relative to the topology file",
-        ],
-    ),
-    "a held-out file that is missing": (
-        GENERATOR,
-        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['none.jsonl']",
-        [
-            "environments.0.settings.evaluation_files.0: environment 'maths': no file matches",
-            "paths are relative to the topology file",
-        ],
-    ),
-    "an environment of no weight": (
-        GENERATOR,
-        GENERATOR + "\nweight = 0",
-        ["environments.0.weight: must be greater than 0, not 0"],
-    ),
-    "two environments of one name": (
-        GENERATOR,
-        GENERATOR + '\n[[environments]]\nclass = "arithmetic"',
-        ["environments: two of them are named 'arithmetic'; give one another name"],
-    ),
-    "an unknown environment": (GENERATOR, 'class = "mathss"', ["environments.0.class: ", "mathss"]),
-    "an environment's unknown setting": (
-        GENERATOR,
-        GENERATOR + "\nsettings.right_shar = 0.5",
-        ["environments.0.settings.right_shar: is no known key", "did you mean 'right_share'?"],
-    ),
-    "an environment's wrong setting": (
-        GENERATOR,
-        GENERATOR + "\nsettings.right_share = 1.5",
-        ["environments.0.settings.right_share: must be less than or equal to 1, not 1.5"],
-    ),
-    "an environment that cannot be imported": (
-        GENERATOR,
-        'class = "broken_environment:Mine"',
-        ["environments.0.class: ", "ZeroDivisionError: division by zero (broken_environment.py, line 2)"],
-    ),
-    "an environment that fails when it is made": (
-        GENERATOR,
-        'class = "own_environments:Unmade"',
-        [
-            "environments.0.class: environment 'Unmade': the constructor fails with ValueError: not today",
-            "(own_environments.py, line 11)",
-        ],
-    ),
-    "demonstrations that raise": (
-        GENERATOR,
-        'class = "own_environments:Shy"',
-        [
-            "environments.0.class: environment 'Shy': its demonstrations fail with ValueError: not before people (own_environments.py, line"
-        ],
-    ),
-    "demonstrations that exit": (
-        GENERATOR,
-        'class = "own_environments:Leaving"',
-        [
-            "environments.0.class: environment 'Leaving': its demonstrations fail with SystemExit: 0 (own_environments.py"
-        ],
-    ),
-    "a judge that exits": (
-        GENERATOR,
-        'class = "own_environments:Quitting"',
-        ["environments.0.class: environment 'Quitting': ", "SystemExit: 0 (own_environments.py, line"],
-    ),
-    "demonstrations that end": (
-        GENERATOR,
-        'class = "own_environments:Brief"',
-        ["environments.0.class: environment 'Brief': its demonstrations come to an end; give them without end"],
-    ),
-    "demonstrations that are none": (
-        GENERATOR,
-        'class = "own_environments:Blunt"',
-        ["environments.0.class: environment 'Blunt': its demonstrations gave 'yes'; give Demonstrations of a Problem"],
-    ),
-    "an environment whose prompt is none": (
-        GENERATOR,
-        'class = "own_environments:Mute"',
-        ["environments.0.class: environment 'Mute': Mute.prompt returned 'hm?' for the problem 'a'; it must return"],
-    ),
-    "a payload that is no JSON": (
-        GENERATOR,
-        'class = "own_environments:Packed"',
-        [
-            "environments.0.class: environment 'Packed': ",
-            "the payload of problem 'a' is {'pair': [(1, 2)]}, which is no JSON",
-        ],
-    ),
-    "a loop that is not asynchronous": (
-        GENERATOR,
-        'class = "own_environments:Looping"',
-        [
-            "environments.0.class: environment 'Looping': its rollout",
-            "is no asynchronous function; write it as `async def rollout(",
-        ],
-    ),
-    "a judgement that does not end": (
-        GENERATOR,
-        'class = "own_environments:Endless"',
-        [
-            "environments.0.class: environment 'Endless': Endless.judge_at_once fails with BlockedError: it did not return",
-            "leave to `judge` what takes long (own_environments.py, line ",
-        ],
-    ),
-    "a judge that dies of a program that prints nothing": (
-        GENERATOR,
-        'class = "own_environments:Brittle"',
-        [
-            "environments.0.class: environment 'Brittle': Brittle.judge fails with IndexError",
-            "(own_environments.py, line ",
-            "and ToolOutput(outcome='success', stdout=''",
-        ],
-    ),
-    "a judgement by a number that a model wrote": (
-        GENERATOR,
-        'class = "own_environments:Credulous"',
-        ["environment 'Credulous': Credulous.judge_at_once returned a Judgement whose reward is nan", "texts=('nan',)"],
-    ),
-    "a judgement by digits of any kind": (
-        GENERATOR,
-        'class = "own_environments:Digital"',
-        ["environment 'Digital': ", "ValueError: invalid literal for int() with base 10: '\u00b2'"],
-    ),
-    "an environment without problems": (
-        GENERATOR,
-        'class = "own_environments:Empty"',
-        ["environments.0.class: environment 'Empty': there are no training problems, and a stage trains"],
-    ),
-    "a line that is not JSON": (
-        GENERATOR,
+    (
+        ENVIRONMENT,
         files("malformed.jsonl"),
-        ["malformed.jsonl:3: not JSON (", "at column", "each line must be one JSON object"],
+        "malformed.jsonl:2: not JSON ( ... at column ... each line must be one JSON object",
     ),
-    "a line that is not JSON in a gzip file": (
-        GENERATOR,
-        files("malformed.jsonl.gz"),
-        ["malformed.jsonl.gz:3: not JSON (", "each line must be one JSON object"],
-    ),
-    "a gzip file that was cut": (GENERATOR, files("cut.jsonl.gz"), ["cut.jsonl.gz: cannot be read (", "is it UTF-8"]),
-    "a gzip file that is none": (GENERATOR, files("plain.jsonl.gz"), ["plain.jsonl.gz: cannot be read", "or gzip if"]),
-    "a problem without an answer": (
-        GENERATOR,
-        files("unanswered.jsonl"),
-        ["unanswered.jsonl:2: `answer` (or `reward_model.ground_truth`) is None", "it must be text or a number"],
-    ),
-    "a parquet row without an answer": (
-        GENERATOR,
-        files("unanswered.parquet"),
-        ["unanswered.parquet:2: `answer` (or `reward_model.ground_truth`) is None", "it must be text or a number"],
-    ),
-    "a parquet file that is none": (
-        GENERATOR,
-        files("plain.parquet"),
-        ["plain.parquet: cannot be read as parquet", "write it again, or convert it to JSONL"],
-    ),
-    "a file without tasks": (GENERATOR, files("empty.jsonl"), ["empty.jsonl: the file holds no tasks", "fill it"]),
-    "a file of an unknown kind": (GENERATOR, files("tasks.csv"), ["tasks.csv: task files end in one of .jsonl,"]),
-    "a held-out problem that is trained on": (
-        GENERATOR,
-        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['same_id.jsonl']",
-        ["held-out problem a has the text of training problem sound.jsonl:1", "remove one of them"],
-    ),
-    "a file that is named twice": (
-        GENERATOR,
-        "class = 'maths'\nsettings.files = ['sound.jsonl']\nsettings.evaluation_files = ['sound.jsonl']",
-        ["environments.0.settings.evaluation_files.0: environment 'maths': sound.jsonl is named a second time"],
-    ),
-    "two problems of one id": (
-        GENERATOR,
-        "class = 'maths'\nsettings.files = ['held_out.jsonl', 'same*.jsonl']",
-        [
-            "environments.0.settings.files.1: environment 'maths': same_id_too.jsonl:2 has the id 'a', and same_id.jsonl:1 has it too",
-            "give each problem an id of its own",
-        ],
-    ),
-    "two problems of one id in one's own environment": (
-        GENERATOR,
-        'class = "own_environments:Twice"',
-        ["environments.0.class: environment 'Twice': two problems have the id 'a', '?' and '!'"],
-    ),
-    "a model that is not there": (
-        "[model.initialise]",
-        '[model]\npath = "./nowhere"\n[unused]',
-        ["model.path: there is no directory nowhere", "it is relative to the working directory"],
-    ),
-    "a model without tokenizer": (
-        "[model.initialise]",
-        '[model]\npath = "FOLDER/models/no tokenizer"\n[unused]',
-        ["model.path: ", "has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
-    ),
-    "a chat template that cannot be compiled": (
-        "[model.initialise]",
-        '[model]\npath = "FOLDER/models/sound"\nchat_template = "held_out.jsonl.jinja"\n[unused]',
-        ["model.chat_template: the chat template ", "held_out.jsonl.jinja cannot be compiled"],
-    ),
-    "a prompt by a chat template without tools": (
-        GENERATOR,
+    (
+        ENVIRONMENT,
         'class = "own_environments:ByTemplate"',
-        [
-            "environments.0: the chat template does not list tools",
-            "name another model, or a template as chat_template in [model]",
-        ],
+        "environments.0: the chat template does not list tools ... name another model, or",
     ),
-    "responses longer than the model's sequences": (
+    (
         "max_response_tokens = 40",
         "max_response_tokens = 400",
-        [
-            "stages.1.max_response_tokens: asks for 400 tokens of a response, and a sequence has 256, its prompt included"
-        ],
+        "stages.1.max_response_tokens: asks for 400 tokens of a response, and a sequence has 256, its prompt included",
     ),
-    "a device that is none": (
-        "max_rollouts = 8",
-        'max_rollouts = 8, device = "gpu"',
-        ["rollout_generator.settings.device: 'gpu' is no device; write", '"cuda:1"'],
-    ),
-    "a learner's device that is none": (
-        'class = "actors.learner:Learner"',
-        'class = "actors.learner:Learner"\nsettings = { device = "cuda:" }',
-        ["actors.learner.settings.device: 'cuda:' is no device"],
-    ),
-    "an engine that is no class": (
-        "max_rollouts = 8",
-        'engine = "vlm"',
-        ["engine: 'vlm' is no engine; write module:Name of a class, or a built-in one: did you mean 'vllm'?"],
-    ),
-    "an engine of an unknown module": (
-        "max_rollouts = 8",
-        'engine = "mine:Engine"',
-        ["engine: there is no module 'mine'"],
-    ),
-    "an engine of an unknown name": (
-        "max_rollouts = 8",
-        'engine = "actors.engines.torch.engine:TorchEngin"',
-        ["engine: actors.engines.torch.engine has no class 'TorchEngin'; did you mean 'TorchEngine'?"],
-    ),
-    "an unknown setting of the engine": (
-        "max_rollouts = 8",
-        "engine_settings = { kv_on_updat = 'keep' }",
-        ["engine_settings.kv_on_updat is no setting of torch; did you mean 'kv_on_update'?"],
-    ),
-    "a wrong value of an engine's setting": (
-        "max_rollouts = 8",
-        "engine_settings = { kv_on_update = 'drop' }",
-        ["engine_settings.kv_on_update: Input should be 'keep' or 'recompute', not 'drop'"],
-    ),
-    "a chat template that never ends, for a model that is made here": (
+    (
         "[model.initialise]",
-        '[model]\nchat_template = "never_ends.jinja"\n[model.initialise]',
-        ["model.chat_template: the chat template ", "never_ends.jinja did not render four short messages", "mend it"],
+        TEMPLATE.format("broken.jinja"),
+        "model.chat_template: the chat template ... cannot be compiled",
     ),
-    "a chat template that is not there": (
-        "[model.initialise]",
-        '[model]\nchat_template = "mine.jinja"\n[model.initialise]',
-        ["model.chat_template: there is no file ", "mine.jinja", 'or take ours, "chatml"'],
-    ),
-    "a run directory that can hold nothing": (
+    ("[model.initialise]", TEMPLATE.format("mine.jinja"), 'chat_template: there is no file ... or take ours, "chatml"'),
+    (
         'directory = "',
         'directory = "/proc/nope" #',
-        ["run.directory: /proc takes no files: its file system (proc) holds no files", "name another directory"],
+        "run.directory: /proc takes no files: its file system (proc) holds no",
     ),
-    "a run directory that is a file": (
-        'directory = "',
-        'directory = "FOLDER/sound.jsonl" #',
-        ["run.directory: ", "sound.jsonl is a file", "name a directory"],
+    (SETTINGS, 'device = "gpu"', "rollout_generator.settings.device: 'gpu' is no device; write ... \"cuda:1\""),
+    (LEARNER, f'{LEARNER}\nsettings = {{ device = "cuda:" }}', "actors.learner.settings.device: 'cuda:' is no device"),
+    (SETTINGS, 'engine = "vlm"', f"{ENGINE}: 'vlm' is no engine; write module:Name of a class, or a built-in one"),
+    (
+        SETTINGS,
+        "engine_settings = { kv_on_updat = 1 }",
+        f"{ENGINE}_settings.kv_on_updat is no setting of torch; did you mean",
     ),
-}
+    (
+        SETTINGS,
+        "engine_settings = { kv_on_update = 1 }",
+        f"{ENGINE}_settings.kv_on_update: Input should be 'keep' or 'rec",
+    ),
+    *(
+        (ENVIRONMENT, f'class = "own_environments:{name}"', f"environment '{name}': ... {told}")
+        for name, told in OWN_MISTAKES.items()
+    ),
+]
+RUN_TOO = MISTAKES[:3]
 
 
 def edit(name: str, **changes: Any) -> Callable[[Path], None]:
@@ -569,132 +280,80 @@ def remove(*names: str) -> Callable[[Path], Any]:
     return lambda model: [(model / name).unlink() for name in names]
 
 
-MODELS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
-    # what is wrong with a model's directory: how it comes about, and what the message holds
-    "no weights": (
-        remove("model.safetensors"),
-        ["has no weights (*.safetensors or ", "save the model's weights beside"],
-    ),
-    "no tokenizer": (
+EOS, TEMPLATE_FILE = "generation_config.json: eos_token_id is", "chat_template.jinja"
+MODELS: list[tuple[Callable[[Path], Any], str]] = [
+    # how a model's directory becomes unsound, and the parts of the message
+    (remove("model.safetensors"), "has no weights (*.safetensors or ... save the model's weights beside"),
+    (
         remove("tokenizer.json", "tokenizer_config.json"),
-        ["has no tokenizer (tokenizer.json or ", "save the tokenizer beside the model"],
+        "has no tokenizer (tokenizer.json or ... save the tokenizer beside",
     ),
-    "cut weights": (cut("model.safetensors"), ["bytes long, and its header says", "save the model again"]),
-    "weights that are none": (write("model.safetensors", "x" * 99), ["model.safetensors is no safetensors file"]),
-    "weights without tensors": (
+    (cut("model.safetensors"), "bytes long, and its header says ... save the model again"),
+    (write("model.safetensors", "x" * 99), "model.safetensors is no safetensors file"),
+    (
         write("model.safetensors", "\x02" + "\0" * 7 + "{}"),
-        ["model.safetensors holds no tensors", "save the model again"],
+        "model.safetensors holds no tensors ... save the model again",
     ),
-    "an unsupported architecture": (
+    (
         edit("config.json", model_type="mystery"),
-        ["model_type 'mystery', and transformers", "choose another model, or install a newer transformers"],
+        "model_type 'mystery', and transformers ... choose another model, or install",
     ),
-    "no architecture": (edit("config.json", model_type=None), ["config.json has no model_type"]),
-    "wrong sizes": (
+    (edit("config.json", model_type=None), "config.json has no model_type"),
+    (
         edit("config.json", hidden_size=64),
-        ["model.embed_tokens.weight has shape [", "config.json says [", "save the model again"],
+        "model.embed_tokens.weight has shape [ ... config.json says [ ... save the model again",
     ),
-    "heads that do not share": (
-        edit("config.json", num_key_value_heads=3),
-        ["do not share 3 num_key_value_heads evenly"],
-    ),
-    "a size that is text": (
-        edit("config.json", num_hidden_layers="one"),
-        ["num_hidden_layers is 'one'", "whole number"],
-    ),
-    "a size that is NaN": (
-        edit("config.json", max_position_embeddings=float("nan")),
-        ["max_position_embeddings is nan"],
-    ),
-    "a size of thousands of digits": (
-        write("config.json", '{"vocab_size": 1' + "0" * 5000 + "}"),
-        ["cannot be read as JSON"],
-    ),
-    "a configuration that is an array": (write("config.json", "[]"), ["holds a JSON list, not an object"]),
-    "a configuration nested too deeply": (write("config.json", "[" * 99999), ["cannot be read as JSON"]),
-    "another model's tokenizer": (
+    (edit("config.json", num_key_value_heads=3), "do not share 3 num_key_value_heads evenly"),
+    (edit("config.json", num_hidden_layers="one"), "num_hidden_layers is 'one' ... whole number"),
+    (edit("config.json", max_position_embeddings=float("nan")), "max_position_embeddings is nan"),
+    (write("config.json", '{"vocab_size": 1' + "0" * 5000 + "}"), "cannot be read as JSON"),
+    (write("config.json", "[]"), "holds a JSON list, not an object"),
+    (write("config.json", "[" * 99999), "cannot be read as JSON"),
+    (
         edit("tokenizer.json", added_tokens=[{"id": 9999, "content": "<far>"}]),
-        ["has tokens up to 9999, and the model's vocab_size is", "save the tokenizer that belongs to the model"],
+        "has tokens up to 9999, and the model's vocab_size is ... save the tokenizer that belongs to the model",
     ),
-    "an end that is no token": (
+    (
         edit("generation_config.json", eos_token_id="<|end|>"),
-        ["generation_config.json: eos_token_id is '<|end|>', not the number of a token", "save the model again"],
+        f"{EOS} '<|end|>', not the number of a token ... save the model",
     ),
-    "an end beyond the vocabulary": (
-        edit("generation_config.json", eos_token_id=[2, 10**12]),
-        ["generation_config.json: eos_token_id is [2, 1000000000000], not the number of a token"],
+    (edit("generation_config.json", eos_token_id=[2, 10**12]), f"{EOS} [2, 1000000000000], not the number of a token"),
+    (cut("tokenizer.json"), "tokenizer.json cannot be read as JSON ... save the tokenizer again"),
+    (remove(TEMPLATE_FILE), "has no chat template ... name a template as chat_template in [model]"),
+    (
+        write(TEMPLATE_FILE, "{% for %}"),
+        "the chat template of ... cannot be compiled: line 1 ... mend it, or name another",
     ),
-    "a tokenizer that is not JSON": (
-        cut("tokenizer.json"),
-        ["tokenizer.json cannot be read as JSON", "save the tokenizer again"],
+    (write(TEMPLATE_FILE, NEVER_ENDS), "did not render four short messages within ... mend it, or name another"),
+    (write(TEMPLATE_FILE, "{{ 'x' * 99999999999 }}"), "takes more than 2 GiB of memory to render four short messages"),
+    (
+        write(TEMPLATE_FILE, "{{ raise_exception('System role not supported') }}"),
+        "refuses a conversation of system, user, assistant and user: System role not supported",
     ),
-    "no chat template": (
-        remove("chat_template.jinja"),
-        ["has no chat template", "name a template as chat_template in [model]"],
-    ),
-    "a chat template that is not Jinja": (
-        write("chat_template.jinja", "{% for %}"),
-        ["the chat template of ", "cannot be compiled: line 1", "mend it, or name another"],
-    ),
-    "a chat template that never ends": (
-        write("chat_template.jinja", NEVER_ENDS),
-        ["the chat template of ", "did not render four short messages within ", "mend it, or name another"],
-    ),
-    "a chat template that takes all memory": (
-        write("chat_template.jinja", "{{ 'x' * 99999999999 }}"),
-        ["takes more than 2 GiB of memory to render four short messages"],
-    ),
-    "a chat template without a system's turn": (
-        write("chat_template.jinja", "{{ raise_exception('System role not supported') }}"),
-        ["refuses a conversation of system, user, assistant and user: System role not supported"],
-    ),
-    "a template of transformers' own kind": (
-        write("chat_template.jinja", "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"),
-        [],
-    ),
-}
+    # sound: as it is, and with a template of transformers' own kind
+    (remove(), ""),
+    (write(TEMPLATE_FILE, "{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"), ""),
+]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound model, and what can be wrong with one."""
-    made = tmp_path_factory.mktemp("models")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models") / "sound"
     tiny = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16)
-    initialise_model(tiny, made / "sound", seed=0)
-    for name, (damage, _) in MODELS.items():
-        shutil.copytree(made / "sound", made / name)
-        damage(made / name)
+    initialise_model(tiny, made, seed=0)
     return made
 
 
 @pytest.fixture
-def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Task files, sound and otherwise, a model without tokenizer, and an actor that waits for itself."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Task files, environments and a chat template, sound and otherwise."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agent_rl.topology_checks.environments.AT_ONCE_SECONDS", 0.2)
-    monkeypatch.setattr("agent_rl.models.templates.TRIAL_SECONDS", 6.0)
-    (tmp_path / "loop.py").write_text(LOOP)
-    (tmp_path / "sound.jsonl").write_text(SOUND_ROW)
-    (tmp_path / "held_out.jsonl.jinja").write_text("{{ message")
-    (tmp_path / "never_ends.jinja").write_text(NEVER_ENDS)
-    (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n')
-    (tmp_path / "same_id.jsonl").write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n')
-    (tmp_path / "same_id_too.jsonl").write_text(
-        '{"problem": "7?", "answer": 7}\n{"id": "a", "problem": "8?", "answer": 8}\n'
+    (tmp_path / "broken.jinja").write_text("{{ message")
+    (tmp_path / "held_out.jsonl").write_text('{"problem": "5 + 5?", "answer": 10}\n' * 3)
+    (tmp_path / "malformed.jsonl").write_text(
+        '{"problem": "1 + 1?", "answer": "2"}\n{"problem": "2 + 2?", "answer": "4"\n'
     )
-    malformed = SOUND_ROW + "\n" + '{"problem": "2 + 2?", "answer": "4"\n'
-    (tmp_path / "malformed.jsonl").write_text(malformed)
-    (tmp_path / "malformed.jsonl.gz").write_bytes(gzip.compress(malformed.encode()))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(SOUND_ROW.encode() * 50)[:-12])
-    (tmp_path / "plain.jsonl.gz").write_text(SOUND_ROW)
-    (tmp_path / "unanswered.jsonl").write_text(SOUND_ROW + '{"problem": "2 + 2?"}\n')
-    parquet.write_table(pa.table({"problem": ["1?", "2?"], "answer": ["1", None]}), tmp_path / "unanswered.parquet")
-    (tmp_path / "plain.parquet").write_text(SOUND_ROW)
-    (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "own_environments.py").write_text(OWN)
-    (tmp_path / "broken_environment.py").write_text("a = 1\nb = 1 / 0\n")
-    (tmp_path / "tasks.csv").write_text("problem,answer\n")
-    (tmp_path / "models").symlink_to(models)
     return tmp_path
 
 
@@ -708,59 +367,50 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "mistake"),
-    [
-        *(("check", mistake) for mistake in MISTAKES),
-        *(
-            ("run", mistake)
-            for mistake in ("broken TOML", "a wrong type", "an unknown class", "a line that is not JSON")
-        ),
-    ],
+    ("command", "old", "new", "told"), [*(("check", *each) for each in MISTAKES), *(("run", *each) for each in RUN_TOO)]
 )
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_mistake_is_one_message_with_its_place_and_remedy(
-    folder: Path, command: str, mistake: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    command: str,
+    old: str,
+    new: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if "Endless" in new:
+        monkeypatch.setattr("agent_rl.topology_checks.environments.AT_ONCE_SECONDS", 0.2)
     path, directory = write_micro(folder)
-    old, new, told = MISTAKES[mistake]
     text = path.read_text()
     changed = text[: text.index(old)].count("\n") + 1
-    text = text.replace(old, new.replace("FOLDER", str(folder)), 1)
-    if "[unused]" in text:  # what was the other model's is gone
-        before, _, after = text.partition("[unused]")
-        text = before + "[[environments]]" + after.partition("[[environments]]")[2]
-    path.write_text(text)
+    path.write_text(text.replace(old, new, 1))
     assert main([command, str(path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    said = captured.err.strip()
-    assert said.startswith(f"{path}:"), said
+    (said,) = captured.err.splitlines()
+    assert said.startswith(f"{path}:")
     line = int(said.removeprefix(f"{path}:").partition(":")[0])
     assert abs(line - changed) <= 3, f"line {line} is named, line {changed} was changed: {said}"
-    for part in told:
-        assert part in said, said
-    assert len(said.splitlines()) == 1, said
-    assert not directory.exists() or directory.is_file()
+    for part in told.split(" ... "):
+        assert part in said
+    assert not directory.exists()
 
 
-@pytest.mark.parametrize("wrong", MODELS)
+@pytest.mark.parametrize(("damage", "told"), MODELS)
 def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(
-    models: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+    model: Path, damage: Callable[[Path], Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = MODELS[wrong][1]
-    if "never ends" in wrong:
+    damaged = Path(shutil.copytree(model, tmp_path / "model"))
+    damage(damaged)
+    if "did not render" in told:
         monkeypatch.setattr("agent_rl.models.templates.TRIAL_SECONDS", 1.0)
     try:
-        said = [f"{message}; {remedy}" for message, remedy in ModelFiles.read(models / wrong).faults()]
+        said = [f"{message}; {remedy}" for message, remedy in ModelFiles.read(damaged).faults()]
     except Unreadable as error:
         said = [str(error)]
     assert len(said) == bool(told), said
-    for part in told:
-        assert part in said[0]
-
-
-def test_a_sound_model_has_no_fault(models: Path) -> None:
-    assert list(ModelFiles.read(models / "sound").faults()) == []
+    assert all(part in said[0] for part in told.split(" ... ") if told), said
 
 
 CARD = Machine("cuda", ["nvidia0"], None)
@@ -809,19 +459,16 @@ def test_a_file_that_cannot_be_read(
     assert told in line
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
 @pytest.mark.usefixtures("nothing_starts")
-def test_ports_in_use_are_named_with_who_would_listen_there(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ports_in_use_are_named_with_who_would_listen_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, other = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (base, other))
     place = next(number for number, line in enumerate(path.read_text().splitlines(), 1) if line.endswith(f"{base}"))
     told = f"{path}:{place}: hosts.a.base_port: another process listens at 127.0.0.1:{base + 1} (kv_scheduler.0)"
     with socket.create_server(("127.0.0.1", base + 1)):
-        assert main([command, str(path)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line == f"{told}; stop it, or choose another base_port"
+        for command in ("check", "run"):
+            assert main([command, str(path)]) == 2
+            assert capsys.readouterr().err == f"{told}; stop it, or choose another base_port\n"
         with run_lock(directory, ["a"]):  # it is this run that listens there
             assert main(["check", str(path)]) == 0
     assert main(["check", str(path)]) == 0
@@ -885,12 +532,9 @@ def test_a_run_that_is_under_way_is_not_started_twice(tmp_path: Path, capsys: py
 
 def test_from_a_shell_there_is_no_traceback_either(folder: Path) -> None:
     path, _ = write_micro(folder)
-    path.write_text(path.read_text().replace(GENERATOR, files("malformed.jsonl")).replace("keep = 2", "keep = 9"))
-    for command in ("check", "run"):
-        done = subprocess.run(
-            [sys.executable, "-m", "actors.cli", command, str(path)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
-        assert "algorithm.keep: keeps 9 of 4 samples" in done.stderr
-        assert json.dumps(done.stdout) == '""'
+    path.write_text(path.read_text().replace("keep = 2", "keep = 9"))
+    command = [sys.executable, "-m", "actors.cli", "run", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (said,) = done.stderr.splitlines()
+    assert "algorithm.keep: keeps 9 of 4 samples" in said
+    assert (done.returncode, done.stdout) == (2, "")
