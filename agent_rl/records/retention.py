@@ -56,7 +56,7 @@ class Retention(SqliteStore):
         for segment in self._select(SegmentRow):
             if segment.track in waiting:
                 continue  # groups opened later are needed longer
-            columns = ("id", "state", "step", "stage", "at_step")
+            columns = ("id", "state", "step", "stage", "at_step", "decided_order")
             groups = list(self._scan(GroupRow, columns, segment=segment.number))
             if segment.track == KEPT:
                 if any(group in samples for group, *_ in groups):
@@ -135,12 +135,22 @@ class Retention(SqliteStore):
 
 
 def _spent(
-    state: str, step: int | None, stage: int, at_step: int | None, *, before: int, complete: Container[tuple[Any, ...]]
+    state: str,
+    step: int | None,
+    stage: int,
+    at_step: int | None,
+    decided: int,
+    *,
+    before: int,
+    complete: Container[tuple[Any, ...]],
 ) -> bool:
-    """Whether a group's trajectories are no longer needed when replays start at the version ``before``."""
+    """Whether a group's trajectories are no longer needed when replays start at the version ``before``.
+
+    A dropped group with an order of decision is in the figures of a step that is not closed yet.
+    """
     match state:
         case "dropped":
-            return step is None or step < before
+            return step < before if step is not None else not decided
         case "trained":
             return step is not None and step < before
         case "evaluated":

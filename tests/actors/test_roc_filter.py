@@ -72,6 +72,7 @@ STORIES = {
         "0@5/7 -t-?", "1@5/3 ----", "v6", "i0@6/0 +-", "2@6/9 f+f-+-", "3@6/8 ?-", "i1@6/0 ?.", "4@6/1 l+-+", "v7",
         "7@7/6 ?f+..", "6@7/4 llll", "i1@6/0 .-", "8@7/5 +f-+?", "7@7/6 ..+", "5@8/2 fffffffff-", "9@8/0 ?-",
     ],
+    "refill": ["0@5/0 ----", "1@5/1 ++++", "2@5/2 +-+-", "3@5/3 +--+", "v6", "4@6/4 ----", "5@6/5 +-+-"],
     "evaluation": ["0@1/0 f+", "1@1/1 fff", "4@1/4 -", "5@1/5 ?", "2@1/2 l", "3@1/3 t"],
 }  # fmt: skip
 
@@ -84,6 +85,7 @@ def of_story(folder: Path, resampling: str) -> Topology:
     stages[RL] = stages[RL].model_copy(update={"evaluate": Interim(every=1, problems=2, samples=2)})
     algorithm = {
         "resampling": resampling,
+        "refill": resampling == "none",
         "curriculum": "frontier",
         "on_stale": "drop",
         "max_staleness": 0,
@@ -182,7 +184,7 @@ async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "resampling"),
-    [("training", "paper"), ("training", "release"), ("evaluation", "paper")],
+    [("training", "paper"), ("training", "release"), ("refill", "none"), ("evaluation", "paper")],
 )
 def test_a_filter_that_is_killed_after_every_event_says_what_one_says_that_never_was(
     tmp_path: Path, name: str, resampling: str

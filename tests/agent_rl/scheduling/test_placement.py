@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -324,3 +325,34 @@ class Fleet(RuleBasedStateMachine):
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(max_examples=50, stateful_step_count=30)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        "is_told_of gen.0 draining; is_gone gen.0; reports gen.0",
+        "is_told_of gen.0 silent; is_gone gen.0; reports gen.0",
+        "publishes; reports gen.1",
+        "is_told_of gen.0 silent; publishes; reports gen.1",
+        "is_dropped; is_restored",
+        "restarts gen.0; reports gen.0",
+        "is_gone gen.0; reports gen.1; starts",
+        "completes_a_turn; is_gone gen.0; starts",
+        "is_recorded; reports gen.1",
+    ],
+)
+def test_stories_that_chance_seldom_tells(story):
+    """An engine has reported, and a first group of two rollouts is recorded. The last story is of more groups."""
+    fleet, roomy = Fleet(), story.startswith("is_recorded")
+    fleet.begin(budget=2 * roomy, size=1 + roomy, engines=[(5, 5), (3, 5), (1, 1)])
+    rest = {
+        "reports": (0, False),
+        "restarts": (False,),
+        "completes_a_turn": (0, False),
+        "is_restored": (0,),
+        "starts": (False,),
+    }
+    for step in ("reports gen.0", "is_recorded", *story.split("; ")):
+        event, *given = step.split()
+        getattr(fleet, event)(*given, *rest.get(event, ()))
+        fleet.all_that_can_be_placed_or_opened_is()
