@@ -351,18 +351,18 @@ class Journal(Retention):
         for group, sample, attempt, *_ in lost:
             self._delete(TrajectoryRow, group, sample, attempt)
         rows = [row for row in map(self.group, {group for group, *_ in lost}) if row is not None]
-        asked_again = {row.id for row in rows if row.state in {"ready", "evaluated"}}
+        asked_again = {row.id: row for row in rows if row.state in {"ready", "evaluated"}}
         untrained = self._select(StepRow, trained=False)
-        affected = [step.version for step in untrained if asked_again.intersection(step.decided)]
-        for step in untrained if affected else ():
-            if step.version >= min(affected):  # versions of steps must have no gaps
+        affected = [step.version for step in untrained if asked_again.keys() & {*step.decided}]
+        for step in untrained:
+            if affected and step.version >= min(affected):  # versions of steps must have no gaps
                 self._delete(StepRow, step.version)
-                rows += [row for row in map(self.group, step.decided) if row is not None]
-        for row in rows:
+                for decided in filter(None, map(self.group, step.decided)):
+                    self._put_group(replace(decided, step=None), decided)
+        for row in asked_again.values():
             fresh = GroupRow(row.id, row.stage, row.at_step, row.number, row.purpose, row.opened, row.segment)
-            self._put_group(fresh if row.id in asked_again else replace(row, step=None), self.group(row.id))
-            if row.id in asked_again:
-                self._not_sampled(row.id)
+            self._put_group(fresh, self.group(row.id))
+            self._not_sampled(row.id)
 
     # Evaluations ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ closing a step begins a new segment. So a segment holds about the groups of one 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Retention(SqliteStore):
         before = int(self.fact("kept_from") or 0)
         if steps:
             before = min(before, self.last_step() + 1 - steps)
-        samples = set(self.samples())
+        samples, here = set(self.samples()), int(self.fact("stage") or 0)
         complete = set(self._scan(InterimEvaluationRow, ("stage", "at_step")))
         self._current.pop(KEPT, None)
         waiting: set[str] = set()
@@ -62,7 +62,8 @@ class Retention(SqliteStore):
                 if any(group in samples for group, *_ in groups):
                     continue
             elif not all(
-                (segment.track == SELECT and rest[0] == "evaluated") or _spent(*rest, before=before, complete=complete)
+                (segment.track == SELECT and rest[0] == "evaluated")
+                or _spent(*rest, here=here, before=before, complete=complete)
                 for _, *rest in groups
             ):
                 waiting.add(segment.track)
@@ -135,22 +136,16 @@ class Retention(SqliteStore):
 
 
 def _spent(
-    state: str,
-    step: int | None,
-    stage: int,
-    at_step: int | None,
-    decided: int,
-    *,
-    before: int,
-    complete: Container[tuple[Any, ...]],
+    state: str, step: int | None, stage: int, at_step: int | None, order: int, *, here: int, before: int, complete: Any
 ) -> bool:
     """Whether a group's trajectories are no longer needed when replays start at the version ``before``.
 
-    A dropped group with an order of decision is in the figures of a step that is not closed yet.
+    A dropped group of the stage ``here``, where the run is, with an order of decision (``order``) will be in the
+    figures of the next step. ``complete`` holds (stage, at_step) of evaluations.
     """
     match state:
         case "dropped":
-            return step < before if step is not None else not decided
+            return step < before if step is not None else not (order and stage == here)
         case "trained":
             return step is not None and step < before
         case "evaluated":

@@ -229,24 +229,26 @@ class Members:
         engine.offered = offered
         self._offered += offered - was_offered
         self._count(engine)
-        if not offered:
-            if was_offered:
-                self._policy.engine_draining(load.generator, self._now())
+        if not (offered or was_offered or before is None):
             return
-        engine.facts = EngineFacts(
-            load.generator,
-            load.kv_tokens_total,
-            load.kv_tokens_used,
-            load.running,
-            load.waiting,
-            load.max_rollouts,
-            load.policy.version,
-            load.kv_tokens_host,
-        )
-        if engine.facts != before or not was_offered:
-            self._policy.engine_reported(engine.facts, self._now())
-        if before is not None and before.version != engine.facts.version:
-            self._policy.weights_updated(load.generator, engine.facts.version, self._now(), kept=load.kv_kept)
+        facts = before
+        if offered or facts is None:  # one that joins may run rollouts of a former scheduler
+            facts = engine.facts = EngineFacts(
+                load.generator,
+                load.kv_tokens_total,
+                load.kv_tokens_used,
+                load.running,
+                load.waiting,
+                load.max_rollouts,
+                load.policy.version,
+                load.kv_tokens_host,
+            )
+        if facts != before or not was_offered:
+            self._policy.engine_reported(facts, self._now())
+        if not offered:
+            self._policy.engine_draining(load.generator, self._now())
+        elif before is not None and before.version != facts.version:
+            self._policy.weights_updated(load.generator, facts.version, self._now(), kept=load.kv_kept)
 
     def _count(self, engine: Engine) -> None:
         """Bring the sums of free room up to date."""

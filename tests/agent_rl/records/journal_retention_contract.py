@@ -137,6 +137,22 @@ class RetentionContract:
         assert readable(journal, groups) == [groups[0], *groups[3:]]
         journal.close()
 
+    def test_a_dropped_group_that_the_next_step_counts_stays_until_the_stage_is_left(self, tmp_path: Path) -> None:
+        """One that no step counts, of too few rollouts or of a stage before, leaves at once."""
+        journal = self.made(tmp_path)
+        counted, other = open_groups(journal, 2)
+        journal.drop(counted, "equal_rewards", 1.0, 0, 1)
+        forget(journal)
+        assert readable(journal, [counted, other]) == [counted, other]  # the other is open
+        journal.drop(other, "stale", 1.0, 0, 0)
+        forget(journal)
+        assert readable(journal, [counted, other]) == [counted, other]  # a segment leaves as a whole
+        journal.set_fact("stage", "1")
+        journal.leave_stages(but=1, reason="stage_boundary")
+        forget(journal)
+        assert readable(journal, [counted, other]) == []
+        journal.close()
+
     def test_evaluations_leave_when_they_are_complete_within_an_rl_stage_alone(self, tmp_path: Path) -> None:
         """Those of evaluate stages stay, to be read."""
         journal = self.made(tmp_path)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -250,3 +251,21 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_power_is_lost_behind_two_steps(trained: bool) -> None:
+    """Both count a group that was dropped; the first is trained, or not."""
+    life = Life()
+    for which in range(len(life.groups)):
+        life.ends(which=which, sample=1, attempt=0, reward=1.0)
+    for _ in range(2):
+        life.is_ready(which=0, oldest=0)
+        life.is_dropped(which=0, counted=True, success=0.0)
+        life.is_ready(which=0, oldest=0)
+        life.closes()
+    if trained:
+        life.is_trained(which=0, replayed=False, skipped=False)
+    life.loses_power(part=0.0)
+    life.agrees()
+    life.teardown()

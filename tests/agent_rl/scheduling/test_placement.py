@@ -214,7 +214,7 @@ class Fleet(RuleBasedStateMachine):
     def completes_a_turn(self, at, elsewhere):
         rollout = sorted(self.places)[at % len(self.places)]
         place, chain = self.places[rollout], self.turns.get(rollout, [])
-        chain = history(*range(len(chain) + 1))
+        chain = [*chain, history(*range(len(chain) + 1))[-1]]
         name = NAMES[NAMES.index(place.generator) - elsewhere]
         if not elsewhere:
             self.turns[rollout] = chain
@@ -339,10 +339,11 @@ TestFleet.settings = settings(max_examples=50, stateful_step_count=30)
         "is_gone gen.0; reports gen.1; starts",
         "completes_a_turn; is_gone gen.0; starts",
         "is_recorded; reports gen.1",
+        "is_recorded; is_recorded; is_restored; starts; reports gen.0",
     ],
 )
 def test_stories_that_chance_seldom_tells(story):
-    """An engine has reported, and a first group of two rollouts is recorded. The last story is of more groups."""
+    """An engine has reported, and a first group of two rollouts is recorded. The last stories are of more groups."""
     fleet, roomy = Fleet(), story.startswith("is_recorded")
     fleet.begin(budget=2 * roomy, size=1 + roomy, engines=[(5, 5), (3, 5), (1, 1)])
     rest = {
