@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,3 +41,21 @@ def test_a_window_smaller_than_the_largest_group_is_refused(tmp_path: Path, stag
     (fault,) = KVScheduler.check(topology, KVScheduler.Settings(request_window=largest - 1))
     assert fault == f"request_window {largest - 1} is smaller than a group; set it to at least {key}"
     assert KVScheduler.check(topology, KVScheduler.Settings(request_window=largest)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "continued", "awaited"),
+    [
+        (False, True, {"rollout_generator.0", "elsewhere.0"}),
+        (True, True, {"elsewhere.0"}),  # generators of this host were started together with the scheduler
+        (True, False, set()),
+    ],
+)
+def test_generators_are_awaited_that_may_run_rollouts_of_a_former_scheduler(
+    tmp_path: Path, first: bool, continued: bool, awaited: set[str]
+) -> None:
+    actor = KVScheduler.on_trial(micro(tmp_path), KVScheduler.Settings())
+    targets = SimpleNamespace(targets=("rollout_generator.0", "elsewhere.0"))
+    given = {"topology": micro(tmp_path), "name": "kv_scheduler.0", "first": first, "link": lambda _: targets}
+    actor.context, actor._turn_log = SimpleNamespace(**given), SimpleNamespace(continued=continued)
+    assert actor._may_run_rollouts() == awaited
