@@ -152,6 +152,7 @@ def test_the_p_is_the_share_of_all_signs(pairs: list[tuple[Fraction, Fraction]])
 
 def test_samples_of_different_number_compare_too() -> None:
     found = compare([Fraction(1, 3), Fraction(0)], [Fraction(1, 2), Fraction(1, 8)])
+    assert (found.a, found.b) == (1 / 6, 5 / 16)
     assert found.difference == pytest.approx((1 / 6 + 1 / 8) / 2)
     assert (found.better, found.worse) == (2, 0)
     assert found.p == 0.5  # of the four signs, both of one sign

@@ -116,6 +116,10 @@ def test_each_rollout_is_asked_for_as_its_stage_and_purpose_say():
             retry = Retry(group.group, 2, 1, group.number, group.evaluation)
             assert made.retry(retry, 0) == request
     assert opening(*stages, at=len(stages)).stage is None
+    made = opening(stages[0], builders.rl_stage(evaluate={**interim, "samples": 6}))
+    assert made.group(0, 1, 1).samples == 5
+    made.published(builders.published(stage=1))
+    assert made.group(0, 1, 1).samples == 6
 
 
 def test_every_rollout_and_branch_has_a_seed_of_its_own_and_the_same_in_each_release():
