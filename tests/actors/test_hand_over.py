@@ -338,33 +338,21 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
     simulate(main)
 
 
-def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("next_ones", [(1, 2), (RESTARTS, RESTARTS)], ids=["both", "the whole run"])
+def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(
+    tmp_path: Path, model: Path, next_ones: tuple[int, int]
+) -> None:
     async def main() -> None:
         async with a_run(tmp_path, model) as run:
             async with run.scheduler(0), run.generator():
                 await run.turn(3)
             run.unfinished()
             run.publish(4)
-            async with run.scheduler(1) as scheduler, run.generator(2):
+            async with run.scheduler(next_ones[0]) as scheduler, run.generator(next_ones[1]):
                 for made in await run.trajectories():
                     check(made, 4, 2)
             assert run.turns == 2 * 4 + 2  # those under way once more
             assert scheduler.status()[1].scheduler.kept_mib == 0
-
-    simulate(main)
-
-
-def test_turns_survive_all_processes_of_the_run(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model) as run:
-            async with run.scheduler(0), run.generator():
-                await run.turn(3)
-            run.unfinished()
-            run.publish(4)
-            async with run.scheduler(RESTARTS), run.generator(RESTARTS):
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-            assert run.turns == 2 * 4 + 2  # those under way once more
 
     simulate(main)
 

@@ -104,11 +104,22 @@ def living(name: str) -> int:
     return len(pids(name))
 
 
-def is_alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """Z when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "Z"
+
+
+def is_alive(pid: int) -> bool:
+    return state(pid) != "Z"
+
+
+def interpreter_pid(sandbox: Sandbox) -> int:
+    process = sandbox._ready[0]._process
+    assert process is not None
+    return process.pid
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
