@@ -20,7 +20,6 @@ from actors.engines.scripted import LOGPROB, ScriptedEngine
 from actors.kv_scheduler import REPORT_SECONDS, KVScheduler
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
-from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
@@ -45,16 +44,12 @@ from agent_rl.scheduling.ids import rollout_id
 from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time, simulated
-from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
+from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model, simulate
 from tests.actors.topologies import micro
 
+__all__ = ["model"]  # the fixture
+
 CELLS = ("x = 41", "print(x)", "print(x + 1)")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generator")
-    return model_directory(micro(folder), folder)
 
 
 def run_cell(call: ToolCall) -> ToolResult:

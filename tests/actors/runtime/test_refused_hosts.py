@@ -109,36 +109,24 @@ def test_another_key_is_named_on_both_hosts_and_the_other_host_ends(
 
 
 @pytest.mark.slow
-def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("overrides", "reason", "told"),
+    [
+        (
+            [],
+            "another process listens at 127.0.0.1:5800",
+            "host b does not start: another process listens at 127.0.0.1",
+        ),
+        (["security.key_file=missing.key"], "there is no file missing.key", "another key or none"),
+    ],
+)
+def test_why_a_host_does_not_start_is_on_the_main_host(
+    stage: Stage, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str, told: str
 ) -> None:
     path = running(stage)
-    other = stage.folder / "b.toml"
-    text = path.read_text().replace('/run"', '/run_b"')  # in a run directory of its own, as on a machine of its own
-    other.write_text(text + "[algorithm]\nsamples = 3\nkeep = 2\n")
-    b, said = main_host(stage, lambda: capsys.readouterr().out, "host b is refused", host_b(stage, other))
-    assert "algorithm.samples is " in said
-    assert seconds_between(stage, "refused", "run_b") < NAMED_WITHIN
-    assert "at the end: host b is refused: it has another topology" in said
-    assert b.returncode == 2, b.stderr
-    assert "this host is refused: the main host a has another topology: algorithm.samples is 3 here" in b.stdout
-
-
-@pytest.mark.slow
-def test_why_a_host_does_not_start_is_on_the_main_host(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    path = running(stage)
-    tell = partial(tell_main_host, load_topology(path), stage.folder, "b", "another process listens at 127.0.0.1:5800")
-    _, said = main_host(stage, lambda: capsys.readouterr().out, "host b does not start", tell)
-    assert "host b does not start: another process listens at 127.0.0.1:5800" in said
-
-
-@pytest.mark.slow
-def test_a_host_without_the_key_is_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    path = running(stage)
-    other = load_topology(path, ["security.key_file=missing.key"])
-    tell = partial(tell_main_host, other, stage.folder, "b", "there is no file missing.key")
-    _, said = main_host(stage, lambda: capsys.readouterr().out, "another key or none", tell)
-    assert "host b at tcp://127.0.0.1" in said
+    tell = partial(tell_main_host, load_topology(path, overrides), stage.folder, "b", reason)
+    _, said = main_host(stage, lambda: capsys.readouterr().out, told, tell)
+    assert "host b at tcp://127.0.0.1" in said if overrides else f"host b does not start: {reason}" in said
 
 
 @pytest.mark.slow

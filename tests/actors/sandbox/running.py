@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -96,6 +97,16 @@ def pids(name: str) -> list[int]:
                     found.append(int(path.name))
             except (FileNotFoundError, ProcessLookupError):
                 continue
+    return found
+
+
+def commands(*words: bytes) -> list[int]:
+    """The processes of the host whose command has all these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            said = path.read_bytes()
+            found += [int(path.parent.name)] * all(word in said for word in words)
     return found
 
 

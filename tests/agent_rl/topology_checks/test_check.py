@@ -165,6 +165,13 @@ def the_fault(folder, old, new, overrides=()):
     return fault
 
 
+def with_data(folder, rows):
+    """The topology with a supervised stage on these rows."""
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
+    return SOUND.replace('[[stages]]\nkind = "rl"', data)
+
+
 def test_demonstrations_of_calls_that_rollouts_cannot_make_are_warned_of(folder, capsys):
     def row(call, system=()):
         asked = {"role": "user", "content": "hi"}
@@ -172,9 +179,7 @@ def test_demonstrations_of_calls_that_rollouts_cannot_make_are_warned_of(folder,
 
     other = '{"name": "calculate", "arguments": {}}'
     rows = [row("calculate(1)"), row(other), row(other.replace("late", "or"), [{"role": "system", "content": "Tools"}])]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
-    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
-    _, path = load(folder, SOUND.replace('[[stages]]\nkind = "rl"', data))
+    _, path = load(folder, with_data(folder, rows))
     sound_topology((path,), ())
     unread, unknown = capsys.readouterr().err.splitlines()
     assert "stages.0.data: 1 conversation with calls that no parser reads, as 'chats.jsonl:1'" in unread
@@ -191,9 +196,7 @@ def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, ca
         {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]}
         for user, assistant in said
     ]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
-    text = SOUND.replace("checked_actors:Some", "noted_tasks:Some").replace('[[stages]]\nkind = "rl"', data)
+    text = with_data(folder, rows).replace("checked_actors:Some", "noted_tasks:Some")
     topology, path = load(folder, text)
     assert sound_topology((path,), ()) == topology
     first, second = capsys.readouterr().err.splitlines()
@@ -313,7 +316,7 @@ def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     with_files = "environments.0.settings.evaluation_files=['held_out.jsonl']"
     assert check(folder, text, [with_files]) == []
     (fault,) = check(folder, text, [with_files, "stages.1.problems=3"])
-    assert fault.message == "asks for 3 held-out problems, and there are 2"
+    assert fault.message == "asks for 3 held-out problems, and there are 2 (from --set)"
 
 
 def test_a_sequence_has_room_for_a_prompt_with_the_tools(folder):
