@@ -23,7 +23,8 @@ from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
 from agent_rl.messages import DeviceTurn, RolloutRequest, Trajectory
 from tests import builders
-from tests.actors.test_rollout_generator import scripted, simulate
+from tests.actors.simulated_run import in_virtual_time
+from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 from transport import PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
@@ -168,7 +169,7 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
                 assert trajectory.status in {"finished", "truncated"}
                 assert not engine.asleep
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(
@@ -195,7 +196,7 @@ def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_t
                 await device.acknowledged()
                 assert not engine.asleep
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from agent_rl.scheduling.ids import rollout_id
 from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time, simulated
-from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model, simulate
+from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model
 from tests.actors.topologies import micro
 
 __all__ = ["model"]  # the fixture
@@ -218,7 +218,7 @@ def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(
             assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
             assert scheduler.status()[1].scheduler.kept_mib == 0
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: Path, model: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: P
             figures = scheduler.status()[1].scheduler
             assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) ->
                         await run.trajectories()
             assert run.turns == 2 * (4 + 3)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
                 assert run.turns == 2 * 4
             second.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 class HearsLate(KVScheduler):
@@ -330,7 +330,7 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
             assert run.turns == 2 * 4
             over.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 @pytest.mark.parametrize("next_ones", [(1, 2), (RESTARTS, RESTARTS)], ids=["both", "the whole run"])
@@ -349,7 +349,7 @@ def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(
             assert run.turns == 2 * 4 + 2  # those under way once more
             assert scheduler.status()[1].scheduler.kept_mib == 0
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
@@ -383,7 +383,7 @@ def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Pa
                     assert made.generator == "rollout_generator.1"
                 last.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
@@ -397,7 +397,7 @@ def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, mode
                     check(made, 4, 0)
             assert run.turns == 2 * (4 + 3)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
@@ -419,7 +419,7 @@ def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: P
                     assert [each.state for each in asked] == [b"", b"1", b"12"]
             assert run.turns == 2 * 3 + 2
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 class Shuttle(PlacementPolicy):

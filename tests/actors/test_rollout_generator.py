@@ -103,16 +103,6 @@ async def ask(stage: Stage, *, acks: list[str] | None = None, **changes: Any) ->
     await stage["kv_scheduler"].push("requests", GENERATOR).send(request, on_ack=lambda: seen.append(request.rollout))
 
 
-def simulate(main: Any) -> None:
-    """In virtual time, which jumps: a busy machine changes nothing."""
-
-    async def bounded() -> None:
-        with trio.fail_after(1000):
-            await main()
-
-    trio.run(bounded, clock=MockClock(autojump_threshold=0))
-
-
 def two_turns(number: int, _: Any) -> str:
     return CALL if number == 1 else ANSWER
 

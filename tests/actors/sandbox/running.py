@@ -89,14 +89,10 @@ def named(name: str) -> str:
 def pids(name: str) -> list[int]:
     """The processes of the host that have the name."""
     found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                if alive and (path / "comm").read_text() == f"{name}\n":
-                    found.append(int(path.name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if is_alive(int(path.parent.name)) and path.read_text() == f"{name}\n":
+                found.append(int(path.parent.name))
     return found
 
 

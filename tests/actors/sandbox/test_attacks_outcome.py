@@ -11,7 +11,7 @@ from agent_rl.environments.base import ToolOutput
 from agent_rl.environments.tools import rendered
 from agent_rl.rollout.parsing import harmless
 from tests.actors.sandbox.conftest import Attacked
-from tests.actors.sandbox.running import living, named, wait_until
+from tests.actors.sandbox.running import interpreter_pid, living, named, wait_until
 
 
 def test_a_forged_report_gains_what_catching_an_error_gains(attacked: Attacked) -> None:
@@ -58,11 +58,10 @@ def test_descriptors_sent_over_the_link_do_not_arrive(attacked: Attacked) -> Non
         "import os, socket\nlink = socket.socket(fileno=4)\nfor _ in range(100):\n"
         "    socket.send_fds(link, [b'x'], [0, 1, 2])\nprint(1)"
     )
-    interpreter = attacked.sandbox._ready[0]._process
-    assert interpreter is not None
+    interpreter = interpreter_pid(attacked.sandbox)
 
     def held() -> int:
-        return len(list(Path(f"/proc/{interpreter.pid}/fd").iterdir()))
+        return len(list(Path(f"/proc/{interpreter}/fd").iterdir()))
 
     attacked.by(code)
     before = held()
