@@ -88,8 +88,7 @@ class Turns:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])],
+    ("seconds", "expected"), [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])]
 )
 async def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
     tmp_path: Path, seconds: float, expected: list[str]
@@ -172,9 +171,7 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
     in_virtual_time(main)
 
 
-def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(
-    tmp_path: Path,
-) -> None:
+def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(tmp_path: Path) -> None:
     topology = sharing(tmp_path)
     model = model_directory(topology, tmp_path)
     made: list[ScriptedEngine] = []

@@ -24,14 +24,7 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
-from agent_rl.messages import (
-    Judgement,
-    PolicyVersion,
-    Sampling,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from agent_rl.messages import Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
 from tests.actors.topologies import micro
 

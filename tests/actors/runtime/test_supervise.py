@@ -135,11 +135,7 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
     secret = "environments.0.settings.api_key=hush"
     assert supervise(stage, topology, during, overrides=["run.seed=4", secret]) == 0
     ups = {actor: details for event, actor, _, _, *details in heard if event == "up"}
-    assert ups == {
-        "a.0": ["1", "True", "4"],
-        "a.1": ["1", "True", "4"],
-        "b.0": ["3", "True", "4"],
-    }
+    assert ups == {"a.0": ["1", "True", "4"], "a.1": ["1", "True", "4"], "b.0": ["3", "True", "4"]}
     # b is first by its class' drain_order, though it stands last in the file
     assert next(actor for event, actor, *_ in heard if event == "stopped") == "b.0"
     output = capsys.readouterr().out

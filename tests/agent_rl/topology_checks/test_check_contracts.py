@@ -193,12 +193,7 @@ REFUSED = [
         "rollouts with IndexError: list index out of range (substitute_",
         "",
     ),
-    (
-        "scheduler",
-        "class Mine(Base):\n    def policy(self):\n        return 7\n",
-        "7 is no scheduling policy",
-        "",
-    ),
+    ("scheduler", "class Mine(Base):\n    def policy(self):\n        return 7\n", "7 is no scheduling policy", ""),
     (
         "scheduler",
         """
@@ -212,12 +207,7 @@ REFUSED = [
         "Anywhere: s0-g000000/0/0 is placed on 'rollout_generator.77'; here: rollout_generator.0 (engine_unknown; substitute_",
         "",
     ),
-    (
-        "scheduler",
-        "class Mine(Base):\n    def policy(self): return 1 / 0",
-        "ZeroDivisionError: division by zero",
-        "",
-    ),
+    ("scheduler", "class Mine(Base):\n    def policy(self): return 1 / 0", "ZeroDivisionError: division by zero", ""),
     ("generator", "class Mine(Base):\n    chat_format = dict", "derived from agent_rl.rollout.prompts.ChatFormat", ""),
     (
         "generator",
