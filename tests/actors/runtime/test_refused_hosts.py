@@ -109,6 +109,22 @@ def test_another_key_is_named_on_both_hosts_and_the_other_host_ends(
 
 
 @pytest.mark.slow
+def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = running(stage)
+    other = stage.folder / "b.toml"
+    text = path.read_text().replace('/run"', '/run_b"')  # in a run directory of its own, as on a machine of its own
+    other.write_text(text + "[algorithm]\nsamples = 3\nkeep = 2\n")
+    b, said = main_host(stage, lambda: capsys.readouterr().out, "host b is refused", host_b(stage, other))
+    assert "algorithm.samples is " in said
+    assert seconds_between(stage, "refused", "run_b") < NAMED_WITHIN
+    assert "at the end: host b is refused: it has another topology" in said
+    assert b.returncode == 2, b.stderr
+    assert "this host is refused: the main host a has another topology: algorithm.samples is 3 here" in b.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "reason", "told"),
     [
