@@ -115,7 +115,7 @@ def test_a_patched_runner_whose_report_has_no_bound(attacked: Attacked, ending: 
 def test_imitating_the_framing_of_the_conversation(attacked: Attacked, code: str, shown: str) -> None:
     result = attacked.by(code)
     text = harmless(rendered(ToolOutput(result.outcome, result.stdout, result.stderr)))
-    assert not {"</tool_response>", "<tool_call>", "<answer>", "<|im_end|>"} & set(re.findall(r"<[^ >]*>", text))
+    assert "<" not in re.sub("<tool>|<module>", "", text), "a traceback has these"
     assert shown in text
 
 
