@@ -21,9 +21,10 @@ from actors.testing import running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.standard import DEVICE
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DeviceTurn, PolicyVersion, RolloutRequest, Trajectory
+from agent_rl.messages import DeviceTurn, RolloutRequest, Trajectory
 from tests import builders
-from tests.actors.test_rollout_generator import simulate
+from tests.actors.simulated_run import in_virtual_time
+from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 from transport import PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
@@ -87,8 +88,7 @@ class Turns:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])],
+    ("seconds", "expected"), [(3.0, ["asleep", "trained", "freed", "awake"]), (1000.0, ["trained", "freed"])]
 )
 async def test_the_learner_trains_once_the_engine_is_asleep_or_its_time_is_up(
     tmp_path: Path, seconds: float, expected: list[str]
@@ -130,11 +130,7 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
     model = model_directory(topology, tmp_path)
     made: list[ScriptedEngine] = []
 
-    class Scripted(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(
-                model, initial_policy=PolicyVersion(0, 0), script=lambda *_: "<answer>4</answer>" * 9, made=made.append
-            )
+    generates = scripted(model, lambda *_: "<answer>4</answer>" * 9, made=made.append)
 
     async def until(condition: Any) -> None:
         with trio.fail_after(60.0):
@@ -145,7 +141,7 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
         async with stand_ins(topology, "rollout_generator") as stage:
             learner = stage["learner"]
             learner.announce("policy", GENERATOR).set(builders.published(3))
-            async with running(Scripted, topology, "rollout_generator", tmp_path, stage) as actor:
+            async with running(generates, topology, "rollout_generator", tmp_path, stage) as actor:
                 assert isinstance(actor, RolloutGenerator)
                 await stage.started(GENERATOR)
                 device = learner.announce(DEVICE, GENERATOR)
@@ -172,25 +168,21 @@ def test_a_generator_sleeps_amid_a_rollout_and_wakes_when_the_learner_is_lost(tm
                 assert trajectory.status in {"finished", "truncated"}
                 assert not engine.asleep
 
-    simulate(main)
+    in_virtual_time(main)
 
 
-def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(
-    tmp_path: Path,
-) -> None:
+def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_train(tmp_path: Path) -> None:
     topology = sharing(tmp_path)
     model = model_directory(topology, tmp_path)
     made: list[ScriptedEngine] = []
 
-    class Scripted(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=lambda *_: "", made=made.append)
+    generates = scripted(model, lambda *_: "", made=made.append)
 
     async def main() -> None:
         async with stand_ins(topology, "rollout_generator") as stage:
             learner = stage["learner"]
             learner.announce("policy", GENERATOR).set(builders.published(3))
-            async with running(Scripted, topology, "rollout_generator", tmp_path, stage) as actor:
+            async with running(generates, topology, "rollout_generator", tmp_path, stage) as actor:
                 await stage.started(GENERATOR)
                 (engine,) = made
                 assert engine.asleep
@@ -201,7 +193,7 @@ def test_a_generator_begins_asleep_until_the_learner_has_said_that_it_does_not_t
                 await device.acknowledged()
                 assert not engine.asleep
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_an_engine_that_cannot_sleep_is_refused(tmp_path: Path) -> None:

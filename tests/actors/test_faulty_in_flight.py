@@ -82,16 +82,15 @@ class SendsElsewhereLater(WorstCase):
     def decide(self, now: float) -> Any:
         for place in super().decide(now):
             self.placed += 1
-            yield place if self.placed < 9 else Placement(place.rollout, "rollout_generator.9")
+            yield place if self.placed < 9 else self.elsewhere(place.rollout)
+
+    def elsewhere(self, rollout: str) -> Any:
+        return Placement(rollout, "rollout_generator.9")
 
 
-class ChokesOnTheNinth(WorstCase):
-    placed = 0
-
-    def decide(self, now: float) -> Any:
-        for place in super().decide(now):
-            self.placed += 1
-            yield place if self.placed < 9 else [][self.placed]
+class ChokesOnTheNinth(SendsElsewhereLater):
+    def elsewhere(self, rollout: str) -> Any:
+        return [][self.placed]
 
 
 class Scattering(KVScheduler):

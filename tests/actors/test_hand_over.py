@@ -20,7 +20,6 @@ from actors.engines.scripted import LOGPROB, ScriptedEngine
 from actors.kv_scheduler import REPORT_SECONDS, KVScheduler
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
-from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
@@ -45,16 +44,12 @@ from agent_rl.scheduling.ids import rollout_id
 from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time, simulated
-from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, simulate
+from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model
 from tests.actors.topologies import micro
 
+__all__ = ["model"]  # the fixture
+
 CELLS = ("x = 41", "print(x)", "print(x + 1)")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generator")
-    return model_directory(micro(folder), folder)
 
 
 def run_cell(call: ToolCall) -> ToolResult:
@@ -223,7 +218,7 @@ def test_a_rollout_goes_on_at_a_restarted_generator_from_its_last_complete_turn(
             assert {len(each.tokens) for each in run.engines[1].requests[:2]} == {len(each.tokens) for each in run.engines[0].requests[-2:]}  # fmt: skip
             assert scheduler.status()[1].scheduler.kept_mib == 0
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: Path, model: Path) -> None:
@@ -240,7 +235,7 @@ def test_a_rollout_goes_on_at_another_generator_when_its_own_is_lost(tmp_path: P
             figures = scheduler.status()[1].scheduler
             assert (figures.rollouts_moved, figures.kept_mib) == (2, 0)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) -> None:
@@ -253,7 +248,7 @@ def test_a_generator_may_be_killed_in_every_turn(tmp_path: Path, model: Path) ->
                         await run.trajectories()
             assert run.turns == 2 * (4 + 3)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path: Path, model: Path) -> None:
@@ -281,7 +276,7 @@ def test_a_restarted_scheduler_gets_the_turns_of_running_rollouts_again(tmp_path
                 assert run.turns == 2 * 4
             second.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 class HearsLate(KVScheduler):
@@ -335,38 +330,26 @@ def test_a_restarted_scheduler_leaves_rollouts_where_they_run(
             assert run.turns == 2 * 4
             over.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
-def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("next_ones", [(1, 2), (RESTARTS, RESTARTS)], ids=["both", "the whole run"])
+def test_turns_survive_scheduler_and_generator_that_are_lost_at_once(
+    tmp_path: Path, model: Path, next_ones: tuple[int, int]
+) -> None:
     async def main() -> None:
         async with a_run(tmp_path, model) as run:
             async with run.scheduler(0), run.generator():
                 await run.turn(3)
             run.unfinished()
             run.publish(4)
-            async with run.scheduler(1) as scheduler, run.generator(2):
+            async with run.scheduler(next_ones[0]) as scheduler, run.generator(next_ones[1]):
                 for made in await run.trajectories():
                     check(made, 4, 2)
             assert run.turns == 2 * 4 + 2  # those under way once more
             assert scheduler.status()[1].scheduler.kept_mib == 0
 
-    simulate(main)
-
-
-def test_turns_survive_all_processes_of_the_run(tmp_path: Path, model: Path) -> None:
-    async def main() -> None:
-        async with a_run(tmp_path, model) as run:
-            async with run.scheduler(0), run.generator():
-                await run.turn(3)
-            run.unfinished()
-            run.publish(4)
-            async with run.scheduler(RESTARTS), run.generator(RESTARTS):
-                for made in await run.trajectories():
-                    check(made, 4, 2)
-            assert run.turns == 2 * 4 + 2  # those under way once more
-
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Path) -> None:
@@ -400,7 +383,7 @@ def test_a_generator_that_leaves_sends_its_turns_first(tmp_path: Path, model: Pa
                     assert made.generator == "rollout_generator.1"
                 last.set()
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, model: Path) -> None:
@@ -414,7 +397,7 @@ def test_without_turns_that_are_kept_a_rollout_starts_again(tmp_path: Path, mode
                     check(made, 4, 0)
             assert run.turns == 2 * (4 + 3)
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: Path) -> None:
@@ -436,7 +419,7 @@ def test_an_environments_answers_and_its_snapshot_go_on(tmp_path: Path, model: P
                     assert [each.state for each in asked] == [b"", b"1", b"12"]
             assert run.turns == 2 * 3 + 2
 
-    simulate(main)
+    in_virtual_time(main)
 
 
 class Shuttle(PlacementPolicy):

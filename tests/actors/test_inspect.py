@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
-from actors.tool_executor.mcp_servers import McpServers
 from agent_rl.adapters.inspect_tasks import InspectTask
 from agent_rl.config.topology import Harness, McpServer
 from agent_rl.environments.base import TaskError
@@ -20,7 +18,7 @@ from agent_rl.messages import EnvironmentMessage, Judgement, Problem, Sampling, 
 from agent_rl.rollout.episode import Episode
 from tests import builders
 from tests.actors.gateway.stand import stand
-from tests.actors.test_mcp_servers import topology_with
+from tests.actors.test_mcp_servers import serving
 
 INSPECT = Path(__file__).parents[2] / ".venv-inspect"
 PYTHON = str(INSPECT / "bin/python")
@@ -36,12 +34,8 @@ pytestmark = pytest.mark.real_time
 async def listed(folder: Path, *arguments: str) -> InspectTask:
     """The environment of a task, of whose samples the last three are held out."""
     settings = McpServer(command=(PYTHON, SCRIPT, "list", *arguments), per="rollout")
-    async with trio.open_nursery() as nursery:
-        servers = McpServers(topology_with(folder, inspect=settings), folder, nursery, structlog.get_logger())
-        try:
-            assert list((await servers.listings()).values()) == [[]]
-        finally:
-            nursery.cancel_scope.cancel()
+    async with serving(folder, inspect=settings) as servers:
+        assert list((await servers.listings()).values()) == [[]]
     return InspectTask(seed=0, base=folder, held_out=3)
 
 

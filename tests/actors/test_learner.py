@@ -38,6 +38,7 @@ from agent_rl.messages import (
 from agent_rl.records.checkpoint_files import Position, read_position
 from tests import builders
 from tests.actors.topologies import micro
+from tests.end_to_end.faulty import BAD_VERSIONS, FaultyLearner
 from tests.full_disk import fill, small_disk
 
 pytestmark = pytest.mark.real_time
@@ -46,27 +47,17 @@ LEARNER = "learner.0"
 STEPS = 8
 
 
-def at_versions(*bad: int) -> type[Learner]:
-    """A learner that keeps all weights, and whose loss is NaN in the steps at these versions."""
+class AllKept(FaultyLearner):
+    """Keeps all weights."""
 
-    class Faulty(Learner):
-        async def start(self) -> None:
-            await super().start()
-            self._model.store.clean = lambda newest: None  # type: ignore[method-assign]
-            trainer, loss = self._model.trainer, self._model.trainer.loss
+    async def start(self) -> None:
+        await super().start()
+        self._model.store.clean = lambda newest: None  # type: ignore[method-assign]
 
-            def faulty(batch: Any, settings: Any) -> Any:
-                terms = loss(batch, settings)
-                return replace(terms, objective=terms.objective * (torch.nan if self._position.version in bad else 1.0))
-
-            trainer.loss = faulty
-
-        async def _publish(self) -> None:
-            await super()._publish()
-            await self._model.publisher.settled()  # all are to be there, also those that the next would overtake
-            await self._model.saving.settled()  # no checkpoint is put off
-
-    return Faulty
+    async def _publish(self) -> None:
+        await super()._publish()
+        await self._model.publisher.settled()  # all are to be there, also those that the next would overtake
+        await self._model.saving.settled()  # no checkpoint is put off
 
 
 def rl_alone(folder: Path) -> Topology:
@@ -131,8 +122,11 @@ def positions(folder: Path) -> list[Position | None]:
     return [read_position(path) for path in sorted((folder / "checkpoints").glob("version-*"))]
 
 
-async def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(tmp_path: Path) -> None:
-    async with learning(at_versions(1), rl_alone(tmp_path), tmp_path, range(3)) as stage:
+async def test_a_step_that_is_not_finite_is_skipped_counted_and_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BAD_VERSIONS, "1")
+    async with learning(AllKept, rl_alone(tmp_path), tmp_path, range(3)) as stage:
         steps = await taken(stage, 3)
         assert [step.figures.skipped for step in steps] == [0, 1, 0]
         assert [step.figures.trained_tokens > 0 for step in steps] == [True, False, True]
@@ -180,7 +174,7 @@ def test_a_full_disk_stops_the_learner_with_its_checkpoints_whole_and_it_goes_on
     tmp_path: Path,
 ) -> None:
     async def main(topology: Topology, disk: Path) -> None:
-        async with learning(at_versions(), topology, disk, range(3)) as stage:
+        async with learning(AllKept, topology, disk, range(3)) as stage:
             await taken(stage, 3)
             fill(disk, but=50_000)
             training = stage["roc_filter"].push("training", LEARNER)

@@ -26,7 +26,7 @@ from agent_rl.environments.base import BadArgumentError, TaskError
 from agent_rl.messages import ToolResult
 from agent_rl.testing import tool_call
 from tests.actors.gateway.stand import free_port
-from tests.actors.sandbox.running import eventually
+from tests.actors.sandbox.running import commands, eventually, is_alive
 from tests.actors.test_tool_executor import asker
 from tests.actors.topologies import micro
 from tests.end_to_end.topologies import write_micro
@@ -66,13 +66,6 @@ def caller(servers: McpServers, server: str = "s"):
     return call
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 @with_mcp
 async def test_a_server_of_the_package_mcp_is_shared_asked_at_once_and_started_again(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "1")
@@ -104,7 +97,7 @@ async def test_a_server_of_the_package_mcp_is_shared_asked_at_once_and_started_a
     assert row["why"].startswith("environment 'arithmetic': the MCP server 's' (")
     assert ") ended with exit status 3 and wrote: " in row["why"]
     assert row["why"].endswith("; correct the server, or mcp.s of the environment")
-    assert gone(int(second))
+    assert not is_alive(int(second))
 
 
 async def test_a_server_that_hangs_is_ended_and_started_again(tmp_path, monkeypatch):
@@ -147,7 +140,7 @@ async def test_a_rollout_may_have_a_server_of_its_own(tmp_path):
         ]
         pid = int((await call("process", "r1")).value.split()[0])
         servers.end("arithmetic", "r1")
-        assert await eventually(lambda: gone(pid))
+        assert await eventually(lambda: not is_alive(pid))
         again = await call("remember", "r1", again=True, word="b")
         assert (again.value, again.note) == ("b", "The server was started again: its state is lost.")
         assert (await call("remember", "r2", again=True, word="b")).note == ""
@@ -247,21 +240,10 @@ async def test_tools_come_in_pages(tmp_path):
 
 
 async def test_nothing_that_a_server_started_is_left(tmp_path):
-    def group() -> list[int]:
-        stats = [(path.name, path / "cmdline") for path in Path("/proc").iterdir() if path.name.isdigit()]
-        found = []
-        for pid, line in stats:
-            try:
-                if str(BAD[1]).encode() in line.read_bytes() and not gone(int(pid)):
-                    found.append(int(pid))
-            except OSError:
-                continue
-        return found
-
     async with serving(tmp_path, s=McpServer(command=(*BAD, "stays"))) as servers:
         await servers.listings()
-        assert len(group()) == 2
-    assert await eventually(lambda: not group())
+        assert len(commands(BAD[1].encode())) == 2
+    assert await eventually(lambda: not commands(BAD[1].encode()))
 
 
 async def test_an_executor_runs_the_tools_and_a_call_that_never_returns_is_a_timeout(tmp_path):
@@ -298,7 +280,7 @@ async def test_an_executor_ends_the_server_of_a_rollout_that_has_ended(tmp_path)
             assert other.value == "c"
             pid = int((await ask(tool_call({}, "process"))).value.split()[0])
             await ask(tool_call({}, "", ends=True))
-            assert await eventually(lambda: gone(pid))
+            assert await eventually(lambda: not is_alive(pid))
             lost = await ask(tool_call({"word": "d"}, "remember", number="3.0", state=second.state))
             assert (lost.value, lost.note) == ("d", "The server was started again: its state is lost.")
 
@@ -320,7 +302,7 @@ async def test_a_server_ends_with_an_executor_that_is_killed(tmp_path):
         started = tmp_path / "pid"
         assert await eventually(lambda: started.exists() and started.read_text())
         os.kill(owner.pid, signal.SIGKILL)
-    assert await eventually(lambda: gone(int(started.read_text())))
+    assert await eventually(lambda: not is_alive(int(started.read_text())))
 
 
 OWNER = """

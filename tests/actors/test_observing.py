@@ -12,23 +12,14 @@ import pytest
 import trio
 
 from actors.contract.generator_bench import Talkative
-from actors.engines.scripted import ScriptedEngine
-from actors.rollout_generator import RolloutGenerator
 from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry, Topology
 from agent_rl.environments.base import Observation
-from agent_rl.messages import (
-    EnvironmentMessage,
-    ObserveTurn,
-    PolicyVersion,
-    Sampling,
-    Trajectory,
-    Transcript,
-    TurnObserved,
-)
+from agent_rl.messages import EnvironmentMessage, ObserveTurn, Sampling, Trajectory, Transcript, TurnObserved
 from tests import builders
+from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 
 EXECUTOR, GENERATOR = "tool_executor.0", "rollout_generator.0"
@@ -113,9 +104,7 @@ def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Pat
     topology = with_game(micro(tmp_path), Keeper, executors=2)
     model = model_directory(topology, tmp_path)
 
-    class Scripted(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=lambda number, _: "abc"[number - 1])
+    generates = scripted(model, lambda number, _: "abc"[number - 1])
 
     @asynccontextmanager
     async def executor(stage: Any, replica: int) -> Any:
@@ -129,7 +118,7 @@ def test_a_rollout_goes_on_at_another_executor_with_the_same_state(tmp_path: Pat
             async with (
                 stand_ins(topology, "rollout_generator", "tool_executor") as stage,
                 executor(stage, 1),
-                running(Scripted, topology, "rollout_generator", tmp_path, stage),
+                running(generates, topology, "rollout_generator", tmp_path, stage),
             ):
                 stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
                 async with executor(stage, 0):

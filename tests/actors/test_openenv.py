@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 from structlog.testing import capture_logs
 
@@ -17,8 +16,8 @@ from agent_rl.adapters.openenv import OpenEnv
 from agent_rl.config.topology import McpServer
 from agent_rl.environments.base import TaskError, ToolOutput
 from agent_rl.messages import EnvironmentMessage, Problem, ToolCallRecord, Transcript
-from tests.actors.sandbox.running import eventually
-from tests.actors.test_mcp_servers import gone, topology_with
+from tests.actors.sandbox.running import eventually, is_alive
+from tests.actors.test_mcp_servers import serving
 
 OPENENV = Path(__file__).parents[2] / ".venv-openenv"
 SERVERS = str(Path(__file__).parents[1] / "servers")
@@ -45,14 +44,9 @@ class Context:
 
 
 async def served(folder: Path, settings: McpServer, main: Callable[[McpServers], Awaitable[None]]) -> None:
-    async with trio.open_nursery() as nursery:
-        servers = McpServers(topology_with(folder, openenv=settings), folder, nursery, structlog.get_logger())
-        try:
-            (tools,) = (await servers.listings()).values()
-            assert tools == []
-            await main(servers)
-        finally:
-            nursery.cancel_scope.cancel()
+    async with serving(folder, openenv=settings) as servers:
+        assert list((await servers.listings()).values()) == [[]]
+        await main(servers)
 
 
 async def played(made: OpenEnv, context: Context, texts: Sequence[str]) -> Transcript:
@@ -184,7 +178,7 @@ async def test_a_server_that_dies_or_hangs_harms_its_rollout_alone_and_leaves_no
     assert "the server of tallies:app ended with exit status 7" in said[0]
     assert "the environment's server hangs: it gives no session within 8 s" in said[-1], said
     assert len(pids) == 2
-    assert await eventually(lambda: all(map(gone, pids)))
+    assert await eventually(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.slow

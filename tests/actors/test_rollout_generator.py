@@ -24,14 +24,7 @@ from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
-from agent_rl.messages import (
-    Judgement,
-    PolicyVersion,
-    Sampling,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from agent_rl.messages import Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
 from tests.actors.topologies import micro
 
@@ -50,6 +43,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def result(call: ToolCall, outcome: Any = "success", stdout: str = "4\n", stderr: str = "") -> ToolResult:
     return ToolResult(call.call, outcome, stdout, stderr, "", 0.0, 0.001)
+
+
+def scripted(
+    model: Path, script: Any, engine: type[ScriptedEngine] = ScriptedEngine, *, longest: int = 10_000, **options: Any
+) -> type[RolloutGenerator]:
+    """A generator whose engine writes what the script says."""
+
+    class Scripted(RolloutGenerator):
+        def _make_engine(self, directory: Path, settings: Any) -> Any:
+            return engine(model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest, **options)
+
+    return Scripted
 
 
 @asynccontextmanager
@@ -75,15 +80,13 @@ async def generator(
         chosen = topology.model.model_copy(update={"chat_template": template})
         topology = topology.model_copy(update={"model": chosen})
 
-    class Scripted(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(model, initial_policy=PolicyVersion(0, 0), script=script, longest=longest)
-
     (folder / "model").symlink_to(model)
     async with stand_ins(topology, "rollout_generator", concurrency={"tool_executor": 8}) as stage:
         stage["tool_executor"].reply = reply
         stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
-        async with running(Scripted, topology, "rollout_generator", folder, stage) as actor:
+        async with running(
+            scripted(model, script, longest=longest), topology, "rollout_generator", folder, stage
+        ) as actor:
             yield stage, actor
 
 
@@ -91,16 +94,6 @@ async def ask(stage: Stage, *, acks: list[str] | None = None, **changes: Any) ->
     request = builders.request(**{"sampling": Sampling(1.0, 120, 3), **changes})
     seen = acks if acks is not None else []
     await stage["kv_scheduler"].push("requests", GENERATOR).send(request, on_ack=lambda: seen.append(request.rollout))
-
-
-def simulate(main: Any) -> None:
-    """In virtual time, which jumps: a busy machine changes nothing."""
-
-    async def bounded() -> None:
-        with trio.fail_after(1000):
-            await main()
-
-    trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
 def two_turns(number: int, _: Any) -> str:
@@ -391,13 +384,10 @@ class Dead(ScriptedEngine):
 async def test_an_engine_that_never_started_is_a_mistake_one_that_did_once_is_tried_again(
     tmp_path: Path, model: Path, incarnation: int, fault: type[Exception]
 ) -> None:
-    class Generator(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return Dead(model, initial_policy=PolicyVersion(0, 0), script=two_turns)
-
     with pytest.RaisesGroup(pytest.RaisesExc(fault, match="no memory for 9 GiB"), flatten_subgroups=True):
         topology = micro(tmp_path)
         (tmp_path / "model").symlink_to(model)
         async with stand_ins(topology, "rollout_generator") as stage:
-            async with running(Generator, topology, "rollout_generator", tmp_path, stage, incarnation=incarnation):
+            dead = scripted(model, two_turns, Dead)
+            async with running(dead, topology, "rollout_generator", tmp_path, stage, incarnation=incarnation):
                 await trio.sleep_forever()

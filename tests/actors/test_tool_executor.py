@@ -13,8 +13,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.engines.scripted import ScriptedEngine
-from actors.rollout_generator import RolloutGenerator
+from actors.runtime.process import user_mistake
 from actors.sandbox.owner.functions import FunctionSandbox
 from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
@@ -26,7 +25,6 @@ from agent_rl.messages import (
     ActorStatus,
     Judgement,
     JudgementReply,
-    PolicyVersion,
     Sampling,
     ToolCall,
     ToolResult,
@@ -37,6 +35,7 @@ from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.testing import tool_call
 from tests import builders
 from tests.actors.sandbox.running import eventually, living, named
+from tests.actors.test_rollout_generator import scripted
 from tests.actors.topologies import micro
 
 Ask = Callable[..., Awaitable[Any]]
@@ -54,6 +53,15 @@ def serve(
                 return await main(asker(stage))
 
     return trio.run(body)
+
+
+def mistake(folder: Path, main: Callable[[Ask], Awaitable[Any]], **settings: Any) -> str:
+    """What the user is told of why an executor does not start."""
+    with pytest.raises(BaseExceptionGroup) as caught:
+        serve(folder, main, **settings)
+    message = user_mistake(caught.value)
+    assert message is not None
+    return message
 
 
 def asker(stage: Stage) -> Ask:
@@ -164,24 +172,30 @@ def test_a_rollout_that_is_over_leaves_nothing(tmp_path: Path) -> None:
     assert (anew.outcome, "NameError" in anew.stderr) == ("error", True)  # the same call of a new rollout
 
 
-def test_a_storm_of_one_rollout_does_not_starve_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "children", "late"), [("calls", 2, 20), ("checks", 1, 15)])
+def test_a_storm_of_one_rollout_or_group_does_not_starve_another(
+    tmp_path: Path, kind: str, children: int, late: int
+) -> None:
     async def main(ask: Ask) -> list[str]:
         order: list[str] = []
 
-        async def one(session: str, number: int) -> None:
-            await ask(call({"code": "import time; time.sleep(0.05)"}, session=session, cell=number))
-            order.append(session)
+        async def one(name: str, number: int) -> None:
+            if kind == "calls":
+                await ask(call({"code": "import time; time.sleep(0.05)"}, session=name, cell=number))
+            else:
+                await ask(builders.wanted("x^2+2x+1", "(x+1)^2", f"{name}/{number}"))
+            order.append(name)
 
         async with trio.open_nursery() as nursery:
             for number in range(40):
                 nursery.start_soon(one, "storm", number)
             await trio.sleep(0.05)
             for number in range(4):
-                nursery.start_soon(one, "calm", number)
+                nursery.start_soon(one, "calm" if number % 2 else "quiet", number)
         return order
 
-    order = serve(tmp_path, main, children=2)
-    assert max(index for index, session in enumerate(order) if session == "calm") < 20
+    order = serve(tmp_path, main, children=children)
+    assert max(index for index, name in enumerate(order) if name != "storm") < late
 
 
 @pytest.mark.usefixtures("notebooks")
@@ -275,26 +289,6 @@ def test_an_executor_that_died_runs_code_again_before_its_checks_are_warm(
     assert judged[0].judgement.success
 
 
-def test_a_storm_of_checks_of_one_group_does_not_starve_another(tmp_path: Path) -> None:
-    async def main(ask: Ask) -> list[str]:
-        order: list[str] = []
-
-        async def one(name: str, group: str) -> None:
-            await ask(builders.wanted("x^2+2x+1", "(x+1)^2", name))
-            order.append(group)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(30):
-                nursery.start_soon(one, f"storm/{number}", "storm")
-            await trio.sleep(0.05)
-            for group in ("a", "b"):
-                nursery.start_soon(one, f"{group}/0", group)
-        return order
-
-    order = serve(tmp_path, main, children=1)
-    assert max(map(order.index, "ab")) < 15
-
-
 def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +322,6 @@ def test_a_check_without_end_ends_as_not_equal_is_counted_and_holds_no_other(
 def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.runtime import process as run
     from actors.sandbox.owner import interpreter
 
     async def refuse(self: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -339,10 +332,7 @@ def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
     async def main(ask: Ask) -> None:
         await trio.sleep_forever()
 
-    with pytest.raises(BaseExceptionGroup) as caught:
-        serve(tmp_path, main, isolation="strong")
-    message = run.user_mistake(caught.value)
-    assert message is not None
+    message = mistake(tmp_path, main, isolation="strong")
     assert 'isolation = "strong" is not available on this host: unshare: Operation not permitted' in message
     assert 'isolation = "filtered"' in message
 
@@ -351,7 +341,6 @@ def test_an_isolation_that_cannot_be_had_is_a_mistake_of_the_topology(
 def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_where_they_are_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    from actors.runtime import process as run
     from actors.sandbox.isolation import control_groups
 
     monkeypatch.setattr(control_groups, "hierarchies", lambda *_: [])
@@ -362,11 +351,7 @@ def test_control_groups_that_cannot_be_had_are_a_mistake_of_the_topology_only_wh
     if wanted == "host":
         assert serve(tmp_path, main, control_groups=wanted) == "success"
         return
-    with pytest.raises(BaseExceptionGroup) as caught:
-        serve(tmp_path, main, control_groups=wanted)
-    message = run.user_mistake(caught.value)
-    assert message is not None
-    assert message.startswith(
+    assert mistake(tmp_path, main, control_groups=wanted).startswith(
         'control_groups = "required" is not available on this host: memory: no mounted hierarchy has this controller; pids: '
     )
 
@@ -429,6 +414,7 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
     topology = topology.model_copy(update={"actors": {**topology.actors, "tool_executor": entry}})
     model = model_directory(topology, tmp_path)
     turns = [cell("x = 40"), cell("import time; time.sleep(1.5)"), cell("print(x + 2)"), ANSWER]
+    generates = scripted(model, lambda number, _: turns[number - 1])
     at_once: list[int] = []
     killed: dict[str, int] = {}
 
@@ -442,12 +428,6 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
                 if len(at_once) == ROLLOUTS:
                     all_sleep.set()
             return await super().execute(call)
-
-    class Scripted(RolloutGenerator):
-        def _make_engine(self, directory: Path, settings: Any) -> Any:
-            return ScriptedEngine(
-                model, initial_policy=PolicyVersion(0, 0), script=lambda number, _: turns[number - 1], longest=10_000
-            )
 
     responses: dict[str, str] = {}
     given: dict[str, list[ToolCall]] = {}
@@ -469,7 +449,7 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
             ):
                 stage["learner"].announce("policy", GENERATOR).set(builders.published(3))
                 await nursery.start(first_lives, all_sleep, stage)
-                async with running(Scripted, topology, "rollout_generator", tmp_path, stage) as generator:
+                async with running(generates, topology, "rollout_generator", tmp_path, stage) as generator:
                     push = stage["kv_scheduler"].push("requests", GENERATOR)
                     for number in range(ROLLOUTS):
                         request = builders.request(

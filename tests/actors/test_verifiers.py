@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import structlog
 import trio
 
 from actors.tool_executor.mcp_servers import McpServers
@@ -15,7 +14,7 @@ from agent_rl.config.plugins import ContractError
 from agent_rl.config.topology import McpServer
 from agent_rl.environments.base import TaskError
 from agent_rl.messages import Transcript
-from tests.actors.test_mcp_servers import topology_with
+from tests.actors.test_mcp_servers import serving
 
 VERIFIERS = Path(__file__).parents[2] / ".venv-verifiers"
 TASKSETS = str(Path(__file__).parents[1] / "servers")
@@ -44,14 +43,9 @@ class Context:
 
 
 async def listed(folder: Path, settings: McpServer, main=None):
-    async with trio.open_nursery() as nursery:
-        servers = McpServers(topology_with(folder, verifiers=settings), folder, nursery, structlog.get_logger())
-        try:
-            (tools,) = (await servers.listings()).values()
-            assert tools == []
-            return await main(Context(servers)) if main else None
-        finally:
-            nursery.cancel_scope.cancel()
+    async with serving(folder, verifiers=settings) as servers:
+        assert list((await servers.listings()).values()) == [[]]
+        return await main(Context(servers)) if main else None
 
 
 @pytest.mark.slow

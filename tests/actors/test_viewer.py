@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted, Swa
 from agent_rl.observe.report import Watched
 from agent_rl.observe.report.catalogue import Catalogue
 from agent_rl.records.run_directory import RunRefused, run_lock
+from tests.actors.sandbox.running import commands
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
 pytestmark = pytest.mark.real_time
@@ -308,16 +309,6 @@ def test_what_a_page_may_ask() -> None:
     assert change_asked(b'{"run": 0, "change": "stop"}') == (0, StopWanted())
 
 
-def page_processes(directory: Path) -> list[int]:
-    """The processes that serve the page of this run."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if {b"--descriptor", bytes(directory)} <= {*each.read_bytes().split(b"\0")}:
-                found.append(int(each.parent.name))
-    return found
-
-
 @pytest.mark.parametrize("killed", [True, False])
 async def test_a_run_says_the_address_of_its_page_whose_process_starts_with_the_first_visitor(
     run: SyntheticRun, *, killed: bool
@@ -327,18 +318,18 @@ async def test_a_run_says_the_address_of_its_page_whose_process_starts_with_the_
         nursery.start_soon(offer_page, run.directory, say.send_nowait)
         address = (await said.receive()).rpartition(" ")[2]
         port, token = int(address.split(":")[2].partition("/")[0]), address.rpartition("=")[2]
-        assert page_processes(run.directory) == []
+        assert commands(b"--descriptor", bytes(run.directory)) == []
         assert (await ask(port, "/"))[0] == 403
         status, page = await ask(port, f"/?token={token}")
         assert (status, "connect-src 'self'" in page) == (200, True)
-        (process,) = page_processes(run.directory)
+        (process,) = commands(b"--descriptor", bytes(run.directory))
         if killed:
             os.kill(process, signal.SIGKILL)
             with trio.fail_after(20):
                 ended = await said.receive()
             assert ended == f"the run's page has ended with code -9; agent-rl view {run.directory} serves it again"
         nursery.cancel_scope.cancel()
-    assert page_processes(run.directory) == []
+    assert commands(b"--descriptor", bytes(run.directory)) == []
 
 
 async def test_a_viewer_who_comes_while_a_run_is_read_gets_it_afterwards(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from benchmarks.bench_chaos import CLIENTS
 from benchmarks.chaos.accounting import SHARES
 from benchmarks.command import call
 from benchmarks.peer_trl import CANDIDATES
-from tests.actors.sandbox.running import groups_or_skip, require
+from tests.actors.sandbox.running import commands, groups_or_skip, require
 from tests.machines import skip_without
 
 Figures = dict[str, float]
@@ -292,18 +291,9 @@ def test_a_benchmark_that_is_told_to_end_leaves_nothing_running(tmp_path: Path) 
     command = [sys.executable, "-m", "actors.cli", "bench", "learning", "quickstart", "--seeds", "1"]
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
         deadline = time.monotonic() + 60
-        while not running_in(tmp_path) and time.monotonic() < deadline:
+        while not commands(bytes(tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert running_in(tmp_path)
+        assert commands(bytes(tmp_path))
         process.terminate()
         assert process.wait(60) == 130
-    assert running_in(tmp_path) == []
-
-
-def running_in(folder: Path) -> list[str]:
-    """The processes whose command names this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has just ended
-            found += [text for text in [path.read_bytes().replace(b"\0", b" ").decode()] if str(folder) in text]
-    return found
+    assert commands(bytes(tmp_path)) == []

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +28,7 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
+from transport.frames import PushFrame, pack
 from transport.limits import PART
 
 pytestmark = pytest.mark.real_time
@@ -152,37 +152,21 @@ async def test_a_message_of_exactly_the_largest_size_passes(directory):
 
 
 async def test_strangers_are_not_admitted():
-    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("a", "b")}
+    """Who knows the server's public key, as a client must, but has a key pair of its own."""
+    addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in "ab"}
     cluster, stranger = CurveKeys.generate(), CurveKeys.generate()
-
-    case_heartbeat = partial(trio.sleep, LIMITS.heartbeat_interval)
-    async with Zmq(ZmqNetwork(addresses, curve=cluster)).world() as world:
+    case = Zmq(ZmqNetwork(addresses, curve=cluster))
+    async with case.world() as world:
         recorder = Recorder()
         b = await world.start("b", recorder)
-        # knows the server's public key, as a client must, but has a key pair of its own
-        network = ZmqNetwork(addresses, curve=cluster)
-        port = network.attach("a", 0, LIMITS)
-        port._curve = stranger
-        original, port._socket = port._socket, None
-
-        def with_server_key(kind, address):
-            import zmq
-
-            made = original(kind, address)
-            if kind == zmq.DEALER:
-                made.setsockopt(zmq.CURVE_SERVERKEY, cluster.public.encode())
-            return made
-
-        port._socket = with_server_key
-        network.attach = lambda *_: port
-        node = Node("a", network, REGISTRY, incarnation=0, limits=LIMITS)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(node.run, Recorder())
-            await node.push("items", ["b"], window=1).send(Item(0))
-            with trio.fail_after(5):
-                while not b.reported(Unauthenticated):
-                    await case_heartbeat()
-            nursery.cancel_scope.cancel()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client, trio.fail_after(5):
+            client.linger, client.routing_id = 0, b"a#0"
+            client.curve_publickey, client.curve_secretkey = stranger.public.encode(), stranger.secret.encode()
+            client.curve_serverkey = cluster.public.encode()
+            client.connect(addresses["b"])
+            client.send_multipart(pack(PushFrame("items", b.node.incarnation, 1), encode(Item(0))))
+            while not b.reported(Unauthenticated):
+                await case.heartbeats(1)
         assert b.reported(Unauthenticated) == [Unauthenticated("127.0.0.1")]
         assert recorder.deliveries == []
 

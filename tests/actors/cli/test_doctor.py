@@ -94,11 +94,5 @@ def test_each_benchmark_of_a_trial_takes_its_options_and_a_gpu_has_more() -> Non
         for piece in doctor.pieces(device, vllm=vllm):
             assert {word for word in piece.command if word.startswith("--")} <= options_of(piece.command[0])
     names = [piece.name for piece in doctor.pieces("cuda:0", vllm=True)]
-    assert names == [
-        "135m weights",
-        "1.7b weights",
-        "quickstart",
-        "quickstart_vllm",
-        "asynchronous over synchronous",
-    ]
+    assert names == ["135m weights", "1.7b weights", "quickstart", "quickstart_vllm", "asynchronous over synchronous"]
     assert len(doctor.pieces("cpu", vllm=True)) == 3

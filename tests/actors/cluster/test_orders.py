@@ -47,7 +47,7 @@ def test_an_order_arrives_as_it_was_sent(pipe):
     writing.close()
     found = Orders(reading)
     assert found.first() == ORDER
-    assert follow(found) == ([signal.SIGTERM], [])  # what came with the order is not lost
+    assert follow(found) == ([signal.SIGTERM], [])  # what came with the order is not lost; the end kills nothing
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", packed(ORDER)[:-1], packed(Stop()), b"\0\0\0\1?", b"hello\n"])
@@ -81,13 +81,6 @@ def test_what_cannot_be_read_stops_the_host(pipe):
     assert came == [signal.SIGTERM]
     assert said[:1] == ["one"]
     assert said[1].startswith("what `agent-rl up` says cannot be read: length: ")
-
-
-def test_the_end_after_a_stop_does_not_kill(pipe):
-    reading, writing = pipe
-    writing.write(packed(Stop()))
-    writing.close()
-    assert follow(Orders(reading)) == ([signal.SIGTERM], [])
 
 
 def test_a_long_silence_stops_the_host(pipe, monkeypatch):

@@ -61,6 +61,7 @@ def new_subject(
     host_kv_tokens: int = 0,
     *,
     device: str = "cpu",
+    dtype: str = "float32",
 ) -> Subject:
     save_tiny_model(directory / "model", architecture, seed=0)
 
@@ -70,7 +71,7 @@ def new_subject(
             max_rollouts=options.max_rollouts,
             kv_tokens=options.kv_tokens,
             device=device,
-            dtype="float32",
+            dtype=dtype,
             kv_on_update=kv_on_update,
             host_kv_tokens=host_kv_tokens,
             initial_policy=options.policy,
@@ -414,18 +415,13 @@ async def test_senseless_requests_are_refused(request_: object, word: str, tmp_p
 
 
 async def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
-    subject = new_subject(tmp_path)
-    engine = TorchEngine(
-        subject.model_path, max_rollouts=4, kv_tokens=None, dtype="bfloat16", initial_policy=FIRST_POLICY
-    )
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
+    subject = new_subject(tmp_path, dtype="bfloat16")
+    async with subject.running(max_rollouts=4) as engine:
         prompts = [random_prompt(i, 20 + i) for i in range(4)]
         requests = [turn(f"r{i}", prompt, 10, temperature=1.0, seed=i) for i, prompt in enumerate(prompts)]
         for request, result in zip(requests, await generate_all(engine, requests), strict=True):
             expected = subject.reference.logprobs(request.tokens, result.tokens.tolist(), 1.0)
             assert abs(result.logprobs - expected).mean() < 0.2
-        nursery.cancel_scope.cancel()
 
 
 def test_weights_that_are_sent(tmp_path: Path) -> None:

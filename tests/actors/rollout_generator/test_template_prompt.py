@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from actors.engines.base import EngineRefusedError
-from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Sampling, Trajectory
-from tests.actors.test_rollout_generator import ask, generator
-from tests.actors.topologies import micro
+from tests.actors.test_rollout_generator import ask, generator, model
+
+__all__ = ["model"]  # the fixture
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|user|>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '<|end|>' }}{%- endif %}
@@ -33,12 +33,6 @@ TEMPLATE = """\
 """
 PYTHON = "python_code_with_standard_io"
 CALL = f"<tool_call>{json.dumps({'name': PYTHON, 'arguments': {'code': 'print(2+2)'}})}</tool_call>"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generator")
-    return model_directory(micro(folder), folder)
 
 
 def maths(folder: Path) -> EnvironmentEntry:

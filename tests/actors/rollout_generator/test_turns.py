@@ -14,21 +14,15 @@ import trio
 
 from actors.contract.generator_bench import TALKATIVE
 from actors.engines.base import EngineError, EngineRefusedError
-from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.messages import Branch, Sampling, ToolCall, ToolResult, Trajectory
 from tests import builders
-from tests.actors.test_rollout_generator import CALL, ask, generator
-from tests.actors.topologies import micro
+from tests.actors.test_rollout_generator import CALL, ask, generator, model
+
+__all__ = ["model"]  # the fixture
 
 TOOL = "python_code_with_standard_io"
 GAME = builders.problem(environment="game")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generator")
-    return model_directory(micro(folder), folder)
 
 
 def game(rollout: Callable[..., Any] | None = None) -> EnvironmentEntry:

@@ -1,6 +1,5 @@
 """An actor's process that announces its status, writes its events to a file, and leaves when it is asked to."""
 
-import argparse
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from agent_rl.config.addresses import supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.figures import ActorFigures
 from agent_rl.messages import pipes
+from tests.actors.runtime.fake_entry import parsed
 from transport import Node, Registry
 from transport.stream import PipeReader, packed
 
@@ -39,13 +39,16 @@ async def ignore(delivery):
     pass
 
 
-async def report(link, actor):
+async def report(link, actor, state):
+    figures = ActorFigures(extra={"step": 7.0})
     while True:
-        link.set(messages.ActorStatus(actor, "x", "running", "", ActorFigures(), "", 0, 0))
-        await trio.sleep(1.0)
+        link.set(messages.ActorStatus(actor, "x", state, "for a reason", figures, "", 0, 0))
+        await trio.sleep(0.2)
 
 
-async def run(options, topology, entry, tell):
+async def run(options, tell, state="running"):
+    """Announce the status until SIGTERM."""
+    topology = load_topology(Path(options.topology))
     network = run_network(topology, Path(options.base))
     node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
     role, replica = options.actor.rsplit(".", 1)
@@ -54,11 +57,10 @@ async def run(options, topology, entry, tell):
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGTERM) as received:
             await nursery.start(node.run, ignore)
-            nursery.start_soon(report, link, options.actor)
+            nursery.start_soon(report, link, options.actor, state)
             tell("up")
             async for _ in received:
                 nursery.cancel_scope.cancel()
-    tell("left")
 
 
 async def wait_for_go(lifeline):
@@ -67,16 +69,8 @@ async def wait_for_go(lifeline):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--lifeline", type=int, required=True)
-    parser.add_argument("--beside", type=int)
-    parser.add_argument("--restarted", action="store_true")
-    options = parser.parse_args()
-    topology = load_topology(Path(options.topology))
-    entry = topology.actors[options.actor.rsplit(".", 1)[0]]
+    options = parsed()
+    entry = load_topology(Path(options.topology)).actors[options.actor.rsplit(".", 1)[0]]
 
     def tell(event):
         with (Path(options.base) / "events").open("a") as file:
@@ -89,7 +83,8 @@ def main():
         tell("ready")
         os.write(options.beside, packed(pipes.Prepared()))
         trio.run(wait_for_go, PipeReader(options.lifeline, Registry.of(pipes)))
-    trio.run(run, options, topology, entry, tell)
+    trio.run(run, options, tell)
+    tell("left")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The supervisor of host b of the topology that is named."""
+"""A supervisor: ``python -m tests.actors.runtime.swap_host ENTRY TOPOLOGY [HOST] [lifeline]``."""
 
 import sys
 from functools import partial
@@ -9,9 +9,11 @@ import trio
 from actors.runtime import dry_run
 from actors.runtime.run import run_topology
 from agent_rl.config.load import load_topology
+from agent_rl.files.leftovers import Janitor
 
 dry_run.DRY_RUN = "tests.actors.runtime.swap_dry_run"
-path = Path(sys.argv[1])
-sys.exit(
-    trio.run(partial(run_topology, load_topology(path), path, host="b", entry_module="tests.actors.runtime.swap_entry"))
-)
+entry, path, *more = sys.argv[1:]
+if "lifeline" in more:  # what the actors themselves do is to be seen
+    Janitor.started = lambda janitor, group: None
+host = next((word for word in more if word != "lifeline"), None)
+sys.exit(trio.run(partial(run_topology, load_topology(Path(path)), Path(path), host=host, entry_module=entry)))

@@ -135,7 +135,7 @@ def write_hosts(folder, second):
 
 
 def start_b(path):
-    command = [sys.executable, "-m", "tests.actors.runtime.swap_host", str(path)]
+    command = [sys.executable, "-m", "tests.actors.runtime.swap_host", ENTRY, str(path), "b"]
     return subprocess.Popen(command, start_new_session=True)
 
 

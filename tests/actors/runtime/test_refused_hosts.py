@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -22,7 +21,7 @@ from actors.runtime.refusal import tell_main_host
 from actors.runtime.run import run_topology
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
-from tests.actors.runtime.test_supervise import SCRIPT, Stage, press, stage, two_hosts
+from tests.actors.runtime.test_supervise import ENTRY, Stage, press, stage, two_hosts
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import write_two_hosts
 from transport import CurveKeys
@@ -36,7 +35,6 @@ def running(stage: Stage) -> Path:
     """The file of two hosts whose actors run until they are stopped."""
     two_hosts(stage, RUNNING)
     stage.path.write_text(stage.path.read_text().replace("[actors.x]\n", f"[actors.x]\n{RUNNING}\n"))
-    (stage.folder / "script.py").write_text(SCRIPT)
     return stage.path
 
 
@@ -51,7 +49,7 @@ def main_host(stage: Stage, read: Callable[[], str], expected: str, other: Calla
     async def main() -> None:
         nonlocal said
         async with trio.open_nursery() as nursery:
-            start = partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module="fake_entry")
+            start = partial(run_topology, load_topology(stage.path), stage.path, host="a", entry_module=ENTRY)
             nursery.start_soon(start)
             await stage.await_news(1)
 
@@ -86,8 +84,9 @@ def seconds_between(stage: Stage, words: str, run_b: str) -> float:
 
 
 def host_b(stage: Stage, path: Path) -> Callable[[], subprocess.CompletedProcess[str]]:
-    command = [sys.executable, str(stage.folder / "script.py"), str(path), "run", "b"]
-    return partial(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    return partial(
+        subprocess.run, stage.command("b", path=path), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.slow
@@ -126,20 +125,24 @@ def test_another_topology_is_named_by_key_on_both_hosts_and_the_other_host_ends(
 
 
 @pytest.mark.slow
-def test_why_a_host_does_not_start_is_on_the_main_host(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "reason", "told"),
+    [
+        (
+            [],
+            "another process listens at 127.0.0.1:5800",
+            "host b does not start: another process listens at 127.0.0.1",
+        ),
+        (["security.key_file=missing.key"], "there is no file missing.key", "another key or none"),
+    ],
+)
+def test_why_a_host_does_not_start_is_on_the_main_host(
+    stage: Stage, capsys: pytest.CaptureFixture[str], overrides: list[str], reason: str, told: str
+) -> None:
     path = running(stage)
-    tell = partial(tell_main_host, load_topology(path), stage.folder, "b", "another process listens at 127.0.0.1:5800")
-    _, said = main_host(stage, lambda: capsys.readouterr().out, "host b does not start", tell)
-    assert "host b does not start: another process listens at 127.0.0.1:5800" in said
-
-
-@pytest.mark.slow
-def test_a_host_without_the_key_is_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    path = running(stage)
-    other = load_topology(path, ["security.key_file=missing.key"])
-    tell = partial(tell_main_host, other, stage.folder, "b", "there is no file missing.key")
-    _, said = main_host(stage, lambda: capsys.readouterr().out, "another key or none", tell)
-    assert "host b at tcp://127.0.0.1" in said
+    tell = partial(tell_main_host, load_topology(path, overrides), stage.folder, "b", reason)
+    _, said = main_host(stage, lambda: capsys.readouterr().out, told, tell)
+    assert "host b at tcp://127.0.0.1" in said if overrides else f"host b does not start: {reason}" in said
 
 
 @pytest.mark.slow

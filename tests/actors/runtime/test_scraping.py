@@ -66,8 +66,7 @@ def test_a_scrape_gets_the_text():
 
 
 @pytest.mark.parametrize(
-    ("options", "status"),
-    [({"path": "/"}, 404), ({"method": "DELETE"}, 405), ({"method": "POST", "data": b"x"}, 405)],
+    ("options", "status"), [({"path": "/"}, 404), ({"method": "DELETE"}, 405), ({"method": "POST", "data": b"x"}, 405)]
 )
 def test_anything_else_is_refused(options, status):
     assert serving(partial(scrape, **options))[0] == status

@@ -40,158 +40,7 @@ from transport import CurveKeys
 
 pytestmark = pytest.mark.real_time
 
-# An actor's process without torch and without an actor: it does what its settings say, and tells the test by datagram.
-ENTRY = """\
-import argparse, ctypes, os, select, signal, socket, subprocess, sys, time, tomllib
-from pathlib import Path
-from pydantic import BaseModel, ConfigDict
-
-
-class Plain:
-    class Settings(BaseModel):
-        behaviour: str = "run"
-        after: str = ""
-        threads: int | None = None
-
-    receives = ()
-    links = {}
-    drain_seconds = 0.3
-
-    async def handle(self, message):
-        pass
-
-
-class First(Plain):
-    drain_order = 10
-
-
-def announce_finished(options, path, state):
-    from functools import partial
-    import trio
-    from agent_rl import messages
-    from agent_rl.figures import ActorFigures
-    from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
-    from agent_rl.config.load import load_topology
-    from transport import CurveKeys, Node, Registry, ZmqNetwork
-
-    async def run():
-        topology = load_topology(path)
-        keys = topology.security.key_file
-        table = addresses(topology, runtime_directory(topology))
-        network = ZmqNetwork(table, curve=None if keys is None else CurveKeys.load(Path(options.base) / keys))
-        node = Node(options.actor, network, Registry.of(messages), incarnation=options.incarnation)
-        link = node.announce("status", [supervisor_node(topology.main_host)])
-
-        async def ignore(delivery):
-            pass
-
-        async with trio.open_nursery() as nursery:
-            with trio.open_signal_receiver(signal.SIGTERM) as received:
-                await nursery.start(partial(node.run, ignore))
-
-                async def report():
-                    figures = ActorFigures(extra={"step": 7.0})
-                    while True:
-                        link.set(messages.ActorStatus(options.actor, "x", state, "for a reason", figures, "", 0, 0))
-                        await trio.sleep(0.2)
-
-                nursery.start_soon(report)
-                async for _ in received:
-                    nursery.cancel_scope.cancel()
-
-    trio.run(run)
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    for name in ("--topology", "--base", "--actor", "--started-at", "--epoch"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--lifeline", type=int, required=True)
-    parser.add_argument("--restarted", action="store_true")
-    options = parser.parse_args()
-    path = Path(options.topology)
-    role = options.actor.rsplit(".", 1)[0]
-    topology = tomllib.loads(path.read_text())
-    settings = topology["actors"][role].get("settings", {})
-    behaviour = settings.get("behaviour", "run")
-
-    def tell(event, detail=""):
-        (Path(options.base) / f"{options.actor}.{event}").touch()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as news:
-            text = f"{event} {options.actor} {os.getpid()} {options.incarnation} {detail}"
-            news.sendto(text.encode(), str(Path(options.base) / "news"))
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    if behaviour == "run":
-        tell("up", " ".join([os.environ["OMP_NUM_THREADS"], str(os.getpgid(0) == os.getpid()), str(topology["run"]["seed"])]))
-        signal.sigwait({signal.SIGTERM})
-        tell("stopped")
-    elif behaviour == "stubborn":
-        child = subprocess.Popen(["sleep", "600"])
-        tell("up", str(child.pid))
-        signal.sigwait({signal.SIGUSR1})
-    elif behaviour == "lifeline":
-        ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # live on when the parent dies, so that the lifeline alone tells
-        tell("up")
-        while os.read(options.lifeline, 4096):
-            pass
-        tell("lifeline")
-    elif behaviour == "talkative":
-        tell("up")
-        number = 0
-        while not signal.sigtimedwait({signal.SIGTERM}, 0.001):
-            print("line", number, file=sys.stderr, flush=True)
-            number += 1
-        print("last", file=sys.stderr)
-    elif behaviour == "crash_once":
-        tell("up")
-        marker = Path(options.base) / "crashed"
-        if not marker.exists():
-            marker.touch()
-            print("a library says something", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        signal.sigwait({signal.SIGTERM})
-        tell("stopped")
-    elif behaviour == "full_disk":
-        from actors.runtime.children import leave_message
-        os.close(2)
-        os.open("/dev/full", os.O_WRONLY)  # what is written to stderr is refused
-        try:
-            print("noise that stays in a buffer", file=sys.stderr)
-        except OSError:
-            pass
-        leave_message("/run/journal.sqlite cannot be written: make room")
-        sys.exit(3)
-    elif behaviour in {"finished", "running"}:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        tell("up")
-        while "after" in settings and not (Path(options.base) / (settings["after"] + ".up")).exists():
-            time.sleep(0.05)
-        announce_finished(options, path, behaviour)
-        tell("stopped")
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-SCRIPT = """\
-import sys
-import threading
-import time
-from functools import partial
-from pathlib import Path
-import trio
-from agent_rl.config.load import load_topology
-from agent_rl.files.leftovers import Janitor
-from actors.runtime.run import run_topology
-path = Path(sys.argv[1])
-if sys.argv[2] == "lifeline":  # what the actors themselves do is to be seen
-    Janitor.started = lambda janitor, group: None
-host = sys.argv[3] if len(sys.argv) > 3 else None
-sys.exit(trio.run(partial(run_topology, load_topology(path), path, host=host, entry_module="fake_entry")))
-"""
+ENTRY = "tests.actors.runtime.fake_entry"
 
 
 class Stage:
@@ -204,11 +53,15 @@ class Stage:
         self.news.bind(str(folder / "news"))
         self.news.settimeout(60)
 
+    def command(self, *words, path=None):
+        """A supervisor of the topology, in a process of its own."""
+        return [sys.executable, "-m", "tests.actors.runtime.swap_host", ENTRY, str(path or self.path), *words]
+
     def topology(self, *, hosts="", **actors):
         text = f'[run]\nname = "demo"\ndirectory = "{self.folder / "run"}"\n[model]\npath = "x"\n[[environments]]\nclass = "maths"\nsettings.files = ["x"]\n'
         text += '[[stages]]\nkind = "sft"\nsteps = 1\n' + hosts
         for role, keys in actors.items():
-            text += f"[actors.{role}]\n" + ('class = "fake_entry:Plain"\n' if "class" not in keys else "") + keys + "\n"
+            text += f"[actors.{role}]\n" + (f'class = "{ENTRY}:Plain"\n' if "class" not in keys else "") + keys + "\n"
         self.path.write_text(text, encoding="utf-8")
         return load_topology(self.path)
 
@@ -225,17 +78,12 @@ class Stage:
 def stage(tmp_path, monkeypatch):
     folder = tmp_path / "s"
     folder.mkdir()
-    (folder / "fake_entry.py").write_text(ENTRY, encoding="utf-8")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "fake_entry", raising=False)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = Stage(folder)
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, which ignores it
     yield made
     signal.signal(signal.SIGHUP, hung_up)
     made.news.close()
-    monkeypatch.delitem(sys.modules, "fake_entry", raising=False)
 
 
 def supervise(stage, topology, during=None, **options):
@@ -246,7 +94,7 @@ def supervise(stage, topology, during=None, **options):
             async with trio.open_nursery() as nursery:
                 if during is not None:
                     nursery.start_soon(during)
-                return await run_topology(topology, stage.path, entry_module="fake_entry", **options)
+                return await run_topology(topology, stage.path, entry_module=ENTRY, **options)
 
     return trio.run(main)
 
@@ -275,7 +123,7 @@ def test_exit_statuses_in_words():
 
 
 def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
-    stage.topology(a="replicas = 2", b='class = "fake_entry:First"\nsettings = { threads = 3 }')
+    stage.topology(a="replicas = 2", b=f'class = "{ENTRY}:First"\nsettings = {{ threads = 3 }}')
     topology = load_topology(stage.path, ["run.seed=4"])
     heard = []
 
@@ -287,11 +135,7 @@ def test_a_signal_drains_and_says_how_to_continue(stage, capsys):
     secret = "environments.0.settings.api_key=hush"
     assert supervise(stage, topology, during, overrides=["run.seed=4", secret]) == 0
     ups = {actor: details for event, actor, _, _, *details in heard if event == "up"}
-    assert ups == {
-        "a.0": ["1", "True", "4"],
-        "a.1": ["1", "True", "4"],
-        "b.0": ["3", "True", "4"],
-    }
+    assert ups == {"a.0": ["1", "True", "4"], "a.1": ["1", "True", "4"], "b.0": ["3", "True", "4"]}
     # b is first by its class' drain_order, though it stands last in the file
     assert next(actor for event, actor, *_ in heard if event == "stopped") == "b.0"
     output = capsys.readouterr().out
@@ -335,7 +179,7 @@ def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, c
         fill(disk)
         topology = topology.model_copy(update={"run": topology.run.model_copy(update={"directory": disk / "run"})})
         with pytest.raises(DiskError, match="cannot be written: No space left on device; make room"):
-            trio.run(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+            trio.run(partial(run_topology, topology, stage.path, entry_module=ENTRY))
 
 
 def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
@@ -355,10 +199,9 @@ def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
 def test_where_sighup_is_ignored_it_stays_so(stage):
     """As nohup starts a command."""
     stage.topology(a="")
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    command = ["nohup", sys.executable, str(script), str(stage.path), "run"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as supervisor:
+    with subprocess.Popen(
+        ["nohup", *stage.command()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as supervisor:
         assert stage.heard()[0] == "up"
         supervisor.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -391,14 +234,11 @@ def test_what_an_actor_writes_to_stderr_is_bounded(stage):
 def test_output_that_fails_ends_no_run(stage, output):
     """Nothing can be shown; the supervisor goes on, restarts what dies, and ends as it is told."""
     stage.topology(a='settings = { behaviour = "crash_once" }')
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, str(script), str(stage.path), "run"]
     with Path("/dev/full").open("w") as full, os.fdopen(write, "w") as closed:
         out = full if output == "a full disk" else closed
-        with subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as supervisor:
+        with subprocess.Popen(stage.command(), stdout=out, stderr=subprocess.PIPE) as supervisor:
             heard = [stage.heard(), stage.heard()]
             supervisor.send_signal(signal.SIGTERM)
             heard.append(stage.heard())
@@ -413,7 +253,7 @@ async def test_cancelling_the_supervisor_leaves_no_process(stage):
     topology = stage.topology(a='replicas = 2\nsettings = { behaviour = "stubborn" }')
     heard = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+        nursery.start_soon(partial(run_topology, topology, stage.path, entry_module=ENTRY))
         heard.extend(await stage.await_news(2))
         nursery.cancel_scope.cancel()
     assert_gone(number for _, _, pid, _, grandchild in heard for number in (pid, int(grandchild)))
@@ -422,10 +262,7 @@ async def test_cancelling_the_supervisor_leaves_no_process(stage):
 @pytest.mark.parametrize("behaviour", ["stubborn", "lifeline"])
 def test_killing_the_supervisor_leaves_no_actor(stage, behaviour):
     topology = stage.topology(a=f'replicas = 2\nsettings = {{ behaviour = "{behaviour}" }}')
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, str(script), str(stage.path), behaviour]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as supervisor:
+    with subprocess.Popen(stage.command(*({behaviour} & {"lifeline"})), stdout=subprocess.DEVNULL) as supervisor:
         heard = [stage.heard(), stage.heard()]
         supervisor.kill()
     if behaviour == "lifeline":
@@ -554,7 +391,7 @@ def test_a_port_for_metrics_that_is_taken_refuses_the_run(stage):
         port = taken.getsockname()[1]
         topology = topology.model_copy(update={"run": topology.run.model_copy(update={"metrics_port": port})})
         with pytest.raises(RunRefused, match=f"run.metrics_port: cannot listen at 127.0.0.1 port {port}"):
-            trio.run(partial(run_topology, topology, stage.path, entry_module="fake_entry"))
+            trio.run(partial(run_topology, topology, stage.path, entry_module=ENTRY))
 
 
 def two_hosts(stage, learner):
@@ -569,7 +406,7 @@ def run_both_hosts(stage, topology, **options):
     codes = {}
 
     async def one(host):
-        codes[host] = await run_topology(topology, stage.path, host=host, entry_module="fake_entry", **options)
+        codes[host] = await run_topology(topology, stage.path, host=host, entry_module=ENTRY, **options)
 
     async def main():
         with trio.fail_after(60):

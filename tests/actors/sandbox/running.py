@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -88,14 +89,20 @@ def named(name: str) -> str:
 def pids(name: str) -> list[int]:
     """The processes of the host that have the name."""
     found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                if alive and (path / "comm").read_text() == f"{name}\n":
-                    found.append(int(path.name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if is_alive(int(path.parent.name)) and path.read_text() == f"{name}\n":
+                found.append(int(path.parent.name))
+    return found
+
+
+def commands(*words: bytes) -> list[int]:
+    """The processes of the host whose command has all these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            said = path.read_bytes()
+            found += [int(path.parent.name)] * all(word in said for word in words)
     return found
 
 
@@ -104,11 +111,22 @@ def living(name: str) -> int:
     return len(pids(name))
 
 
-def is_alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """Z when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "Z"
+
+
+def is_alive(pid: int) -> bool:
+    return state(pid) != "Z"
+
+
+def interpreter_pid(sandbox: Sandbox) -> int:
+    process = sandbox._ready[0]._process
+    assert process is not None
+    return process.pid
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:

@@ -103,9 +103,7 @@ def test_a_memory_bomb_of_32_processes_that_each_keep_their_limit() -> None:
 def test_a_call_that_uses_the_memory_of_all_up_is_told_so() -> None:
     async def main(sandbox: Sandbox) -> None:
         result, killed = await beside(
-            sandbox,
-            "x = []\nwhile True: x.append(bytearray(b'x') * 2**20)",
-            "import os\nos.kill(os.getpid(), 9)",
+            sandbox, "x = []\nwhile True: x.append(bytearray(b'x') * 2**20)", "import os\nos.kill(os.getpid(), 9)"
         )
         assert (result.outcome, "memory of all calls" in result.stderr) == ("memory_limit", True)
         assert killed.outcome in ("killed", "memory_limit")  # the second where both happened at once

@@ -22,27 +22,13 @@ from actors.sandbox.inside.shares import Shares
 from actors.sandbox.inside.slots import NamespaceSlots
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from benchmarks.tool_processes import children_of, processes_of
-from tests.actors.sandbox.running import eventually, is_alive, require, sandboxed, wait_until
+from tests.actors.sandbox.running import eventually, interpreter_pid, is_alive, require, sandboxed, state, wait_until
 
 SPARES = NamespaceSlots.spares
 
 
 pytestmark = pytest.mark.real_time
 strong = partial(sandboxed, "strong")
-
-
-def interpreter_pid(sandbox: Sandbox) -> int:
-    process = sandbox._ready[0]._process
-    assert process is not None
-    return process.pid
-
-
-def state(pid: int) -> str:
-    """Z when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
 
 
 def forked(interpreter: int) -> list[int]:

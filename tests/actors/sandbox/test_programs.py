@@ -21,6 +21,7 @@ from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import is_proxied, relay, wanted
 from tests.actors.gateway.stand import free_port
+from tests.actors.sandbox.running import commands
 from tests.end_to_end.processes import wait_for
 
 pytestmark = pytest.mark.real_time
@@ -80,18 +81,6 @@ async def ran(at: Zygote, folder: Path, code: str, *, most: int = MIB, **more: A
             return told, program
 
 
-def of_this_test(mark: str) -> list[int]:
-    """The processes of the host whose command has the mark."""
-    found = []
-    for each in Path("/proc").iterdir():
-        try:
-            if each.name.isdigit() and mark.encode() in (each / "cmdline").read_bytes():
-                found.append(int(each.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.parametrize("jailed", [True, False])
 async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed: bool) -> None:
     code = "import os; t = open('in/a.txt').read(); open('out.txt', 'w').write(t.upper()); print(os.getcwd()); exit(3)"
@@ -149,7 +138,7 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
     async with zygote(jail()) as at:
         told, program = await ran(at, tmp_path, code)
         assert (told["status"], program.text) == ("status 0", "begun\n")
-        assert of_this_test(f"time.sleep(99)\0{mark}") == []
+        assert commands(f"time.sleep(99)\0{mark}".encode()) == []
 
 
 async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path: Path) -> None:
@@ -361,8 +350,8 @@ async def test_an_owner_that_leaves_ends_the_program(tmp_path: Path) -> None:
     mark = f"mark-{os.getpid()}-left"
     async with zygote(jail()) as at:
         async with at.program(asked(at, tmp_path, f"import time; time.sleep(99) # {mark}")):
-            await trio.to_thread.run_sync(wait_for, lambda: of_this_test(f"# {mark}"), "the program to begin")
-        await trio.to_thread.run_sync(wait_for, lambda: not of_this_test(f"# {mark}"), "the program to end")
+            await trio.to_thread.run_sync(wait_for, lambda: commands(f"# {mark}".encode()), "the program to begin")
+        await trio.to_thread.run_sync(wait_for, lambda: not commands(f"# {mark}".encode()), "the program to end")
 
 
 async def test_a_script_is_loaded_once_and_forks_in_a_jail(tmp_path: Path) -> None:

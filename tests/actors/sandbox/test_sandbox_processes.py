@@ -27,7 +27,17 @@ from actors.sandbox.owner.interpreter import ENDING_SECONDS, WarmUpError, _end
 from actors.sandbox.wire import DONE, NOT_RUN, REPLY
 from agent_rl.files.leftovers import sweep_one
 from benchmarks.tool_processes import zombies_below
-from tests.actors.sandbox.running import eventually, is_alive, live, living, named, require, sandboxed, wait_until
+from tests.actors.sandbox.running import (
+    eventually,
+    interpreter_pid,
+    is_alive,
+    live,
+    living,
+    named,
+    require,
+    sandboxed,
+    wait_until,
+)
 
 pytestmark = pytest.mark.real_time
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,12 +48,6 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where interpreters put their directories in this test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
-
-
-def interpreter_pid(sandbox: Sandbox) -> int:
-    process = sandbox._ready[0]._process
-    assert process is not None
-    return process.pid
 
 
 def test_a_process_that_kill_has_collected_has_ended() -> None:

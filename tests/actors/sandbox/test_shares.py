@@ -13,7 +13,7 @@ from actors.sandbox.inside.shares import FIRST_LOOK_SECONDS, MOST_TASKS, CpuShar
 from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, Hierarchy, in_units
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.wire import NO_VERDICT
-from tests.actors.sandbox.running import eventually, groups_or_skip, named, pids, require, run_with
+from tests.actors.sandbox.running import eventually, groups_or_skip, interpreter_pid, named, pids, require, run_with
 
 COUNTED = """
 import os, resource, time
@@ -165,9 +165,8 @@ def test_each_call_is_in_a_group_of_its_own_with_all_that_it_starts(level: str) 
         assert one != two
         assert one.startswith("call-")
         assert two.startswith("call-")
-        interpreter = sandbox._ready[0]._process
-        assert interpreter is not None
-        assert cpu_group(interpreter.pid) == "interpreters"
+        interpreter = interpreter_pid(sandbox)
+        assert cpu_group(interpreter) == "interpreters"
 
     require(level)
     groups_or_skip("cpu")

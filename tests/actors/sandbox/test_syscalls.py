@@ -8,9 +8,7 @@ import struct
 
 import pytest
 
-from actors.sandbox.isolation.syscalls import (
-    ALLOWED as UNDER_ANY_ARGUMENTS,
-)
+from actors.sandbox.isolation.syscalls import ALLOWED as UNDER_ANY_ARGUMENTS
 from actors.sandbox.isolation.syscalls import (
     ARCHITECTURES,
     CHECKED,

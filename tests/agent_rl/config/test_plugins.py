@@ -291,11 +291,7 @@ def test_an_advantage_beyond_float32_is_refused(module) -> None:
             "Own",
             "chat_format is <class .*; it must be a class derived",
         ),
-        (
-            "actors.kv_scheduler.settings.policy",
-            "Owm",
-            "policy: plugged_.* has no class 'Owm'; did you mean 'Own'",
-        ),
+        ("actors.kv_scheduler.settings.policy", "Owm", "policy: plugged_.* has no class 'Owm'; did you mean 'Own'"),
     ],
 )
 def test_one_that_does_not_fit_is_refused_with_file_and_line(tmp_path: Path, module, key, function, said) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
 from agent_rl.records.continuing import made_with, started_otherwise
-from agent_rl.scheduling.instructions import Assign, OpenGroup
-from agent_rl.scheduling.scheduler import GroupScheduler
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.topology_checks.topology import check_topology, warnings
 from tests import builders
+from tests.agent_rl.scheduling.world import World
 
 HEAD = """[run]
 name = "stages"
@@ -149,28 +149,19 @@ STAGES = [builders.rl_stage(), builders.rl_stage(samples=3, groups_per_step=1, t
 
 
 def test_the_scheduler_samples_and_bounds_each_stage_by_its_own_values() -> None:
-    made = GroupScheduler(
-        seed=0,
-        stages=STAGES,
-        algorithm_of=algorithm_of,
-        problems=lambda stage, number, purpose: builders.problem(number),
-        prompt_tokens=lambda problem: 10,
-    )
-    opened, placed = [], []
+    world = World(stages=STAGES, algorithm_of=algorithm_of)
+    done = []
     for stage in (0, 1):
-        todo = made.policy_published(builders.published(stage, stage=stage, stage_version=stage))
-        todo += made.engine_load(builders.engine_load(total=10_000, version=stage))
-        todo += made.unfinished(GroupsUnfinished(stage, 0, ()))
-        while todo:
-            match todo.pop(0):
-                case OpenGroup(group):
-                    opened.append((stage, group.samples))
-                    todo += made.group_recorded(group.group)
-                case Assign(request):
-                    placed.append((stage, request.sampling.temperature))
-                    todo += made.rollout_done(request.rollout)
-    assert opened == [(0, 4)] * 4 + [(1, 3)]
-    assert placed == [(0, 1.0)] * 16 + [(1, 0.5)] * 3
+        world.policy_published(builders.published(stage, stage=stage, stage_version=stage))
+        world.engine_load(builders.engine_load(total=10_000, version=stage))
+        world.unfinished(GroupsUnfinished(stage, 0, ()))
+        while world.placed:
+            done.append(world.placed[0].request)
+            world.finish(world.placed[0])
+    assert Counter((each.group, each.sampling.temperature) for each in done) == {
+        **{(f"s0-g{number:06d}", 1.0): 4 for number in range(4)},
+        ("s1-g000000", 0.5): 3,
+    }
 
 
 def test_the_filter_closes_the_steps_of_each_stage_by_its_own_sizes() -> None:

@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.environments.arithmetic import (
-    HELD_OUT_SHARE,
-    TEMPLATES,
-    ArithmeticTasks,
-    Operations,
-    overlap,
-    split_of,
-)
+from agent_rl.environments.arithmetic import HELD_OUT_SHARE, TEMPLATES, ArithmeticTasks, Operations, overlap, split_of
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import mixed_tasks
 

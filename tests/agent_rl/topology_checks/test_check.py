@@ -165,8 +165,11 @@ def the_fault(folder, old, new, overrides=()):
     return fault
 
 
-def test_a_sound_topology_has_no_faults(folder):
-    assert check(folder) == []
+def with_data(folder, rows):
+    """The topology with a supervised stage on these rows."""
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
+    return SOUND.replace('[[stages]]\nkind = "rl"', data)
 
 
 def test_demonstrations_of_calls_that_rollouts_cannot_make_are_warned_of(folder, capsys):
@@ -176,9 +179,7 @@ def test_demonstrations_of_calls_that_rollouts_cannot_make_are_warned_of(folder,
 
     other = '{"name": "calculate", "arguments": {}}'
     rows = [row("calculate(1)"), row(other), row(other.replace("late", "or"), [{"role": "system", "content": "Tools"}])]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
-    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
-    _, path = load(folder, SOUND.replace('[[stages]]\nkind = "rl"', data))
+    _, path = load(folder, with_data(folder, rows))
     sound_topology((path,), ())
     unread, unknown = capsys.readouterr().err.splitlines()
     assert "stages.0.data: 1 conversation with calls that no parser reads, as 'chats.jsonl:1'" in unread
@@ -195,9 +196,7 @@ def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, ca
         {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]}
         for user, assistant in said
     ]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    data = '[[stages]]\nkind = "sft"\nsteps = 5\ndata = ["chats.jsonl"]\n\n[[stages]]\nkind = "rl"'
-    text = SOUND.replace("checked_actors:Some", "noted_tasks:Some").replace('[[stages]]\nkind = "rl"', data)
+    text = with_data(folder, rows).replace("checked_actors:Some", "noted_tasks:Some")
     topology, path = load(folder, text)
     assert sound_topology((path,), ()) == topology
     first, second = capsys.readouterr().err.splitlines()
@@ -286,12 +285,6 @@ def test_every_fault_is_reported_in_one_go(folder):
     ]
 
 
-def test_a_fault_from_an_override_says_so(folder):
-    (fault,) = check(folder, overrides=["algorithm.keep=9"])
-    assert fault.line is None
-    assert fault.message.endswith("(from --set)")
-
-
 @pytest.mark.parametrize(
     ("edges", "cycle"),
     [
@@ -314,7 +307,10 @@ def test_held_out_files_are_needed_when_a_stage_evaluates(folder):
     text = SOUND.replace('class = "checked_actors:Some"', "class = 'maths'\nsettings.files = ['train.jsonl']") + stage
     (fault,) = check(folder, text)
     assert (fault.key, fault.message) == ("stages.1.problems", "asks for 2 held-out problems, and there are 0")
-    assert check(folder, text, ["environments.0.settings.evaluation_files=['held_out.jsonl']"]) == []
+    with_files = "environments.0.settings.evaluation_files=['held_out.jsonl']"
+    assert check(folder, text, [with_files]) == []
+    (fault,) = check(folder, text, [with_files, "stages.1.problems=3"])
+    assert (fault.line, fault.message) == (None, "asks for 3 held-out problems, and there are 2 (from --set)")
 
 
 def test_a_sequence_has_room_for_a_prompt_with_the_tools(folder):
@@ -615,12 +611,6 @@ def test_the_needs_count_the_reference_of_a_kl_penalty(folder: Path) -> None:
     assert about() == [f"once more the size of the model, {host}"]
     topology, _ = load(folder)
     assert "reference" not in "\n".join(needs(topology))
-
-
-def test_a_stage_cannot_evaluate_more_problems_than_there_are(folder):
-    stage = '[[stages]]\nkind = "evaluate"\nname = "e"\nproblems = 6\nmax_response_tokens = 5\nmax_turns = 1\n'
-    (fault,) = check(folder, SOUND.replace("[actors", stage + "[actors", 1))
-    assert "asks for 6 held-out problems, and there are 5" in fault.message
 
 
 @pytest.mark.parametrize("directory", ["", "a\0b", "x" * 300, "checked_actors.py"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import textwrap
 from itertools import count
 from pathlib import Path
@@ -17,8 +15,7 @@ from agent_rl.config.source import Fault
 from agent_rl.groups.resampling import made_up_groups, select_paper, sound_selection
 from agent_rl.topology_checks.topology import check_topology
 
-ROOT = Path(__file__).parents[3]
-QUICKSTART = ROOT / "examples" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 ROLES = {
     "filter": ("roc_filter", "from actors.roc_filter import RoCFilter as Base"),
     "scheduler": ("kv_scheduler", "from actors.kv_scheduler import KVScheduler as Base"),
@@ -196,12 +193,7 @@ REFUSED = [
         "rollouts with IndexError: list index out of range (substitute_",
         "",
     ),
-    (
-        "scheduler",
-        "class Mine(Base):\n    def policy(self):\n        return 7\n",
-        "7 is no scheduling policy",
-        "",
-    ),
+    ("scheduler", "class Mine(Base):\n    def policy(self):\n        return 7\n", "7 is no scheduling policy", ""),
     (
         "scheduler",
         """
@@ -215,12 +207,7 @@ REFUSED = [
         "Anywhere: s0-g000000/0/0 is placed on 'rollout_generator.77'; here: rollout_generator.0 (engine_unknown; substitute_",
         "",
     ),
-    (
-        "scheduler",
-        "class Mine(Base):\n    def policy(self): return 1 / 0",
-        "ZeroDivisionError: division by zero",
-        "",
-    ),
+    ("scheduler", "class Mine(Base):\n    def policy(self): return 1 / 0", "ZeroDivisionError: division by zero", ""),
     ("generator", "class Mine(Base):\n    chat_format = dict", "derived from agent_rl.rollout.prompts.ChatFormat", ""),
     (
         "generator",
@@ -294,19 +281,6 @@ def test_an_executor_for_tools_and_one_for_answers_are_sound(folder: Path) -> No
     more = '[actors.tool_executor]\n[actors.checker]\nclass = "actors.tool_executor:ToolExecutor"\n[actors.roc_filter]\nlinks = { checks = "checker" }\n'
     path.write_text(QUICKSTART.read_text() + more)
     assert check_topology(load_topology(path), path) == []
-
-
-def test_the_command_says_it_in_one_line_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from actors.roc_filter import RoCFilter\nclass Mine(RoCFilter):\n    def select(self, group): return ()\n"
-    )
-    (tmp_path / "run.toml").write_text(QUICKSTART.read_text() + '[actors.roc_filter]\nclass = "mine:Mine"\n')
-    command = [sys.executable, "-m", "actors.cli", "run", str(tmp_path / "run.toml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "actors.roc_filter.class: Mine.select fails for a made-up group of 15 rollouts with TypeError: " in line
-    assert line.endswith("(mine.py, line 3)")
 
 
 def test_selections_of_the_package_are_sound_on_every_made_up_group() -> None:

@@ -93,10 +93,7 @@ def test_ranks_alone_are_enough() -> None:
             "model.parallel.tensor: 8 ranks cannot share 4 heads of keys and values of model.initialise",
         ),
         (["actors.learner.ranks=2", "model.parallel.compile=true"], "compile is for one rank"),
-        (
-            [*ON_TWO_HOSTS, "actors.learner.ranks=3"],
-            "3 ranks cannot be shared by 2 hosts: each has as many",
-        ),
+        ([*ON_TWO_HOSTS, "actors.learner.ranks=3"], "3 ranks cannot be shared by 2 hosts: each has as many"),
         (
             [*ON_TWO_HOSTS, "actors.learner.ranks=2", "actors.learner.settings.weights_in='shared_memory'"],
             "weights_in: the ranks write policies together, and are on 2 hosts, which share no memory",

@@ -182,14 +182,7 @@ class World:
     ) -> Running:
         """Start a node with these options of ``Node.run``; without a handler it ignores all messages."""
         events: list[LinkEvent] = []
-        node = Node(
-            name,
-            self.network,
-            registry,
-            incarnation=incarnation,
-            limits=self.limits,
-            on_event=events.append,
-        )
+        node = Node(name, self.network, registry, incarnation=incarnation, limits=self.limits, on_event=events.append)
         running = Running(node, events)
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
