@@ -23,8 +23,8 @@ from agent_rl.models.model_files import weight_count
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
-from tests import builders
 from tests.agent_rl.config.test_stage_settings import HEAD, load
+from tests.agent_rl.learning.trainers import small_trainer
 
 CPU = torch.device("cpu")
 RL = "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n"
@@ -48,8 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **options: Any) -> Trainer:
-    algorithm = builders.algorithm()
-    return Trainer(model, dtype=dtype, compute=compute, device="cpu", algorithm=algorithm, threads=1, seed=0, **options)
+    return small_trainer(model, dtype=dtype, compute=compute, **options)
 
 
 def test_the_other_type_is_taken_only_where_it_is_clearly_faster() -> None:
