@@ -21,9 +21,8 @@ from agent_rl.records.audit import deep_audit
 from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import ROWS, FactRow, SampledRow
+from tests.agent_rl.records.journal_retention_contract import STATES
 from tests.agent_rl.records.report_runs import SyntheticRun
-
-STATES = ("open", "ready", "trained", "evaluated", "dropped")
 
 
 def content(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,6 @@ def test_a_mistake_is_one_line_and_leaves_what_was_there(tmp_path: Path, capsys:
     capsys.readouterr()
     assert exported(directory) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is not what was written" in line
+    assert re.search(r"the payload of s\d-g\d+, sample \d, is not what was written", line)
     assert (directory / "trajectories.jsonl").read_bytes() == before
     assert not list(directory.glob(".*.partial"))

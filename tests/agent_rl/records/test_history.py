@@ -19,9 +19,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import StageEntered
-from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.continuing import remember
 from agent_rl.records.history import (
     Known,
     Mark,
@@ -33,11 +31,9 @@ from agent_rl.records.history import (
     refuse_learner,
 )
 from agent_rl.records.journal import Journal, JournalError, open_journal
-from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import SyntheticRun
-from tests.agent_rl.records.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")
 KNOWN = Known(Path("journal.sqlite"), "ours", 2, 6, 4, frozenset({1}))
@@ -129,10 +125,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "this")
-
-
-def test_a_whole_run_goes_on(run: Run) -> None:
-    run.check()
 
 
 def test_more_steps_for_a_stage_that_has_ended_are_answered_with_how_to_train_on(run: Run) -> None:
@@ -316,29 +308,6 @@ def test_the_run_ends_with_2_before_anything_starts(
 
 def listing(directory: Path) -> list[tuple[str, int]]:
     return sorted((path.name, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize("damage", [truncated, other_text, another_database, zeros_within])
-def test_a_damaged_journal_is_refused(run: Run, damage: Callable[[Path], None]) -> None:
-    damage(run.journal)
-    with pytest.raises(JournalError, match=r"journal\.sqlite: not a usable journal \(.*; put back a whole copy"):
-        run.check()
-
-
-def test_a_locked_journal_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
-    with locked(run.journal), pytest.raises(JournalError, match="is locked by another program"):
-        run.check()
-
-
-def test_the_topology_of_another_run_is_refused(run: Run) -> None:
-    path = run.directory / "topology.json"
-    path.write_text(path.read_text().replace('"run.seed": 0', '"run.seed": 1'))
-    run.check()  # the journal is of this topology
-    with pytest.raises(
-        RunRefused, match=r"topology\.json holds a run that was started with other settings:\n  run.seed: 1 then, 0 now"
-    ):
-        remember(run.topology, run.directory)
 
 
 def test_a_checkpoint_that_is_damaged_or_weights_alone_is_the_learners_to_set_aside(run: Run) -> None:

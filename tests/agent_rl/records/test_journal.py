@@ -23,14 +23,6 @@ class TestRules(JournalContract):
     """Opened, committed, killed and opened again."""
 
 
-def test_a_folder_without_a_journal_and_a_file_that_is_none_are_named(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="no journal here"):
-        audit(tmp_path)
-    (tmp_path / "journal.sqlite").write_bytes(b"not a database, but long enough to look like a file " * 20)
-    with pytest.raises(JournalError, match="not a usable journal"):
-        audit(tmp_path)
-
-
 def test_a_journal_that_is_open_elsewhere_is_not_read_over_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
