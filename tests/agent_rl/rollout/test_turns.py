@@ -19,7 +19,8 @@ from agent_rl.rollout.conversation import Conversation, LoopSpeech, Message, sou
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
-from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS, turn
+from tests.agent_rl.rollout.templates import turn
+from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS
 
 POLICY = PolicyVersion(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)
