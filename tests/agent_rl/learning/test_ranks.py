@@ -19,31 +19,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tensor_files import TensorFiles
 from agent_rl.learning.tiny import initialise_model
+from tests.agent_rl.learning import rank_cases
 
-SCRIPT = Path(__file__).with_name("rank_cases.py")
 GRADIENTS, UPDATES, REPORTS = 1e-5, 1e-2, 1e-5
 """The most by which gradients, changes of weights and figures may differ, relative to one rank's."""
 HALF = 0.05
 """The same for bfloat16, whose gradients are rounded in other places."""
-LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
-CASES = (
-    *LOSSES,
-    "sft",
-    "one_update",
-    "shared",
-    "kl",
-    "lora",
-    "checkpointing",
-    "offload",
-    "poisoned",
-    "poisoned_rank",
-    "poisoned_gradient",
-    "poisoned_updates",
-    "bfloat16",
-)
 SOME = ("grpo", "sft", "lora", "poisoned_rank")
 FEW = ("few", "few_updates")
 """Of steps that have fewer sequences than ranks."""
+CASES = tuple(name for name in rank_cases.CASES if name not in FEW)
 KINDS = ("float32", "bfloat16", "lora")
 
 
@@ -94,7 +79,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, folder: Path, *words: str) -> dict[str, list[float]]:
     """The differences of each case from one rank: of gradients, of updates, of figures. ``words``: LAYOUT CASE..."""
-    command = [sys.executable, str(SCRIPT), str(model), str(folder), *words]
+    command = [sys.executable, str(rank_cases.__file__), str(model), str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

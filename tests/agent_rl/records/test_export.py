@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -15,11 +14,7 @@ from actors.cli.main import main
 from actors.roc_filter.replay import decode_stored
 from agent_rl.records import export as module
 from tests.agent_rl.records.journal_retention_contract import forget
-from tests.agent_rl.records.report_runs import SyntheticRun
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.agent_rl.records.report_runs import SyntheticRun, lines
 
 
 def exported(directory: Path, *options: str) -> int:

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -100,14 +100,7 @@ class Run:
     def checkpoint(self, at: Position, *, step: int) -> None:
         path = self.directory / "checkpoints" / f"version-{at.version:06d}-stage-{at.stage:02d}" / "training"
         path.mkdir(parents=True)
-        kept = Mark(self.run, step).kept()
-        state = {
-            "stage": at.stage,
-            "stage_version": at.stage_version,
-            "version": at.version,
-            "extra": kept,
-            "files": {},
-        }
+        state = asdict(at) | {"extra": Mark(self.run, step).kept(), "files": {}}
         (path / "state.json").write_text(json.dumps(state))
 
     @property

@@ -129,17 +129,13 @@ def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, Chat
     assert chat.stop_tokens == {tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id}
 
 
-def test_a_tokenizer_without_a_template_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("template", "said"), [(None, "no chat template"), ("{{ messages[0]['content'] }}", "leaves out")]
+)
+def test_a_tokenizer_without_a_template_for_all_turns_is_refused(template: str | None, said: str) -> None:
     tokenizer = build_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(PromptError, match="no chat template"):
-        ChatFormat(tokenizer, builders.environments())
-
-
-def test_a_template_that_leaves_out_turns_is_refused() -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(PromptError, match="leaves out"):
+    tokenizer.chat_template = template
+    with pytest.raises(PromptError, match=said):
         ChatFormat(tokenizer, builders.environments())
 
 

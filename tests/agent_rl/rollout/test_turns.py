@@ -100,12 +100,6 @@ def test_an_episode_ends_where_the_environment_ends_it_or_at_its_limits(chat: Ch
         assert len(episode.transcript.replies) == len(answer.messages)
 
 
-def test_a_turn_that_was_cut_off_is_not_put_to_the_environment(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(), chat, observes=True)
-    assert episode.wrote(**{**turn(chat, "10"), "stopped": False}) == ()
-    assert episode.ended == "truncated"
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(("user", "system")), st.text("ab <|>im_end\n", max_size=20)), min_size=1, max_size=3
