@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engines.torch.model import CausalModel, read_weights
 from agent_rl.config.placement import threads_of
-from agent_rl.config.topology import InitialiseModel, SftStage
+from agent_rl.config.topology import SftStage
 from agent_rl.learning import rates
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, product_rate
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.models.devices import Machine, multiplies_bfloat16
 from agent_rl.models.model_files import weight_count
@@ -37,14 +36,6 @@ KINDS: list[tuple[Type, Type]] = [
 SEQUENCES = [torch.arange(7, 60), torch.arange(40, 52), torch.cat([torch.arange(7, 47), torch.arange(60, 70)])]
 WANTED = [torch.arange(53) > 38, torch.arange(12) > 2, torch.arange(50) > 38]
 BATCH = [(list(range(7, 40)), [0] * 8 + [1] * 25), (list(range(30, 50)), [0] * 3 + [1] * 17)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    spec = InitialiseModel(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_size=96)
-    initialise_model(spec, directory, 0)
-    return directory
 
 
 def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **options: Any) -> Trainer:

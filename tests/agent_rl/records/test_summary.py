@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
@@ -14,13 +12,6 @@ from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import MEMORY_KILLS, read_memory_kills, record_memory_kill
 from agent_rl.records.summary import summarise
 from tests.builders import evaluate_stage
-
-
-@pytest.fixture
-def journal(tmp_path: Path):
-    made = Journal(tmp_path / "journal.sqlite")
-    yield made
-    made.close()
 
 
 def a_step(

@@ -125,6 +125,14 @@ def chat_of(template: str) -> tuple[Any, ChatFormat]:
     return tokenizer, made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
 
 
+def chat_with(template: str, prompt: str = "plain") -> tuple[Any, ChatFormat]:
+    """A tokenizer with two of the control tokens, and the format with prompts of ours."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS[:2]})
+    tokenizer.chat_template = template
+    return tokenizer, ChatFormat(tokenizer, testing.environments(prompt))
+
+
 def turn(chat: ChatFormat, written: str | list[int], *, version: int = 0) -> dict[str, Any]:
     """What an engine hands over for a text, or for tokens with the end of the turn."""
     tokens = [*chat._encode(written), chat.end_of_turn] if isinstance(written, str) else written

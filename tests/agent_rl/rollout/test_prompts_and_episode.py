@@ -20,7 +20,7 @@ from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from tests import builders
-from tests.agent_rl.rollout.templates import turn
+from tests.agent_rl.rollout.templates import chat_with, turn
 
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
@@ -39,10 +39,7 @@ def chat() -> ChatFormat:
 
 @pytest.fixture(scope="module", params=["plain", "rstar2"])
 def chatml(request: pytest.FixtureRequest) -> tuple[Any, ChatFormat]:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = CHATML
-    return tokenizer, ChatFormat(tokenizer, builders.environments(request.param))
+    return chat_with(CHATML, request.param)
 
 
 def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: tuple[Any, ChatFormat]) -> None:

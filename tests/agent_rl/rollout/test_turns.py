@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from agent_rl.config.plugins import ContractError
 from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
 from agent_rl.environments.judging import observation
-from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnObserved
 from agent_rl.rollout.conversation import Conversation, LoopSpeech, Message, sound_messages
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
-from tests.agent_rl.rollout.templates import turn
+from tests.agent_rl.rollout.templates import chat_with, turn
 from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS
 
 POLICY = PolicyVersion(1, 4)
@@ -30,13 +29,6 @@ STRICT = (
     "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def chat_with(template: str) -> tuple[Any, ChatFormat]:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = template
-    return tokenizer, ChatFormat(tokenizer, builders.environments())
 
 
 @pytest.fixture(scope="module")
