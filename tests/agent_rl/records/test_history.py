@@ -256,7 +256,9 @@ def other_settings(run: Run) -> None:
         (other_settings, "model.initialise"),
     ],
 )
-def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Run], None], said: str) -> None:
+def test_a_start_that_would_lose_history_is_refused_before_anything_starts(
+    run: Run, harm: Callable[[Run], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     harm(run)
     before = listing(run.directory)
     with pytest.raises(JournalError) as refused:
@@ -264,6 +266,9 @@ def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Ru
     assert said in str(refused.value)
     assert "run.directory" in str(refused.value)
     assert listing(run.directory) == before
+    assert main(["run", str(run.file)]) == 2
+    assert capsys.readouterr().err == f"agent-rl: {refused.value}\n"
+    assert [each for each in listing(run.directory) if not each[0].startswith("supervisor.")] == before
 
 
 @pytest.mark.parametrize(
@@ -285,18 +290,6 @@ def test_a_deep_audit_does_not_call_whole_what_belongs_to_different_histories(
     output = capsys.readouterr()
     assert said in output.out + output.err
     assert "every byte is as it was written" not in output.out
-
-
-@pytest.mark.parametrize("harm", [remove_journal, other_checkpoints, no_checkpoints])
-def test_the_run_ends_with_2_before_anything_starts(
-    run: Run, harm: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    harm(run)
-    before = listing(run.directory)
-    assert main(["run", str(run.file)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"agent-rl: {run.directory}") or "checkpoints/version" in line
-    assert [each for each in listing(run.directory) if not each[0].startswith("supervisor.")] == before
 
 
 def listing(directory: Path) -> list[tuple[str, int]]:

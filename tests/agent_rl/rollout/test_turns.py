@@ -56,14 +56,8 @@ def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(c
         assert episode.ended is None
         episode.observed(answered(answer, state=b"%d" % number), POLICY)
         assert episode.state == b"%d" % number
-    told = [
-        *START,
-        *(
-            m
-            for pair in (("10", "higher"), ("20", "lower"))
-            for m in ({"role": "assistant", "content": pair[0]}, {"role": "user", "content": pair[1]})
-        ),
-    ]
+    said = (("assistant", "10"), ("user", "higher"), ("assistant", "20"), ("user", "lower"))
+    told = [*START, *({"role": role, "content": text} for role, text in said)]
     whole = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert episode.tokens == list(whole)
     made = episode.trajectory(generator="g", seconds=0.0)
