@@ -87,17 +87,7 @@ def test_a_flushed_commit_writes_payloads_before_rows_and_both_to_the_disk(
 
 
 def test_the_checksum_of_a_row_knows_types_and_where_columns_end() -> None:
-    rows = [
-        (1, "a"),
-        ("1", "a"),
-        (1.0, "a"),
-        (True, "a"),
-        (b"1", "a"),
-        (None, "a"),
-        ("None", "a"),
-        ("1a", ""),
-        ("", "1a"),
-    ]
+    rows = [*((value, "a") for value in (1, "1", 1.0, True, b"1", None, "None")), ("1a", ""), ("", "1a")]
     assert len({row_crc(row) for row in rows}) == len(rows)
 
 
