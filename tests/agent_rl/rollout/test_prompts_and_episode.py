@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config.load import load_topology
+from agent_rl.environments.base import Demonstration
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import PolicyVersion, Problem, Sampling, TagCounts
 from agent_rl.models.model_files import ModelFiles
@@ -119,6 +120,9 @@ def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatF
     text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
         assert part in text
+    said = ({"role": "user", "content": builders.problem().text}, {"role": "assistant", "content": ANSWER})
+    shown, _ = chat.demonstration_tokens(Demonstration(builders.problem(), said))
+    assert tokenizer.decode(shown).startswith(text)  # demonstrations are of the same prompt
 
 
 def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, ChatFormat]) -> None:
