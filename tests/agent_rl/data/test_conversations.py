@@ -10,7 +10,6 @@ import pytest
 
 from agent_rl.data.conversations import NoConversation, conversation, try_conversations
 from agent_rl.environments.base import TaskError
-from agent_rl.learning.batching import TOO_MANY, fitting
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.rollout.prompts import ChatFormat
 
@@ -117,9 +116,3 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskError, match="no conversation to train on"):
         try_conversations(["empty.jsonl"], tmp_path, 1)
-
-
-def test_what_does_not_fit_is_passed_over_and_if_nothing_does_it_is_said() -> None:
-    assert list(fitting([([1] * 3, [1] * 3), ([1] * 4, [1] * 4)], 3)) == [([1] * 3, [1] * 3)]
-    with pytest.raises(TaskError, match="more than the model's 2 tokens"):
-        next(fitting((([1] * 3, [1] * 3) for _ in range(TOO_MANY)), 2))

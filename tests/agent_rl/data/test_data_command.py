@@ -126,14 +126,6 @@ def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, c
     assert counts == {"read": 13, "kept": 5, **{f"dropped_{name}": count for name, count in found.items()}}
 
 
-def test_no_more_than_a_few_rows_are_named(tmp_path: Path, capsys: Any) -> None:
-    data = write_rows(tmp_path / "in.jsonl", [{"problem": f"{i}?"} for i in range(2000)])
-    assert main(["data", "convert", data, "--out", str(tmp_path / "out.jsonl")]) == 0
-    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: 2,000 rows without an answer")
-    assert note.endswith(f"{data}:5, ...")
-
-
 def test_columns_that_come_late_are_columns_too(tmp_path: Path, capsys: Any) -> None:
     rows = [{"problem": str(i), "answer": "4"} | ({"lang": "zh"} if i > 2000 else {}) for i in range(2500)]
     out = tmp_path / "out.parquet"

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import huggingface_hub
 import pyarrow as pa
 import pytest
+import yaml
 from huggingface_hub import constants, file_download
 from pyarrow import parquet
 
@@ -26,6 +27,7 @@ from agent_rl.data.fetch import CONVERTED, Request, as_problem, configurations, 
 from agent_rl.data.rows import DataError
 from agent_rl.environments.task_files import read_tasks
 from agent_rl.models.hub import HubError, HubFiles
+from tests.agent_rl.records.report_runs import lines as rows
 
 CARD = """---
 configs:
@@ -88,15 +90,8 @@ class Hub:
         return json.dumps({"id": "org/sums", "sha": self.commit, "siblings": siblings} | self.card()).encode()
 
     def card(self) -> dict[str, object]:
-        main_files = [
-            {"split": "train", "path": "main/train-*"},
-            {"split": "test", "path": ["main/test-00000-of-00001.jsonl"]},
-        ]
-        configs = [
-            {"config_name": "main", "data_files": main_files},
-            {"config_name": "socratic", "data_files": "socratic/all.jsonl"},
-        ]
-        return {"cardData": {"configs": configs}} if self.files.get("README.md") == CARD.encode() else {}
+        whole = self.files.get("README.md") == CARD.encode()
+        return {"cardData": yaml.safe_load(CARD.split("---\n")[1])} if whole else {}
 
 
 @pytest.fixture
@@ -169,10 +164,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
         server.shutdown()
         thread.join()
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def record(path: Path) -> dict[str, object]:

@@ -23,6 +23,7 @@ from agent_rl.data.conversations import (
 )
 from agent_rl.environments.base import TaskError
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
+from tests.agent_rl.data.test_data_command import write_rows
 
 TOOL = {"name": "Tide Table/at", "description": "Tides of a port", "parameters": {"type": "dict", "properties": {}}}
 TOOLACE = {
@@ -168,11 +169,6 @@ def test_another_text_in_brackets_is_no_call(text: str) -> None:
 def test_no_row_of_any_values_raises_anything_else(row: dict[str, Any]) -> None:
     with suppress(NoConversation):
         conversation(row)
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def tool_row(text: str, *, answered: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 from tests import builders
+from tests.agent_rl.learning.trainers import small_trainer
 
 RATE = 1e-3
 """The learning rate: five steps at it move each weight by up to 5e-3, a tenth of what the weights are."""
@@ -191,8 +192,7 @@ def whole_state(trainer: Trainer) -> dict[str, torch.Tensor]:
 def trained(case: str, model: Path, folder: Path, ranks: Ranks) -> tuple[list[torch.Tensor], ...]:
     """The first update's gradients, and what five steps change in the weights; and what each step reports."""
     step, algorithm, given = CASES[case]
-    options = {"dtype": "float32", "device": "cpu", "threads": 1, "seed": 0, "algorithm": algorithm, **given}
-    trainer = Trainer(model, ranks=ranks, **options)
+    trainer = small_trainer(model, ranks=ranks, algorithm=algorithm, **given)
     if isinstance(trainer.reference, StageStart):
         trainer.reference.keep(folder / f"{case}-{ranks.size}.safetensors")
     gradients: list[torch.Tensor] = []
@@ -237,8 +237,7 @@ def checkpointed(case: str, model: Path, folder: Path, ranks: Ranks) -> None:
     """``save:TYPE:TO`` trains two steps and saves; ``load:TYPE:FROM:TO`` loads a checkpoint and saves it again."""
     kind, dtype, *names = case.split(":")
     lora = Lora(rank=4) if dtype == "lora" else None
-    options = {"device": "cpu", "threads": 1, "seed": 0, "algorithm": PLAIN, "lora": lora}
-    trainer = Trainer(model, ranks=ranks, dtype="float32" if lora else dtype, **options)  # type: ignore[arg-type]
+    trainer = small_trainer(model, ranks=ranks, dtype="float32" if lora else dtype, algorithm=PLAIN, lora=lora)
     position = Position(0, 0, 2)
     if kind == "load":
         assert trainer.restore(folder / names[0]) == (position, {"kept": "this"})

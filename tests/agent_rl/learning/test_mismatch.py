@@ -16,32 +16,23 @@ from transformers import AutoModelForCausalLM
 
 from actors.engines.testing import turn
 from actors.engines.torch.engine import TorchEngine
-from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.learning.mismatch import OlderWeights, measure
 from agent_rl.learning.sequences import training_sequences
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.messages import PolicyVersion, TrainingGroup
 from tests import builders
 from tests.agent_rl.learning import reference_loss
 from tests.agent_rl.learning.test_reference_loss import sampled as random_groups
+from tests.agent_rl.learning.trainers import small_trainer
 
 TEMPERATURE = 0.7
 STAGE = builders.rl_stage(learning_rate=3e-2, warmup_steps=0)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
-    initialise_model(spec, directory, 0)
-    return directory
-
-
-def trainer(model: Path, **changes: Any) -> Trainer:
+def trainer(model: Path, mismatch_tokens: int = 1024, **changes: Any) -> Trainer:
     algorithm = builders.algorithm(temperature=TEMPERATURE, max_staleness=1, **changes)
-    return Trainer(model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0)
+    return small_trainer(model, algorithm=algorithm, mismatch_tokens=mismatch_tokens)
 
 
 def sampled(model: Path, weights: Path | None, version: int, *, off: float = 0.0) -> list[TrainingGroup]:
@@ -163,10 +154,7 @@ def test_the_engines_part_of_the_gap_is_told_from_the_policys_move(model: Path, 
 def test_measuring_changes_nothing_that_is_trained(model: Path) -> None:
     ends = []
     for tokens in (0, 1024):
-        algorithm = builders.algorithm(temperature=TEMPERATURE, max_staleness=1)
-        trained = Trainer(
-            model, dtype="float32", device="cpu", algorithm=algorithm, threads=1, seed=0, mismatch_tokens=tokens
-        )
+        trained = trainer(model, tokens)
         stale = sampled(model, None, 0)
         for version in range(2):
             trained.copy_weights(version)

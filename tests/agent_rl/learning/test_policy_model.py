@@ -15,29 +15,20 @@ from actors.engines.base import ModelError
 from actors.engines.torch.model import CausalModel
 from actors.learner import Learner
 from actors.weights.settings import LearnerSettings
-from agent_rl.config.topology import InitialiseModel, Lora, SftStage
+from agent_rl.config.topology import Lora, SftStage
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.records.checkpoint_files import CheckpointError, Position
-from tests import builders
 from tests.actors.topologies import micro
+from tests.agent_rl.learning.trainers import small_trainer
 
 STAGE = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=0)
 BATCH = [([7, 20, 30, 40, 50], [0, 0, 1, 1, 1]), ([8, 21, 31], [0, 1, 1])]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    spec = InitialiseModel(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_size=48)
-    initialise_model(spec, directory, 0)
-    return directory
-
-
 def trainer(model: Path, lora: Lora | None, dtype: str = "float32") -> Trainer:
-    return Trainer(model, dtype=dtype, device="cpu", algorithm=builders.algorithm(), threads=1, seed=0, lora=lora)
+    return small_trainer(model, lora=lora, dtype=dtype)
 
 
 def logprobs_of(trained: Trainer) -> torch.Tensor:

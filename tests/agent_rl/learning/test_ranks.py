@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,28 +19,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tensor_files import TensorFiles
 from agent_rl.learning.tiny import initialise_model
+from tests.agent_rl.learning import rank_cases
 
-SCRIPT = Path(__file__).with_name("rank_cases.py")
 GRADIENTS, UPDATES, REPORTS = 1e-5, 1e-2, 1e-5
 """The most by which gradients, changes of weights and figures may differ, relative to one rank's."""
 HALF = 0.05
 """The same for bfloat16, whose gradients are rounded in other places."""
-LOSSES = ("grpo", "sequence_mean", "dr_grpo", "gspo", "cispo")
-CASES = (
-    *LOSSES,
-    "sft",
-    "one_update",
-    "shared",
-    "kl",
-    "lora",
-    "checkpointing",
-    "offload",
-    "poisoned",
-    "poisoned_rank",
-    "poisoned_gradient",
-    "poisoned_updates",
-    "bfloat16",
-)
+SOME = ("grpo", "sft", "lora", "poisoned_rank")
+FEW = ("few", "few_updates")
+"""Of steps that have fewer sequences than ranks."""
+CASES = tuple(name for name in rank_cases.CASES if name not in FEW)
+KINDS = ("float32", "bfloat16", "lora")
 
 
 SIZES = (
@@ -87,14 +77,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def model(models: Path) -> Path:
-    return models / "plain"
-
-
 def run(model: Path, folder: Path, *words: str) -> dict[str, list[float]]:
     """The differences of each case from one rank: of gradients, of updates, of figures. ``words``: LAYOUT CASE..."""
-    command = [sys.executable, str(SCRIPT), str(model), str(folder), *words]
+    command = [sys.executable, str(rank_cases.__file__), str(model), str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
@@ -112,59 +97,43 @@ def compared(found: dict[str, list[float]], cases: tuple[str, ...]) -> None:
         assert reports <= REPORTS, case
 
 
-def test_two_ranks_compute_what_one_does(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_compute_what_one_does(models: Path, tmp_path: Path) -> None:
     cases = ("one_update", "shared")
-    compared(run(model, tmp_path, "1x2x1", *cases), cases)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["1x2x1", "2x1x1", "1x4x1", "2x2x1", "1x3x1"])
-def test_ranks_compute_what_one_does(model: Path, tmp_path: Path, layout: str) -> None:
-    compared(run(model, tmp_path, layout, *CASES), CASES)
-
-
-@pytest.mark.slow
-def test_a_step_may_have_fewer_sequences_than_ranks(model: Path, tmp_path: Path) -> None:
-    compared(run(model, tmp_path, "1x4x1", "few", "few_updates"), ("few", "few_updates"))
-
-
-@pytest.mark.slow
-def test_two_by_two_ranks_that_share_layers_compute_what_one_does(models: Path, tmp_path: Path) -> None:
-    cases = (*CASES, "few", "few_updates")
-    compared(run(models / "halves", tmp_path, "1x2x2", *cases), cases)
+    compared(run(models / "plain", tmp_path, "1x2x1", *cases), cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "name"),
-    [("2x1x2", "halves"), ("1x1x3", "thirds"), ("1x2x3", "thirds"), *(("1x2x2", kind) for kind in OTHERS)],
+    ("layout", "name", "cases"),
+    [
+        *((layout, "plain", CASES) for layout in ("1x2x1", "2x1x1", "2x2x1", "1x3x1")),
+        *(("1x4x1", "plain", (*CASES, *FEW)), ("1x2x2", "halves", (*CASES, *FEW))),
+        *((layout, "thirds", SOME) for layout in ("1x1x3", "1x2x3")),
+        *(("2x1x2", "halves", SOME), *(("1x2x2", kind, SOME) for kind in OTHERS)),
+    ],
 )
-def test_ranks_that_share_layers_compute_what_one_does(models: Path, tmp_path: Path, layout: str, name: str) -> None:
-    cases = ("grpo", "sft", "lora", "poisoned_rank")
+def test_ranks_compute_what_one_does(
+    models: Path, tmp_path: Path, layout: str, name: str, cases: tuple[str, ...]
+) -> None:
+    """Ranks that have each layer whole, and ranks that share layers."""
     compared(run(models / name, tmp_path, layout, *cases), cases)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
-def test_a_checkpoint_of_four_ranks_is_one_of_two_and_of_one_bit_for_bit(
-    model: Path, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("name", "kind", "layouts"),
+    [
+        *(("plain", kind, ("1x4x1", "1x2x1", "1x1x1", "2x2x1")) for kind in KINDS),
+        *(("halves", kind, ("1x2x2", "1x4x1", "1x1x1", "2x1x2")) for kind in KINDS),
+        ("thirds", "float32", ("1x2x3", "1x1x1", "1x1x3", "1x3x1")),  # whose parts have not the same size
+    ],
+)
+def test_a_checkpoint_of_some_ranks_is_one_of_any_ranks_bit_for_bit(
+    models: Path, tmp_path: Path, name: str, kind: str, layouts: tuple[str, ...]
 ) -> None:
-    resharded(model, tmp_path, kind, "1x4x1", "1x2x1", "1x1x1", "2x2x1")
-    assert len(list((tmp_path / "1x4x1" / "training").glob("rank-*"))) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
-def test_a_checkpoint_of_ranks_that_share_layers_is_one_of_any_ranks_bit_for_bit(
-    models: Path, tmp_path: Path, kind: str
-) -> None:
-    resharded(models / "halves", tmp_path, kind, "1x2x2", "1x4x1", "1x1x1", "2x1x2")
-    assert len(list((tmp_path / "1x2x2" / "training").glob("rank-*"))) == 4
-
-
-@pytest.mark.slow
-def test_parts_of_a_checkpoint_need_not_have_the_same_size(models: Path, tmp_path: Path) -> None:
-    resharded(models / "thirds", tmp_path, "float32", "1x2x3", "1x1x1", "1x1x3", "1x3x1")
+    resharded(models / name, tmp_path, kind, *layouts)
+    ranks = math.prod(map(int, layouts[0].split("x")))
+    assert len(list((tmp_path / layouts[0] / "training").glob("rank-*"))) == ranks
 
 
 def resharded(model: Path, folder: Path, kind: str, *layouts: str) -> None:

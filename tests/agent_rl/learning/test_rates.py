@@ -12,19 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.engines.torch.model import CausalModel, read_weights
 from agent_rl.config.placement import threads_of
-from agent_rl.config.topology import InitialiseModel, SftStage
+from agent_rl.config.topology import SftStage
 from agent_rl.learning import rates
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of, faster, product_rate
-from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.models.devices import Machine, multiplies_bfloat16
 from agent_rl.models.model_files import weight_count
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.topology_checks import model as model_checks
 from agent_rl.topology_checks.model import slow_products
-from tests import builders
 from tests.agent_rl.config.test_stage_settings import HEAD, load
+from tests.agent_rl.learning.trainers import small_trainer
 
 CPU = torch.device("cpu")
 RL = "[[stages]]\nkind = 'rl'\nsteps = 1\nmax_turns = 1\nmax_response_tokens = 8\n"
@@ -39,17 +38,8 @@ WANTED = [torch.arange(53) > 38, torch.arange(12) > 2, torch.arange(50) > 38]
 BATCH = [(list(range(7, 40)), [0] * 8 + [1] * 25), (list(range(30, 50)), [0] * 3 + [1] * 17)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    spec = InitialiseModel(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_size=96)
-    initialise_model(spec, directory, 0)
-    return directory
-
-
 def trainer(model: Path, dtype: Type = "float32", compute: Any = "auto", **options: Any) -> Trainer:
-    algorithm = builders.algorithm()
-    return Trainer(model, dtype=dtype, compute=compute, device="cpu", algorithm=algorithm, threads=1, seed=0, **options)
+    return small_trainer(model, dtype=dtype, compute=compute, **options)
 
 
 def test_the_other_type_is_taken_only_where_it_is_clearly_faster() -> None:

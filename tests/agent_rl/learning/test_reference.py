@@ -13,10 +13,10 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.tiny import initialise_model
-from agent_rl.learning.trainer import Trainer
 from agent_rl.topology_checks.topology import check_topology
 from tests import builders
 from tests.agent_rl.config.test_standard import FIRST
+from tests.agent_rl.learning.trainers import small_trainer
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +32,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(tmp_path: Path, model: Path, *overrides: str) -> list[str]:
     path = tmp_path / "first.toml"
-    path.write_text(FIRST.format(directory=tmp_path / "run"))
-    own = {"model": {"path": str(model)}}
-    text = path.read_text()
+    text = FIRST.format(directory=tmp_path / "run")
     start = text.index("[model")
     end = text.index("\n[", start + 1)
-    path.write_text(f'{text[:start]}[model]\npath = "{own["model"]["path"]}"\n{text[end:]}')
+    path.write_text(f'{text[:start]}[model]\npath = "{model}"\n{text[end:]}')
     return [fault.render("first.toml") for fault in check_topology(load_topology(path, overrides), path, overrides)]
 
 
 def test_a_model_of_other_sizes_and_the_same_tokens_may_be_the_reference(tmp_path: Path, models: Path) -> None:
     kl = ("algorithm.kl.coefficient=0.1", f"algorithm.kl.reference={models / 'b'}")
     assert checked(tmp_path, models / "a", *kl) == []
-    trained = Trainer(
-        models / "a",
-        dtype="float32",
-        device="cpu",
-        algorithm=builders.algorithm(kl={"coefficient": 0.1}),
-        threads=1,
-        seed=0,
-        reference=models / "b",
-    )
+    penalized = builders.algorithm(kl={"coefficient": 0.1})
+    trained = small_trainer(models / "a", algorithm=penalized, reference=models / "b")
     assert isinstance(trained.reference, OtherModel)
 
 
@@ -62,9 +53,7 @@ def test_a_reference_of_another_vocabulary_is_refused_by_check_and_by_the_learne
     message = f"{models / 'a'} has another vocabulary than the model: "
     assert f"algorithm.kl.reference: {message}" in fault
     assert "name a model that has the model's tokenizer" in fault
-    tokenizer = Trainer(
-        models / "bytes", dtype="float32", device="cpu", algorithm=builders.algorithm(), threads=1, seed=0
-    ).tokenizer
+    tokenizer = small_trainer(models / "bytes").tokenizer
     with pytest.raises(TrainingStoppedError, match=f"algorithm.kl.reference: {message}"):
         OtherModel(models / "a", dtype="float32", device="cpu", options=ModelOptions(), tokenizer=tokenizer)
 

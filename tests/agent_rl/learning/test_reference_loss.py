@@ -25,6 +25,7 @@ from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import TrainingGroup, Trajectory
 from tests import builders
 from tests.agent_rl.learning import reference_loss
+from tests.agent_rl.learning.trainers import small_trainer
 
 FAR = 0.5
 """How far the plain gradient descent between updates goes: so far that ratios leave 1, and some the clip range."""
@@ -135,18 +136,8 @@ def test_gradients_and_figures_of_a_step_are_the_references(models: tuple[Path, 
         loss=loss, correction=correction, clip_low=low, clip_high=high, overlong_cache=8, gradient_clip=3.0, **asked
     )
     groups = sampled(seed)
-    trained = Trainer(
-        models[0],
-        dtype="float32",
-        device="cpu",
-        algorithm=algorithm,
-        threads=1,
-        seed=0,
-        options=ModelOptions(logits_mib=logits_mib),
-        reference=models[1],
-        lora=lora,
-        mismatch_tokens=0,
-    )
+    options = {"options": ModelOptions(logits_mib=logits_mib), "lora": lora, "mismatch_tokens": 0}
+    trained = small_trainer(models[0], algorithm=algorithm, reference=models[1], **options)
     trained.model.block = block
     loss_of, rewards = trained.loss, []
 

@@ -10,9 +10,8 @@ import tomli_w
 
 from actors.roc_filter.replay import encode_stored
 from agent_rl.figures import TrainingFigures
-from agent_rl.groups.statistics import RolloutFigures, step_figures
-from agent_rl.messages import GroupOpened, Judgement, PolicyVersion, Problem, ToolCallRecord
-from agent_rl.scheduling.staleness import Step
+from agent_rl.groups.statistics import RolloutFigures
+from agent_rl.messages import Judgement, Problem, ToolCallRecord
 from tests.agent_rl.records.report_runs import BEFORE, RL, SyntheticRun, trajectory
 
 RAN = "window.ran=1"
@@ -97,13 +96,9 @@ class HostileRun(SyntheticRun):
 
     asked = ""
 
-    def _open(self, purpose: Any, *, stage: int = RL, samples: int, problem: int | None = None) -> GroupOpened:
-        number, self._number = self._number, self._number + 1
-        text, name = self.asked, f"s{stage}-g{number:06d}"
-        asked = Problem(text, text, text, text, {"subject": text})
-        group = GroupOpened(name, stage, number, purpose, asked, samples, PolicyVersion(1, self.version))
-        self.journal.open_group(name, stage, number, purpose, encode_stored(group))
-        return group
+    def question(self, number: int) -> Problem:
+        """The text alone."""
+        return Problem(*[self.asked] * 4, {"subject": self.asked})
 
     def one_step(self) -> None:
         """A trained step with two rollouts for each text, and one whose reason for dropping is the text."""
@@ -128,8 +123,7 @@ class HostileRun(SyntheticRun):
             dropped = self._open("train", samples=1)
             self.journal.drop(dropped.group, text or "none", 0.0, self.version, 1)
             decided += [group.group, dropped.group]
-        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained), 1)
-        self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
+        self.close_step(trained, decided, rollouts)
         self.version += 1
 
 

@@ -19,9 +19,9 @@ def view():
     return LiveView("demo", ACTORS, ["warm-up", "rl"], now=100.0)
 
 
-def drawn(shown, now):
-    console = Console(file=io.StringIO(), width=160)
-    console.print(shown.render(now, 160))
+def drawn(shown, now, width=160):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown.render(now, width))
     return console.file.getvalue()
 
 
@@ -145,9 +145,7 @@ def busy():
 
 
 def lines_at(width):
-    out = io.StringIO()
-    Console(file=out, width=width).print(busy().render(601.0, width))
-    return out.getvalue().splitlines()
+    return drawn(busy(), 601.0, width).splitlines()
 
 
 def test_at_every_width_the_table_fits_and_nothing_in_it_is_lost():

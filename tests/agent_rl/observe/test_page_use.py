@@ -13,10 +13,9 @@ import pytest
 
 from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.figures import TrainingFigures
-from agent_rl.groups.statistics import RolloutFigures, step_figures
+from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Branch, ToolCallRecord
 from agent_rl.observe.report import write_report
-from agent_rl.scheduling.staleness import Step
 from benchmarks.browser import CHROMIUM, Browser
 from tests import builders
 from tests.agent_rl.observe.hostile_run import HostileRun
@@ -49,10 +48,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     made = replace(made, branches=(Branch("sub_agent", ()), Branch("compaction", (2,))))
     run.journal.add_trajectory(made.group, 0, 0, made.status, encode_stored(made), judgement(1.0))
-    step = Step(run.version, (made.group,), (made.group,), (), (0,), 1)
     run.journal.ready(made.group, [(0, 0)], [1.0], run.version, 1)
-    rollouts = [RolloutFigures.of(made, group).judged(judgement(1.0))]
-    run.journal.close_step(run.version, RL, [made.group], [made.group], step_figures(rollouts, step))
+    run.close_step([made.group], [made.group], [RolloutFigures.of(made, group).judged(judgement(1.0))])
     run.journal.step_trained(run.version, TrainingFigures(entropy=0.5, policy_gap=0.001))
     return write_report(run.close(), decode_stored).as_uri()
 

@@ -14,16 +14,7 @@ PYTHON = ROOT / ".venv-trackers" / "bin" / "python"
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.exists(), reason="there is no .venv-trackers: make .venv-trackers/installed")
 def test_the_real_libraries_keep_what_they_are_given() -> None:
-    command = [
-        PYTHON,
-        "-m",
-        "pytest",
-        "-q",
-        "-W",
-        "ignore",
-        "-p",
-        "no:cacheprovider",
-        "tests/agent_rl/observe/real_libraries.py",
-    ]
+    options = ("-q", "-W", "ignore", "-p", "no:cacheprovider")
+    command = [PYTHON, "-m", "pytest", *options, "tests/agent_rl/observe/real_libraries.py"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-4000:]

@@ -1,13 +1,11 @@
 """The live table of a run with many replicas: a line for each role, which adds up and says who stands out."""
 
-import io
-
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
 from agent_rl.observe.live import LiveView
 from agent_rl.observe.replicas import FEW
+from tests.agent_rl.observe.test_live import drawn
 from tests.builders import status
 
 COUNT = 300
@@ -32,9 +30,7 @@ def running(count: int = COUNT, heard: float = 100.0) -> LiveView:
 
 
 def lines(view: LiveView, width: int = 80, now: float = 101.0) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width).print(view.render(now, width))
-    return out.getvalue().splitlines()
+    return drawn(view, now, width).splitlines()
 
 
 def text(view: LiveView, width: int = 80, now: float = 101.0) -> str:

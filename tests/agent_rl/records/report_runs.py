@@ -131,12 +131,16 @@ class SyntheticRun:
                 self.journal.ready(group.group, [(sample, 0) for sample in range(len(of))], of, self.version, 1)
             else:
                 self.journal.drop(group.group, "equal_rewards", of[0], self.version, 1)
-        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained), 1)
-        self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
+        self.close_step(trained, decided, rollouts)
         self.wall += 1.0
         self.journal.step_trained(self.version, TrainingFigures(**{"entropy": 0.5, "policy_gap": 0.001, **figures}))
         self.records.step(self.version, self.wall)
         self.version += 1
+
+    def close_step(self, trained: Sequence[str], decided: Sequence[str], rollouts: Sequence[RolloutFigures]) -> None:
+        """The filter closes a step of these groups, of which some are to be trained."""
+        step = Step(self.version, tuple(trained), tuple(decided), (), tuple(0 for _ in trained), 1)
+        self.journal.close_step(self.version, RL, trained, decided, step_figures(rollouts, step))
 
     def evaluate(self, stage: int, rewards: Sequence[float], pieces: Sequence[str] = ("yes",)) -> None:
         """A whole evaluation: the same rewards sampled and greedy."""
@@ -189,11 +193,14 @@ class SyntheticRun:
         self.journal.close()
         return self.directory
 
+    def question(self, number: int) -> Problem:
+        """What a group is asked."""
+        return Problem(f"p{number}", f"What is {number}?", str(number))
+
     def _open(self, purpose: Any, *, stage: int = RL, samples: int, problem: int | None = None) -> GroupOpened:
         number, self._number = self._number, self._number + 1
         name = f"s{stage}-g{number:06d}"
-        asked = number if problem is None else problem
-        question = Problem(f"p{asked}", f"What is {asked}?", str(asked))
+        question = self.question(number if problem is None else problem)
         group = GroupOpened(name, stage, number, purpose, question, samples, PolicyVersion(1, self.version))
         self.journal.open_group(name, stage, number, purpose, encode_stored(group))
         return group
@@ -281,6 +288,11 @@ def plain(words: str) -> str:
     return words.replace("\u202f", " ")
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def metrics(directory: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl."""
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return lines(directory / "metrics.jsonl")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,18 +34,18 @@ def rollout(sample: int, attempt: int, first: int, last: int) -> Trajectory:
 
 
 @pytest.fixture
-def journal(tmp_path: Path):
+def journal(journal: Journal) -> Journal:
     """A group of four in the step at version 7, two of them kept."""
-    made = Journal(tmp_path / "journal.sqlite")
-    made.set_fact(MADE_WITH, json.dumps({"algorithm.keep": 2}))
-    made.open_group(NAME, 0, 0, "train", encode_stored(GROUP))
+    journal.set_fact(MADE_WITH, json.dumps({"algorithm.keep": 2}))
+    journal.open_group(NAME, 0, 0, "train", encode_stored(GROUP))
     for (sample, attempt), (first, last, reward) in SAMPLES.items():
         judgement = None if reward is None else Judgement(reward, success=reward >= 1)
-        made.add_trajectory(NAME, sample, attempt, "", encode_stored(rollout(sample, attempt, first, last)), judgement)
-    made.ready(NAME, KEPT, REWARDS, 5, 1)
-    made.close_step(7, 0, [NAME], [NAME], StepFigures(staleness_limit=2))
-    yield made
-    made.close()
+        journal.add_trajectory(
+            NAME, sample, attempt, "", encode_stored(rollout(sample, attempt, first, last)), judgement
+        )
+    journal.ready(NAME, KEPT, REWARDS, 5, 1)
+    journal.close_step(7, 0, [NAME], [NAME], StepFigures(staleness_limit=2))
+    return journal
 
 
 def faults(journal: Journal) -> list[str]:

@@ -10,6 +10,7 @@ import random
 import shutil
 import sqlite3
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import pytest
 from actors.cli.main import main
 from agent_rl.figures import SelectionFigures
 from agent_rl.records.audit import deep_audit
-from agent_rl.records.checkpoint_files import CheckpointError, checksum_of_state, read_state, verify
+from agent_rl.records.checkpoint_files import CheckpointError, Position, checksum_of_state, read_state, verify
+from agent_rl.records.history import Mark
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import ROWS, FactRow, SampledRow
+from tests.agent_rl.records.journal_retention_contract import STATES
 from tests.agent_rl.records.report_runs import SyntheticRun
-
-STATES = ("open", "ready", "trained", "evaluated", "dropped")
 
 
 def content(path: Path) -> Any:
@@ -154,14 +155,9 @@ def checkpoint(directory: Path) -> Path:
     (folder / "training" / "rank-0").mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(os.urandom(500))
     weights = (folder / "model.safetensors").read_bytes()
-    state = {
-        "stage": 2,
-        "stage_version": 1,
-        "version": step + 1,
-        "optimizer_steps": {"a": 3},
-        "extra": {"history": {"run": run, "step": step}},
-        "files": {"model.safetensors": [len(weights), zlib.crc32(weights)]},
-    }
+    files = {"model.safetensors": [len(weights), zlib.crc32(weights)]}
+    state = asdict(Position(2, 1, step + 1)) | {"optimizer_steps": {"a": 3}, "files": files}
+    state["extra"] = Mark(str(run), step).kept()
     state["checksum"] = checksum_of_state(state)
     (folder / "training" / "state.json").write_text(json.dumps(state))
     return folder

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -14,11 +14,7 @@ from actors.cli.main import main
 from actors.roc_filter.replay import decode_stored
 from agent_rl.records import export as module
 from tests.agent_rl.records.journal_retention_contract import forget
-from tests.agent_rl.records.report_runs import SyntheticRun
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.agent_rl.records.report_runs import SyntheticRun, lines
 
 
 def exported(directory: Path, *options: str) -> int:
@@ -97,6 +93,6 @@ def test_a_mistake_is_one_line_and_leaves_what_was_there(tmp_path: Path, capsys:
     capsys.readouterr()
     assert exported(directory) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is not what was written" in line
+    assert re.search(r"the payload of s\d-g\d+, sample \d, is not what was written", line)
     assert (directory / "trajectories.jsonl").read_bytes() == before
     assert not list(directory.glob(".*.partial"))

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.figures import StepFigures, TrainingFigures
 from agent_rl.messages import StageEntered
-from agent_rl.records import sqlite
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.continuing import remember
 from agent_rl.records.history import (
     Known,
     Mark,
@@ -33,11 +31,9 @@ from agent_rl.records.history import (
     refuse_learner,
 )
 from agent_rl.records.journal import Journal, JournalError, open_journal
-from agent_rl.records.run_directory import RunRefused
 from agent_rl.records.run_records import rebuild
 from tests.agent_rl.records.journal_retention_contract import forget
 from tests.agent_rl.records.report_runs import SyntheticRun
-from tests.agent_rl.records.test_journal_damage import another_database, locked, other_text, truncated, zeros_within
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")
 KNOWN = Known(Path("journal.sqlite"), "ours", 2, 6, 4, frozenset({1}))
@@ -104,14 +100,7 @@ class Run:
     def checkpoint(self, at: Position, *, step: int) -> None:
         path = self.directory / "checkpoints" / f"version-{at.version:06d}-stage-{at.stage:02d}" / "training"
         path.mkdir(parents=True)
-        kept = Mark(self.run, step).kept()
-        state = {
-            "stage": at.stage,
-            "stage_version": at.stage_version,
-            "version": at.version,
-            "extra": kept,
-            "files": {},
-        }
+        state = asdict(at) | {"extra": Mark(self.run, step).kept(), "files": {}}
         (path / "state.json").write_text(json.dumps(state))
 
     @property
@@ -129,10 +118,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "this")
-
-
-def test_a_whole_run_goes_on(run: Run) -> None:
-    run.check()
 
 
 def test_more_steps_for_a_stage_that_has_ended_are_answered_with_how_to_train_on(run: Run) -> None:
@@ -271,7 +256,9 @@ def other_settings(run: Run) -> None:
         (other_settings, "model.initialise"),
     ],
 )
-def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Run], None], said: str) -> None:
+def test_a_start_that_would_lose_history_is_refused_before_anything_starts(
+    run: Run, harm: Callable[[Run], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     harm(run)
     before = listing(run.directory)
     with pytest.raises(JournalError) as refused:
@@ -279,6 +266,9 @@ def test_a_start_that_would_lose_history_is_refused(run: Run, harm: Callable[[Ru
     assert said in str(refused.value)
     assert "run.directory" in str(refused.value)
     assert listing(run.directory) == before
+    assert main(["run", str(run.file)]) == 2
+    assert capsys.readouterr().err == f"agent-rl: {refused.value}\n"
+    assert [each for each in listing(run.directory) if not each[0].startswith("supervisor.")] == before
 
 
 @pytest.mark.parametrize(
@@ -302,43 +292,8 @@ def test_a_deep_audit_does_not_call_whole_what_belongs_to_different_histories(
     assert "every byte is as it was written" not in output.out
 
 
-@pytest.mark.parametrize("harm", [remove_journal, other_checkpoints, no_checkpoints])
-def test_the_run_ends_with_2_before_anything_starts(
-    run: Run, harm: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    harm(run)
-    before = listing(run.directory)
-    assert main(["run", str(run.file)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"agent-rl: {run.directory}") or "checkpoints/version" in line
-    assert [each for each in listing(run.directory) if not each[0].startswith("supervisor.")] == before
-
-
 def listing(directory: Path) -> list[tuple[str, int]]:
     return sorted((path.name, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize("damage", [truncated, other_text, another_database, zeros_within])
-def test_a_damaged_journal_is_refused(run: Run, damage: Callable[[Path], None]) -> None:
-    damage(run.journal)
-    with pytest.raises(JournalError, match=r"journal\.sqlite: not a usable journal \(.*; put back a whole copy"):
-        run.check()
-
-
-def test_a_locked_journal_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
-    with locked(run.journal), pytest.raises(JournalError, match="is locked by another program"):
-        run.check()
-
-
-def test_the_topology_of_another_run_is_refused(run: Run) -> None:
-    path = run.directory / "topology.json"
-    path.write_text(path.read_text().replace('"run.seed": 0', '"run.seed": 1'))
-    run.check()  # the journal is of this topology
-    with pytest.raises(
-        RunRefused, match=r"topology\.json holds a run that was started with other settings:\n  run.seed: 1 then, 0 now"
-    ):
-        remember(run.topology, run.directory)
 
 
 def test_a_checkpoint_that_is_damaged_or_weights_alone_is_the_learners_to_set_aside(run: Run) -> None:

@@ -29,12 +29,6 @@ def test_hosts_that_share_a_directory_count_for_themselves(tmp_path: Path) -> No
     assert next_start(tmp_path, ["b"], lambda: 0.0) == 102
 
 
-def test_a_directory_that_was_removed_counts_on_from_the_clock(tmp_path: Path) -> None:
-    assert next_start(tmp_path, ["a"], lambda: 100.0) == 100
-    (tmp_path / "starts.a").unlink()
-    assert next_start(tmp_path, ["a"], lambda: 200.0) == 200
-
-
 @pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])
 def test_after_a_disk_that_stopped_a_number_is_newer_than_the_file(tmp_path: Path, written: str) -> None:
     file = tmp_path / "starts.a"

@@ -74,16 +74,6 @@ def locked(path: Path) -> Iterator[None]:
         holder.close()
 
 
-def read_everything(path: Path) -> None:
-    journal = Journal(path, read_only=True)
-    try:
-        for stage in range(4):
-            for row in journal.groups(stage=stage, states=("trained", "evaluated", "dropped")):
-                journal.trajectories(row.id)
-    finally:
-        journal.close()
-
-
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -184,15 +174,6 @@ def test_who_reads_sees_what_a_living_writer_has_committed(tmp_path: Path) -> No
     writer.set_fact("stage", "8")
     writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["journal.sqlite"]
-
-
-def test_a_flipped_byte_of_a_payload_is_not_handed_out(directory: Path) -> None:
-    path = max((directory / "journal.trajectories").iterdir())
-    content = path.read_bytes()
-    at = content.rindex(b"yes")
-    path.write_bytes(content[:at] + b"yEs" + content[at + 3 :])
-    with pytest.raises(JournalError, match=r"the payload of s\d-g\d+, sample \d, is not what was written"):
-        read_everything(directory / "journal.sqlite")
 
 
 def test_a_journal_of_another_layout_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -163,13 +163,6 @@ def test_what_is_no_run_of_this_release_is_one_clear_error(tmp_path: Path) -> No
         file.write("not a journal" * 1000)
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
         agent_rl.load_run(tmp_path)
-    (tmp_path / "old").mkdir()
-    journal = Journal(tmp_path / "old" / "journal.sqlite")
-    journal.set_fact("layout", "2")
-    journal.commit()
-    journal.close()
-    with pytest.raises(JournalError, match="was written by another version of agent_rl"):
-        agent_rl.load_run(tmp_path / "old")
 
 
 def test_there_are_twelve_recipes_and_they_run(

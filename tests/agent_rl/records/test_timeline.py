@@ -66,20 +66,25 @@ def test_an_actor_not_heard_of_in_a_row_is_not_in_it() -> None:
     assert timeline.row(2.0, wall=0.0)["actors"] == {}
 
 
-def test_rows_are_shorter_where_reports_come_more_often() -> None:
-    timeline = Timeline(now=0.0, shortest=0.4)
-    assert not timeline.due(0.3)
-    assert timeline.due(0.4)
-
-
-def test_rows_grow_longer_with_the_run() -> None:
-    timeline = Timeline(now=0.0)
-    assert not timeline.due(0.9)
-    assert timeline.due(1.0)
-    late = 20.0 * ROWS_PER_DOUBLING
-    timeline.row(late, wall=0.0)
-    assert not timeline.due(late + 19.0)
-    assert timeline.due(late + 21.0)
+@pytest.mark.parametrize(
+    ("shortest", "last", "actors", "before", "due"),
+    [
+        (1.0, 0.0, 1, 0.9, 1.0),
+        (0.4, 0.0, 1, 0.3, 0.4),  # where reports come more often
+        (1.0, 20.0 * ROWS_PER_DOUBLING, 0, 19.0, 21.0),
+        (1.0, 0.0, 6 * ACTORS_PER_SECOND, 5.9, 6.0),  # the file grows no faster
+    ],
+)
+def test_rows_grow_longer_with_the_run_and_its_actors(
+    shortest: float, last: float, actors: int, before: float, due: float
+) -> None:
+    timeline = Timeline(now=0.0, shortest=shortest)
+    for number in range(actors):
+        timeline.observe(status(0.0, 0.0, actor=f"tool_executor.{number}"), 0.0)
+    if last:
+        timeline.row(last, wall=0.0)
+    assert not timeline.due(last + before)
+    assert timeline.due(last + due)
 
 
 def test_rows_that_a_full_disk_refuses_are_counted_and_the_next_are_written(tmp_path: Path) -> None:
@@ -120,11 +125,3 @@ def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Pa
     shares = [row["actors"]["learner.0"]["busy"] for row in rows if row["actors"]]
     assert shares == [pytest.approx(0.5)] * 6
     assert list(read_timeline(tmp_path / "nowhere")) == []
-
-
-def test_rows_of_many_actors_cover_more_seconds_so_that_the_file_grows_no_faster() -> None:
-    timeline = Timeline(now=0.0)
-    for number in range(6 * ACTORS_PER_SECOND):
-        timeline.observe(status(0.0, 0.0, actor=f"tool_executor.{number}"), 0.0)
-    assert not timeline.due(5.9)
-    assert timeline.due(6.0)

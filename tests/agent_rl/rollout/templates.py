@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from agent_rl import testing
 from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.template import made_format
 
 HERMES = """\
 {%- if tools %}
@@ -103,9 +108,37 @@ CONTROLS = [
 ]
 
 
+SCHEMAS = [tool.schema for tool in testing.environments()["arithmetic"].tools]
+
+
 def tokenizer_with(template: str) -> Any:
     """A tokenizer with the control tokens of all layouts."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS})
     tokenizer.chat_template = template
     return tokenizer
+
+
+def chat_of(template: str) -> tuple[Any, ChatFormat]:
+    """Such a tokenizer, and the format in which the template itself writes prompts, calls and results."""
+    tokenizer = tokenizer_with(template)
+    return tokenizer, made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
+
+
+def chat_with(template: str, prompt: str = "plain") -> tuple[Any, ChatFormat]:
+    """A tokenizer with two of the control tokens, and the format with prompts of ours."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": CONTROLS[:2]})
+    tokenizer.chat_template = template
+    return tokenizer, ChatFormat(tokenizer, testing.environments(prompt))
+
+
+def turn(chat: ChatFormat, written: str | list[int], *, version: int = 0) -> dict[str, Any]:
+    """What an engine hands over for a text, or for tokens with the end of the turn."""
+    tokens = [*chat._encode(written), chat.end_of_turn] if isinstance(written, str) else written
+    return {
+        "tokens": np.array(tokens, dtype=np.int32),
+        "logprobs": np.full(len(tokens), -0.1, dtype=np.float32),
+        "policies": np.tile(np.array([[1, version]], dtype=np.int32), (len(tokens), 1)),
+        "stopped": True,
+    }

@@ -28,6 +28,7 @@ from agent_rl.rollout.completed import runs_of, token_by_token, turn_check
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
 from tests import builders
+from tests.agent_rl.rollout.templates import turn
 from tests.agent_rl.rollout.test_prompts_and_episode import CALL
 from transport import Registry
 from transport.codec import decode, encode
@@ -131,11 +132,9 @@ def test_runs_of_policies_and_policies_token_by_token_are_inverse(policies: list
 def completed(count: int, **sampling: Any) -> Episode:
     made = episode(**sampling)
     for number in range(count):
-        tokens = np.array([*CHAT._encode(CALL), CHAT.end_of_turn], dtype=np.int32)
-        logprobs = np.full(len(tokens), -0.1 - number, dtype=np.float32)
-        policies = np.ones((len(tokens), 2), np.int32)
-        turn = {"tokens": tokens, "logprobs": logprobs, "policies": policies, "stopped": True}
-        play(made, {"turn": turn, "answers": ["4"], "states": {"a": b"%d" % number}, "policy": (1, 1)})
+        wrote = turn(CHAT, CALL, version=1)
+        wrote["logprobs"] -= number
+        play(made, {"turn": wrote, "answers": ["4"], "states": {"a": b"%d" % number}, "policy": (1, 1)})
         made.complete(1.0)
     return made
 
@@ -143,7 +142,7 @@ def completed(count: int, **sampling: Any) -> Episode:
 def test_a_turn_holds_the_snapshots_it_changed_and_the_time_since_the_rollout_began() -> None:
     made = completed(2)
     made.tool_states["b"] = b"new"
-    play(made, {"turn": {"tokens": np.array([CHAT.end_of_turn], np.int32), "logprobs": np.zeros(1, np.float32), "policies": np.ones((1, 2), np.int32), "stopped": True}, "answers": ["?"], "state": b"", "policy": (1, 1)})  # fmt: skip
+    play(made, {"turn": turn(CHAT, "", version=1), "answers": ["?"], "state": b"", "policy": (1, 1)})
     assert made.complete(3.0).tool_states == {"b": b"new"}
     moved = episode()
     moved.resume(made.completed)

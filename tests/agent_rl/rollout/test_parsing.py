@@ -23,14 +23,11 @@ def only_error(text: str) -> str:
     return found.error
 
 
-def test_calls_are_found_in_order_among_text() -> None:
+def test_calls_are_found_in_order_among_text_and_space_and_further_keys_do_no_harm() -> None:
     text = "<reason>hm</reason>" + call(arguments={"code": "print(1)"}) + "and\n" + call("search", {}) + "<answer>"
     assert parse_calls(text) == (ParsedCall("python", {"code": "print(1)"}), ParsedCall("search", {}))
     assert parse_calls("no call, only </tool_call>") == ()
     assert parse_calls("") == ()
-
-
-def test_space_around_the_object_and_further_keys_do_no_harm() -> None:
     assert parse_calls('<tool_call>\n {"name": "f", "arguments": {}} \n</tool_call>') == (ParsedCall("f", {}),)
     assert parse_calls(call("f", {}, id=3)) == (ParsedCall("f", {}),)
 

@@ -21,6 +21,7 @@ from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from tests import builders
+from tests.agent_rl.rollout.templates import chat_with, turn
 
 CALL = (
     '<tool_call>{"name": "python_code_with_standard_io", "arguments": {"code": "print(2+2)", "input": ""}}</tool_call>'
@@ -39,21 +40,7 @@ def chat() -> ChatFormat:
 
 @pytest.fixture(scope="module", params=["plain", "rstar2"])
 def chatml(request: pytest.FixtureRequest) -> tuple[Any, ChatFormat]:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = CHATML
-    return tokenizer, ChatFormat(tokenizer, builders.environments(request.param))
-
-
-def turn(chat: ChatFormat, text: str, *, version: int = 0) -> dict[str, Any]:
-    """What an engine would hand over for this text."""
-    tokens = np.array([*chat._encode(text), chat.end_of_turn], dtype=np.int32)
-    return {
-        "tokens": tokens,
-        "logprobs": np.full(len(tokens), -0.1, dtype=np.float32),
-        "policies": np.tile(np.array([[1, version]], dtype=np.int32), (len(tokens), 1)),
-        "stopped": True,
-    }
+    return chat_with(CHATML, request.param)
 
 
 def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: tuple[Any, ChatFormat]) -> None:
@@ -133,6 +120,9 @@ def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatF
     text = tokenizer.decode(chat.prompt_tokens(builders.problem()))
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
         assert part in text
+    said = ({"role": "user", "content": builders.problem().text}, {"role": "assistant", "content": ANSWER})
+    shown, _ = chat.demonstration_tokens(Demonstration(builders.problem(), said))
+    assert tokenizer.decode(shown).startswith(text)  # demonstrations are of the same prompt
 
 
 def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, ChatFormat]) -> None:
@@ -140,30 +130,13 @@ def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, Chat
     assert chat.stop_tokens == {tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id}
 
 
-def test_demonstrations_train_on_what_the_assistant_writes_alone(chat: ChatFormat) -> None:
-    messages = [
-        {"role": "user", "content": "What is 2 + 2?"},
-        {"role": "assistant", "content": CALL},
-        {"role": "user", "content": "<tool_response>4</tool_response>"},
-        {"role": "assistant", "content": ANSWER},
-    ]
-    tokens, mask = chat.demonstration_tokens(Demonstration(builders.problem(), tuple(messages)))
-    trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
-    assert trained == f"{CALL}<|end|>{ANSWER}<|end|>"
-    assert tokens[: len(chat.prompt_tokens(builders.problem()))] == chat.prompt_tokens(builders.problem())
-
-
-def test_a_tokenizer_without_a_template_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("template", "said"), [(None, "no chat template"), ("{{ messages[0]['content'] }}", "leaves out")]
+)
+def test_a_tokenizer_without_a_template_for_all_turns_is_refused(template: str | None, said: str) -> None:
     tokenizer = build_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(PromptError, match="no chat template"):
-        ChatFormat(tokenizer, builders.environments())
-
-
-def test_a_template_that_leaves_out_turns_is_refused() -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(PromptError, match="leaves out"):
+    tokenizer.chat_template = template
+    with pytest.raises(PromptError, match=said):
         ChatFormat(tokenizer, builders.environments())
 
 

@@ -14,19 +14,12 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
 from agent_rl.rollout.said import GatewaySpeech, Unfolding, messages_of, said_in, spoken, spoken_so_far
-from agent_rl.rollout.template import made_format
-from tests.agent_rl.rollout.templates import CONTROLS, HERMES, LLAMA, MISTRAL, THINKING, tokenizer_with
+from tests.agent_rl.rollout.templates import CONTROLS, HERMES, LLAMA, MISTRAL, SCHEMAS, THINKING, chat_of
 
-SCHEMAS = [tool.schema for tool in testing.environments()["arithmetic"].tools]
 TOOLS = json.dumps(SCHEMAS)
 NAME = SCHEMAS[0]["function"]["name"]
 CALL = SaidCall(NAME, '{"code": "print(1 < 2)"}')
 QUESTION, SYSTEM = Said("user", "What is 1 + 1?"), Said("system", "Be brief.")
-
-
-def chat_of(template: str) -> tuple[Any, ChatFormat]:
-    tokenizer = tokenizer_with(template)
-    return tokenizer, made_format(ChatFormat, tokenizer, testing.environments("template"), {"arithmetic": SCHEMAS})
 
 
 def whole(tokenizer: Any, said: list[Said]) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import normalizers
 from transformers import AddedToken
@@ -21,28 +20,22 @@ from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
 from agent_rl.rollout.template import made_format
-from tests.agent_rl.rollout.templates import CONTROLS, FORGETTING, HERMES, LLAMA, MISTRAL, THINKING, tokenizer_with
+from tests.agent_rl.rollout.templates import (
+    CONTROLS,
+    FORGETTING,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    SCHEMAS,
+    THINKING,
+    chat_of,
+    tokenizer_with,
+    turn,
+)
 
 PYTHON = "python_code_with_standard_io"
 PROBLEM = testing.problem()
 QUESTION = {"role": "user", "content": PROBLEM.text}
-SCHEMAS = [tool.schema for tool in testing.environments()["arithmetic"].tools]
-
-
-def chat_of(template: str) -> tuple[Any, ChatFormat]:
-    tokenizer, environments = tokenizer_with(template), testing.environments("template")
-    return tokenizer, made_format(ChatFormat, tokenizer, environments, {"arithmetic": SCHEMAS})
-
-
-def turn(tokens: list[int]) -> dict[str, Any]:
-    """A turn of the model, as an engine returns it."""
-    count = len(tokens)
-    return {
-        "tokens": np.array(tokens, dtype=np.int32),
-        "logprobs": np.full(count, -0.1, dtype=np.float32),
-        "policies": np.tile(np.array([[1, 0]], dtype=np.int32), (count, 1)),
-        "stopped": True,
-    }
 
 
 def asked(*codes: str, content: str = "", ids: str = "abcdefgh") -> dict[str, Any]:
@@ -93,14 +86,14 @@ def test_an_episode_is_token_for_token_what_the_template_makes_of_the_whole(
     for number, codes in enumerate(turns):
         ids = f"turn{number}abc"
         messages.append(asked(*codes, content=content, ids=ids))
-        calls = episode.wrote(**turn(written(tokenizer, chat, messages)))
+        calls = episode.wrote(**turn(chat, written(tokenizer, chat, messages)))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list(codes)
         results = [f'{{"a": {code!r}}}\n' for code in codes]
         episode.responded(results, [testing.call() for _ in codes], PolicyVersion(1, 0))
         messages += answered(*results, ids=ids)
         assert episode.tokens == whole(tokenizer, messages)
     messages.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
-    assert episode.wrote(**turn(written(tokenizer, chat, messages))) == ()
+    assert episode.wrote(**turn(chat, written(tokenizer, chat, messages))) == ()
     assert episode.ended == "finished"
     assert episode.transcript.texts[-1].strip() == messages[-1]["content"]
     assert episode.transcript.texts[0].startswith(content)
@@ -111,22 +104,12 @@ def test_templates_that_keep_turns_with_calls_show_no_difference(template: str) 
     assert chat_of(template)[1].differences() == []
 
 
-def test_nothing_of_ours_is_in_the_prompt() -> None:
-    tokenizer, chat = chat_of(LLAMA)
-    prompt = chat.decode(chat.prompt_tokens(PROBLEM))
-    assert "<tool_response>" not in prompt
-    assert "<answer>" not in prompt
-    assert prompt == tokenizer.apply_chat_template(
-        [QUESTION], tools=SCHEMAS, add_generation_prompt=True, tokenize=False
-    )
-
-
 def test_a_prefill_is_part_of_the_prompt_and_of_the_turns_text() -> None:
     _, chat = chat_of(THINKING)
     assert chat.prefill == "<think>\n"
     assert chat.decode(chat.prompt_tokens(PROBLEM)).endswith("<|im_start|>assistant\n<think>\n")
     episode = Episode(testing.request(problem=PROBLEM), chat)
-    episode.wrote(**turn([*chat._encode("hm\n</think>4"), chat.end_of_turn]))
+    episode.wrote(**turn(chat, "hm\n</think>4"))
     assert episode.transcript.texts == ("<think>\nhm\n</think>4",)
 
 
@@ -137,7 +120,7 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
     episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     before = episode.tokens
     first = [*chat._encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
-    episode.wrote(**turn(first))
+    episode.wrote(**turn(chat, first))
     episode.responded(["1"], [testing.call()], PolicyVersion(1, 0))
     assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
     end = chat.decode(episode.tokens[len(before) + len(first) :])
@@ -156,7 +139,7 @@ def test_tools_that_move_to_the_last_message_refuse_environments_that_answer() -
 def test_errors_of_malformed_calls_are_results_too() -> None:
     tokenizer, chat = chat_of(HERMES)
     episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
-    (call,) = episode.wrote(**turn([*chat._encode("<tool_call>{</tool_call>"), chat.end_of_turn]))
+    (call,) = episode.wrote(**turn(chat, "<tool_call>{</tool_call>"))
     assert isinstance(call, MalformedCall)
     episode.responded([call.error], [testing.call("malformed")], PolicyVersion(1, 0))
     assert tokenizer.decode(episode.tokens).count("<tool_response>\nError: ") == 1
@@ -205,7 +188,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_answered_by_one_error() -> None:
     request = testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9))
     for limit, texts in ((2, 2), (4, 4), (None, 4)):
         episode = Episode(request, chat, calls_per_turn=limit)
-        calls = episode.wrote(**turn([*chat._encode("".join(map(call_text, "1234"))), chat.end_of_turn]))
+        calls = episode.wrote(**turn(chat, "".join(map(call_text, "1234"))))
         assert [call.arguments["code"] for call in calls if isinstance(call, ParsedCall)] == list("1234")[:texts]
         errors = [call.error for call in calls if isinstance(call, MalformedCall)]
         assert len(errors) == (limit == 2)

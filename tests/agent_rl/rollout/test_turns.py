@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from agent_rl.config.plugins import ContractError
 from agent_rl.environments.base import SNAPSHOT_BYTES, Observation
 from agent_rl.environments.judging import observation
-from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import EnvironmentMessage, PolicyVersion, Sampling, TurnObserved
 from agent_rl.rollout.conversation import Conversation, LoopSpeech, Message, sound_messages
 from agent_rl.rollout.episode import Episode, Strand
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from tests import builders
-from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS, turn
+from tests.agent_rl.rollout.templates import chat_with, turn
+from tests.agent_rl.rollout.test_prompts_and_episode import CHATML, FORGETS
 
 POLICY = PolicyVersion(1, 4)
 SAMPLING = Sampling(1.0, 200, 3)
@@ -29,13 +29,6 @@ STRICT = (
     "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def chat_with(template: str) -> tuple[Any, ChatFormat]:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = template
-    return tokenizer, ChatFormat(tokenizer, builders.environments())
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +56,8 @@ def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(c
         assert episode.ended is None
         episode.observed(answered(answer, state=b"%d" % number), POLICY)
         assert episode.state == b"%d" % number
-    told = [
-        *START,
-        *(
-            m
-            for pair in (("10", "higher"), ("20", "lower"))
-            for m in ({"role": "assistant", "content": pair[0]}, {"role": "user", "content": pair[1]})
-        ),
-    ]
+    said = (("assistant", "10"), ("user", "higher"), ("assistant", "20"), ("user", "lower"))
+    told = [*START, *({"role": role, "content": text} for role, text in said)]
     whole = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert episode.tokens == list(whole)
     made = episode.trajectory(generator="g", seconds=0.0)
@@ -97,12 +84,6 @@ def test_an_episode_ends_where_the_environment_ends_it_or_at_its_limits(chat: Ch
         assert episode.ended == status
         assert (len(episode.tokens) == length) is (status is not None)  # what no turn follows is not appended
         assert len(episode.transcript.replies) == len(answer.messages)
-
-
-def test_a_turn_that_was_cut_off_is_not_put_to_the_environment(chat: ChatFormat) -> None:
-    episode = Episode(builders.request(), chat, observes=True)
-    assert episode.wrote(**{**turn(chat, "10"), "stopped": False}) == ()
-    assert episode.ended == "truncated"
 
 
 @given(
