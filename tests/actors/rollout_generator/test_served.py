@@ -206,6 +206,8 @@ async def test_turns_of_an_earlier_process_are_given_in_their_order_then_new_one
         assert (len(at.engine.requests), at.where) == (1, "0")
         await at.says("Before: {2}")
         assert at.where == "3compaction"
+        again = await at.says("Go.")
+        assert (at.where, again.prompt.tolist()) == ("4again", before[0].prompt.tolist())
     async with agent(list(kept)) as at:
         assert len((await at.says("Go.", count=2, max_tokens=60)).choices) == 2
         assert len(at.engine.requests) == 2, "several turns are no turn of the earlier process"

@@ -27,6 +27,7 @@ def test_hosts_that_share_a_directory_count_for_themselves(tmp_path: Path) -> No
     assert next_start(tmp_path, ["b"], lambda: 50.0) == 50
     assert next_start(tmp_path, ["a", "b"], lambda: 0.0) == 101  # both from one supervisor
     assert next_start(tmp_path, ["b"], lambda: 0.0) == 102
+    assert next_start(tmp_path, ["a", "b"], lambda: 0.0) == 103
 
 
 @pytest.mark.parametrize("written", ["", "many", "9" * 30, str(1 << 50)])

@@ -253,9 +253,10 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_power_is_lost_behind_two_steps(trained: bool) -> None:
-    """Both count a group that was dropped; the first is trained, or not."""
+@pytest.mark.parametrize("then", ["is_trained", "leaves_the_stage", "loses_power"])
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_two_steps_of_which_some_are_trained(trained: int, then: str) -> None:
+    """Both count a group that was dropped. The first may be trained twice."""
     life = Life()
     for which in range(len(life.groups)):
         life.ends(which=which, sample=1, attempt=0, reward=1.0)
@@ -264,8 +265,9 @@ def test_power_is_lost_behind_two_steps(trained: bool) -> None:
         life.is_dropped(which=0, counted=True, success=0.0)
         life.is_ready(which=0, oldest=0)
         life.closes()
-    if trained:
-        life.is_trained(which=0, replayed=False, skipped=False)
-    life.loses_power(part=0.0)
+    for again in range(trained):
+        life.is_trained(which=0, replayed=bool(again), skipped=False)
+    given = {"is_trained": {"which": 0, "replayed": False, "skipped": True}, "loses_power": {"part": 0.0}}
+    getattr(life, then)(**given.get(then, {}))
     life.agrees()
     life.teardown()
