@@ -33,7 +33,7 @@ from pathlib import Path
 LIMIT = 120.0
 """Seconds that the tests of a mutant may take; a mutant with slower ones names its own ``limit``."""
 PYTEST = (
-    *("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-x", "-q", "--no-header", "--tb=no", "--ff", "-p", "no:xdist"),  # neighbours are found by the same test
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plugins that were imported before the fork
 )
 FOUND, SURVIVED, HANGS, BROKEN = "found", "survived", "do not end", "cannot be collected or crash"
