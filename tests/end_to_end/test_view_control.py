@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.browser import CHROMIUM, Browser
-from tests.actors.test_viewer import page_processes
+from tests.actors.sandbox.running import commands
 from tests.end_to_end.processes import (
     CALLS_TOOLS,
     ROOM,
@@ -113,13 +113,13 @@ def test_the_page_that_a_run_offers_ends_with_it_even_when_the_run_is_killed(tmp
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         address = next(line for line in process.stdout if "look at it in a browser" in line).split()[-1]
-        assert page_processes(directory) == []
+        assert commands(b"--descriptor", bytes(directory)) == []
         with urllib.request.urlopen(address, timeout=SECONDS) as page:
             assert "connect-src 'self'" in page.read().decode()
-        assert len(page_processes(directory)) == 1
+        assert len(commands(b"--descriptor", bytes(directory))) == 1
         process.kill()
         process.communicate()
-    wait_for(lambda: page_processes(directory) == [], "the page to end")
+    wait_for(lambda: commands(b"--descriptor", bytes(directory)) == [], "the page to end")
 
 
 SAID = "(document.querySelector('.changes li')?.textContent ?? '')"
