@@ -57,9 +57,9 @@ lock:
 train: install
 	$(BIN)/agent-rl run examples/quickstart.toml
 
-# Two tests at a time: most of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
+# Three tests at a time: many of them wait for processes of their own. `make test-all` draws new examples for hypothesis.
 test: install
-	$(PYTEST) -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -n 3 --dist worksteal -m "not slow"
 
 # Do the tests of a room find the faults of tests/mutants.toml? In a copy of the checkout, one after the other.
 mutants: install

@@ -28,6 +28,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 LIMIT = 120.0
@@ -92,6 +93,12 @@ class Listed:
         return twice + [fault for each in self.mutants if (fault := misplaced(each, self.rooms, root))]
 
 
+@cache
+def parsed(text: str) -> str:
+    """A module without its white space and comments."""
+    return ast.dump(ast.parse(text))
+
+
 def misplaced(mutant: Mutant, rooms: dict[str, list[str]], root: Path) -> str:
     """Why the list is wrong about a mutant; empty where it is right."""
     path = root / mutant.file
@@ -103,7 +110,7 @@ def misplaced(mutant: Mutant, rooms: dict[str, list[str]], root: Path) -> str:
     if (times := text.count(mutant.old)) != 1:
         return f"{mutant.name}: its old text stands {times} times in the file; name a text that stands there once"
     try:
-        changed, same = ast.dump(ast.parse(text.replace(mutant.old, mutant.new))), ast.dump(ast.parse(text))
+        changed, same = ast.dump(ast.parse(text.replace(mutant.old, mutant.new))), parsed(text)
     except SyntaxError as error:
         return f"{mutant.name}: the file with its new text is no Python: {error}"
     return f"{mutant.name}: its new text changes nothing" if changed == same else ""
@@ -216,9 +223,12 @@ def main() -> int:
     parser.add_argument("--list", type=Path, default=here.with_name("mutants.toml"))
     parser.add_argument("--root", type=Path, default=here.parents[1], help="the checkout")
     parser.add_argument("--only", default="", help="mutants with this text in their room, file or fault")
+    parser.add_argument("--part", type=int, default=None, help="one half of the rooms, 0 or 1; both by default")
     given = parser.parse_args()
     listed = Listed.read(given.list)
     chosen = [each for each in listed.mutants if given.only in f"{each.room} {each.name}"]
+    if given.part is not None:
+        chosen = [each for each in chosen if each.room in [*listed.rooms][given.part :: 2]]
     report = examine(replace(listed, mutants=chosen), given.root)
     for fault in report.faults:
         print(f"FAULT: {fault}")

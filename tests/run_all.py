@@ -19,13 +19,14 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[1]
-TWO = ("-n", "2", "--dist", "worksteal")
+TWO, THREE = (("-n", count, "--dist", "worksteal") for count in "23")
 NEW = ("--hypothesis-profile", "explore", "--trio-seed", str(random.randrange(10**6)))
 STEPS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {"fast tests, new examples": (".venv", "-m", "pytest", *TWO, "-m", "not slow", *NEW)},
+    {"fast tests, new examples": (".venv", "-m", "pytest", *THREE, "-m", "not slow", *NEW)},
     {"slow tests": (".venv", "-m", "pytest", *TWO, "-m", "slow")},
     {
-        "mutants": (".venv", "tests/mutants.py"),
+        "mutants of one half of the rooms": (".venv", "tests/mutants.py", "--part", "0"),
+        "mutants of the other": (".venv", "tests/mutants.py", "--part", "1"),
         "oldest transformers": (
             *(".venv-oldest", "-m", "pytest", "-m", "not slow", "tests/actors/engines", "tests/actors/weights"),
             *("tests/actors/learner", "tests/agent_rl/learning", "tests/agent_rl/rollout"),

@@ -44,6 +44,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []
 
 
+@pytest.mark.slow
 def test_broken_links_break_the_build_and_are_named(tmp_path: Path) -> None:
     for path in ROOT.iterdir():
         if path.name in {"README.md", "CONTRIBUTING.md", "actors", "benchmarks", "examples", "tests"}:

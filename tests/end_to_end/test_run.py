@@ -103,6 +103,7 @@ def finish_both(main: subprocess.Popen[str], other: subprocess.Popen[str]) -> Sa
     return said
 
 
+@pytest.mark.slow
 def test_hosts_that_share_no_disk_train_together_and_one_tracker_that_fails_disturbs_nothing(tmp_path: Path) -> None:
     first, second = port_blocks(2)
     path, directory = write_two_hosts(tmp_path, (first, second))

@@ -424,6 +424,7 @@ async def test_bfloat16_is_near_the_reference(tmp_path: Path) -> None:
             assert abs(result.logprobs - expected).mean() < 0.2
 
 
+@pytest.mark.slow
 def test_weights_that_are_sent(tmp_path: Path) -> None:
     trio.run(check_sent_weights, new_subject(tmp_path))
 

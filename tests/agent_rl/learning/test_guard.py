@@ -59,6 +59,7 @@ def test_a_fault_is_found_at_once_and_named(name: str, pairs: dict[bool, Pair]) 
     assert all(torch.equal(tensor, weights[name]) for name, tensor in pair.model.trained().items())
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_what_is_found_and_what_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def compared(found: dict[str, list[float]], cases: tuple[str, ...]) -> None:
         assert reports <= REPORTS, case
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_does(models: Path, tmp_path: Path) -> None:
     cases = ("one_update", "shared")
     compared(run(models / "plain", tmp_path, "1x2x1", *cases), cases)
