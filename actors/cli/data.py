@@ -24,7 +24,9 @@ from agent_rl.data.conversations import (
     chat_format_of,
     conversation,
     row_fault,
+    spells_out,
     tool_turn_without_call,
+    written,
 )
 from agent_rl.data.demonstrations import demonstration
 from agent_rl.data.fetch import Request
@@ -39,6 +41,8 @@ from agent_rl.evaluation.results import load_results
 from agent_rl.files.disk import DiskError, whole
 from agent_rl.models.hub import HubError
 from agent_rl.observe.live import SteadyConsole
+from agent_rl.rollout.prompts import PromptError
+from agent_rl.rollout.supervised import sequences
 
 if TYPE_CHECKING:
     from agent_rl.rollout.prompts import ChatFormat
@@ -232,7 +236,7 @@ def sft(
         for where, row in rows_of(files, Path.cwd()):
             before, name = name, where.rpartition(":")[0]
             try:
-                messages = conversation(row)
+                messages, tools = conversation(row)
             except NoConversation as error:
                 if str(error) == UNKNOWN_LAYOUT and name != before:  # the first row of a file
                     raise DataError(row_fault(error, row, where)) from error
@@ -242,18 +246,22 @@ def sft(
                 tally.add("tool_turn_without_a_call", where)
                 continue
             if chat is not None:
-                found, mask = chat.conversation_tokens(messages)
-                if max_tokens and len(found) > max_tokens:
+                try:
+                    found = sequences(chat, messages, tools)
+                except PromptError as error:
+                    raise DataError(f"{where}: {error}") from error
+                if max_tokens and any(len(each) > max_tokens for each, _ in found):
                     tally.add("too_long", where)
                     continue
-                tokens, trained = tokens + len(found), trained + sum(mask)
-                controls += chat.spells_out(messages)
+                tokens += sum(len(each) for each, _ in found)
+                trained += sum(sum(mask) for _, mask in found)
+                controls += spells_out(chat, row)
             tally.add("")
             assistants = [message["content"] for message in messages if message["role"] == "assistant"]
             turns += len(assistants)
             calls += sum(content.count("<tool_call>") for content in assistants)
             kept = {key: row[key] for key in ("id", "source") if key in row}
-            write({**kept, "messages": messages})
+            write({**kept, "messages": list(map(written, messages)), **({"tools": tools} if tools else {})})
     for line in tally.lines():
         print(line)
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}

@@ -37,6 +37,7 @@ from agent_rl.records.model_card import Measured, card, data_files, read_base, w
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agent_rl.environments.base import Demonstration
     from agent_rl.learning.checkpoints import StagedCheckpoint
     from agent_rl.learning.exporting import Shares
     from agent_rl.learning.trainer import Trainer
@@ -292,14 +293,17 @@ class TrainedModel:
                 stage = stage.model_copy(update={"steps": max(1, steps)})
             conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
             vocabulary = self.trainer.model.module.config.vocab_size
-            encode = partial(rows.encoded, encode=self._chat.conversation_tokens, vocabulary=vocabulary)
+            encode = partial(rows.encoded, chat=self._chat, vocabulary=vocabulary)
         else:
             conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
-            encode = self._chat.demonstration_tokens
+            encode = self._demonstrated
         batches = SupervisedBatches(conversations, encode, batch=stage.batch, longest=longest, rng=rng)
         if position.step:
             batches.skip(position.step, drawn)
         return stage, batches
+
+    def _demonstrated(self, shown: Demonstration) -> list[tuple[list[int], list[int]]]:
+        return [self._chat.demonstration_tokens(shown)]
 
     def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
         """Train the next batch. Raises NotFiniteError, with nothing changed."""

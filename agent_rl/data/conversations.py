@@ -1,8 +1,9 @@
 """Conversations with tool calls for supervised training: one format on disk, converted from the layouts of public sets.
 
-The format: ``{"messages": [{"role": ..., "content": ...}, ...]}`` with the roles system (at most one, first), user,
-assistant and tool. Calls are in the assistant's text as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
-Training adds no prompt to a conversation. The loss covers the assistant's turns only.
+The format: ``{"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}`` with the roles system (at most one,
+first), user, assistant and tool. Calls are in the assistant's text as ``<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>``, thoughts beside it as ``reasoning_content``; a turn with ``train`` false is not trained. Training
+adds the text about ``tools``, JSON schemas, and no other prompt. The loss covers the assistant's turns only.
 
 A row's columns say its layout (`LAYOUTS`). The layout's reader returns the row's turns as messages (``role``,
 ``content``, where the layout has them ``tool_calls``), its system text, and its tools.
@@ -23,9 +24,10 @@ from agent_rl.environments.base import Environment, TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.reading_json import JsonError, parse_json
 from agent_rl.rollout.parsing import OPENING, ParsedCall, parse_calls
-from agent_rl.rollout.prompts import EMPTY, SYSTEM_TOOLS, ChatFormat, PromptError
+from agent_rl.rollout.prompts import EMPTY, THOUGHTS, ChatFormat, PromptError
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""``role``, ``content``, and where the row has them ``thought`` and ``train`` (False)."""
 UNKNOWN_LAYOUT = "unknown_layout"
 
 ROLES = {
@@ -59,25 +61,52 @@ class NoConversation(Exception):  # noqa: N818 - named for what it is
     """A row is not a conversation to train on; the text is the reason under which the row is counted."""
 
 
-def conversation(row: Mapping[str, Any]) -> list[Message]:
-    """The conversation in a row of any layout; its tools (JSON schemas) go into the system message.
+class Conversation(NamedTuple):
+    """What a row says: messages, and the JSON schemas of the tools that it lists."""
+
+    messages: list[Message]
+    tools: list[Any]
+
+
+def conversation(row: Mapping[str, Any]) -> Conversation:
+    """The conversation in a row of any layout.
 
     Raises NoConversation for a row without one, an unknown role, content that is no text, a call that cannot be read,
     or roles that do not take turns from the user's to the assistant's.
     """
     chat = read_chat(row)
     messages = [_message(turn) for turn in chat.turns]
-    system = chat.system
+    system = chat.system if chat.system is not None else row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    tools = _tools(chat.tools)
-    if tools:
-        text = SYSTEM_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        if messages[0]["role"] == "system":
-            text = f"{messages.pop(0)['content']}\n\n{text}"
-        messages.insert(0, {"role": "system", "content": text})
     check_turns(messages)
-    return messages
+    return Conversation(messages, _tools(chat.tools))
+
+
+def unread_fields(row: Row) -> dict[str, str]:
+    """The fields of a conversation's row whose text is not trained, by name, each with its text.
+
+    Names of fields of turns begin with ``turn.``. Labels are left out, and what stands in the conversation too.
+    """
+    layout = next(each for each in LAYOUTS if each.fits(row))
+    messages, tools = conversation(row)
+    read = "\n".join([json.dumps(tools), *(f"{each['content']}\n{each.get('thought', '')}" for each in messages)])
+    fields = [(name, value) for name, value in row.items() if name not in {*layout.columns, *layout.also, *READ}]
+    for column in {"messages", "conversations"} & {*layout.columns}:
+        fields += [
+            (f"turn.{name}", value) for turn in row[column] for name, value in turn.items() if name not in READ_OF_TURNS
+        ]
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in fields
+        if value and isinstance(value, str | list | dict) and name.rpartition(".")[2] not in LABELS
+    }
+    return {name: text for name, text in texts.items() if text.strip() not in read}
+
+
+def written(message: Message) -> dict[str, Any]:
+    """A message as a file holds it."""
+    return {("reasoning_content" if key == "thought" else key): value for key, value in message.items()}
 
 
 def sampled_tokens(row: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
@@ -104,6 +133,8 @@ def check_turns(messages: Sequence[Message]) -> None:
         raise NoConversation("does_not_end_with_the_assistant")
     if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
         raise NoConversation("empty_turn_of_the_assistant")
+    if any(message["role"] == "user" and not message["content"].strip() for message in messages):
+        raise NoConversation("empty_turn_of_the_user")
 
 
 def tool_turn_without_call(messages: Sequence[Message]) -> bool:
@@ -132,7 +163,7 @@ def _message(turn: Any) -> Message:
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise NoConversation("unknown_role")
-    content = _text(turn["content"] if "content" in turn else turn.get("value"))
+    content, thought = _text(turn["content"] if "content" in turn else turn.get("value"))
     if name in CALLS:
         content = call_texts(content)
     calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
@@ -143,19 +174,32 @@ def _message(turn: Any) -> Message:
             raise NoConversation("unreadable_call")
         parts = ([content] if content.strip() else []) + [call_text(call) for call in calls]
         content = "\n".join(parts)
-    return {"role": role, "content": content}
+    message: Message = {"role": role, "content": content}
+    if role == "assistant":
+        thoughts = [thought, *(turn.get(key) for key in THOUGHTS)]
+        if thought := next((each for each in thoughts if isinstance(each, str) and each.strip()), ""):
+            message["thought"] = thought.strip()
+        if not _trains(turn):
+            message["train"] = False
+    return message
 
 
-def _text(content: Any) -> str:
-    """Text, nothing, or OpenAI's list of parts that are all text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+def _trains(turn: Mapping[str, Any]) -> bool:
+    weights = [turn[key] for key in WEIGHTS if turn.get(key) is not None]
+    if any(weight not in (0, 1) for weight in weights):
+        raise NoConversation("a_turn_has_a_weight_other_than_0_and_1")
+    return all(weights)
+
+
+def _text(content: Any) -> tuple[str, str]:
+    """Text and thought: of a text, of nothing, or of OpenAI's list of parts that are all texts or thoughts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
     if isinstance(content, Sequence):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(part for part in parts if part)
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        texts = [part.get("text", "" if "thinking" in part else None) for part in parts]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(texts), "\n".join(str(part["thinking"]) for part in parts if part.get("thinking"))
     raise NoConversation("content_is_no_text")
 
 
@@ -188,7 +232,8 @@ def first_rows(patterns: Sequence[str], base: Path, most: int) -> Iterator[Place
 def spells_out(chat: ChatFormat, row: Row) -> bool:
     """Whether a row's conversation holds the text of a control token; False where the row has none."""
     try:
-        return chat.spells_out(conversation(row))
+        messages, tools = conversation(row)
+        return chat.spells_out([*messages, {"role": "system", "content": json.dumps(tools, ensure_ascii=False)}])
     except NoConversation:
         return False
 
@@ -198,16 +243,24 @@ def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
 
     Raises TaskError, which names the row, for what is no conversation, and for files without any row.
     """
-    empty = True
+    empty, read = True, 0
+    left: dict[str, int] = {}
     for where, row in first_rows(patterns, base, most):
         empty = False
         try:
             if sampled_tokens(row) is None:
-                conversation(row)
+                read += sum(len(message["content"]) for message in conversation(row).messages)
+                for name, text in unread_fields(row).items():
+                    left[name] = left.get(name, 0) + len(text)
         except NoConversation as error:
             raise TaskError(row_fault(error, row, where)) from error
     if empty:
         raise TaskError(f"{', '.join(patterns)}: there is no conversation to train on")
+    if sum(left.values()) > read:
+        raise TaskError(
+            f"{', '.join(patterns)}: most of the text is in fields that no layout reads: {', '.join(sorted(left))}; rename "
+            f"them, or leave them out; known are {known_layouts()}"
+        )
 
 
 def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) -> tuple[ChatFormat, int | None]:
@@ -260,6 +313,12 @@ class Layout(NamedTuple):
     columns: tuple[str, ...]
     sets: str
     read: Reader
+    also: tuple[str, ...] = ()
+    """Further columns that the reader reads, where a row has them."""
+
+    def fits(self, row: Row) -> bool:
+        """Whether the row has the columns."""
+        return all(row.get(column) is not None for column in self.columns)
 
 
 def read_chat(row: Row) -> Chat:
@@ -267,7 +326,7 @@ def read_chat(row: Row) -> Chat:
     be read.
     """
     for layout in LAYOUTS:
-        if all(row.get(column) is not None for column in layout.columns):
+        if layout.fits(row):
             return layout.read(row)
     raise NoConversation(UNKNOWN_LAYOUT)
 
@@ -482,21 +541,58 @@ def _nemotron(row: Row) -> Chat:
     return Chat([*_turns(before), {"role": "assistant", "content": row["output"]}], row.get("system_prompt"))
 
 
-def _two_columns(question: str, answer: str) -> Reader:
+def _two_columns(question: str, answer: str, more: str = "") -> Reader:
     def read(row: Row) -> Chat:
-        turns = [{"role": "user", "content": row[question]}, {"role": "assistant", "content": row[answer]}]
+        asked = row[question]
+        if isinstance(asked, str) and isinstance(row.get(more), str) and row[more].strip():
+            asked = f"{asked}\n\n{row[more]}"
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[answer]}]
         return Chat(turns, row.get("system"))
 
     return read
 
 
 LAYOUTS = (
-    Layout(("messages",), "OpenAI, Tulu 3, Nemotron v1 and v2", _messages),
+    Layout(("messages",), "OpenAI, Tulu 3, Nemotron v1 and v2", _messages, ("metadata",)),
     Layout(("conversations",), "ShareGPT, ToolACE, APIGen-MT", _sharegpt),
     Layout(("system", "chat"), "Glaive v2", _glaive),
     Layout(("query", "answers"), "APIGen, xlam-function-calling-60k", _apigen),
+    Layout(("instruction", "output"), "Alpaca", _two_columns("instruction", "output", "input"), ("input",)),
     Layout(("input", "output"), "Llama-Nemotron", _nemotron),
     Layout(("problem", "solution"), "Magicoder OSS-Instruct", _two_columns("problem", "solution")),
-    Layout(("instruction", "response"), "Magicoder Evol-Instruct", _two_columns("instruction", "response")),
+    Layout(
+        ("instruction", "response"),
+        "Dolly, Magicoder Evol-Instruct",
+        _two_columns("instruction", "response", "context"),
+        ("context",),
+    ),
 )
 """All layouts, in the order in which a row is compared with them."""
+WEIGHTS = ("weight", "loss", "loss_mask", "train", "trainable")
+"""Keys of a turn by which a row says that it is not to be trained."""
+READ = frozenset({"system", "system_prompt", "tools"})
+"""Columns that are read in every layout."""
+READ_OF_TURNS = frozenset(
+    {"role", "from", "content", "value", "tool_calls", "function_call", "name", "tool_call_id", *THOUGHTS, *WEIGHTS}
+)
+LABELS = frozenset(
+    (
+        "id",
+        *(
+            "uuid",
+            "uid",
+            "conversation_id",
+            "prompt_id",
+            "index",
+            "hash",
+            "url",
+            "source",
+            "dataset",
+            "subset",
+            "split",
+        ),
+        *("category", "task", "domain", "difficulty", "tags", "license", "language", "version", "generator", "model"),
+        *("created", "date"),
+    )
+)
+"""Fields that say where a row is from, in every layout."""

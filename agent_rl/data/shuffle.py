@@ -18,25 +18,24 @@ import weakref
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.data.conversations import Message, NoConversation, conversation, row_fault, sampled_tokens
+from agent_rl.data.conversations import NoConversation, conversation, row_fault, sampled_tokens
 from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.disk import writing
 from agent_rl.files.reading_json import JsonError, parse_json
-
-Masked: TypeAlias = tuple[list[int], list[int]]
-"""Tokens [n] and loss mask [n], from 0 to 1."""
+from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.supervised import Masked, sequences
 
 AT_ONCE = 65536
 """Numbers that become Python's own objects together."""
@@ -92,8 +91,8 @@ class Rows:
             weakref.finalize(self, self._copy.close)
         return self._copy
 
-    def encoded(self, number: int, encode: Callable[[list[Message]], Masked], vocabulary: int) -> Masked:
-        """Tokens and loss mask of a row: as sampled, or of its conversation by ``encode``.
+    def encoded(self, number: int, chat: ChatFormat, vocabulary: int) -> list[Masked]:
+        """The sequences of a row, tokens and loss mask: as sampled, or of its conversation.
 
         Raises TaskError, which names file and line, for what is no conversation, and for tokens of another tokenizer.
         """
@@ -101,7 +100,9 @@ class Rows:
         try:
             tokens = sampled_tokens(row)
             if tokens is None:
-                return encode(conversation(row))
+                return sequences(chat, *conversation(row))
+        except PromptError as error:
+            raise TaskError(f"{self.place(number)}: {error}") from error
         except NoConversation as error:
             raise TaskError(row_fault(error, row, self.place(number))) from error
         if not 0 <= min(tokens[0]) <= max(tokens[0]) < vocabulary:
@@ -109,7 +110,7 @@ class Rows:
                 f"{self.place(number)}: tokens of another tokenizer: the model has {vocabulary:,} tokens, and the row "
                 f"has token {max(tokens[0]):,}; export trajectories of the same model"
             )
-        return tokens
+        return [tokens]
 
     def _row(self, number: int) -> dict[str, Any]:
         file, offset = self._file(number), self._offsets[number]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from itertools import chain, islice, pairwise
+from typing import Generic, NamedTuple, TypeVar
 
 from agent_rl.environments.base import TaskError
 from agent_rl.learning.prefixes import Prefixes
+from agent_rl.rollout.supervised import Masked
 
 T = TypeVar("T")
-
-Masked: TypeAlias = tuple[list[int], list[int]]
-"""A sequence's tokens and its loss mask."""
 
 TOO_MANY = 10_000
 """After so many sequences in a row that are too long, none is expected to fit."""
@@ -24,9 +22,11 @@ POOL = 16
 
 
 class SupervisedBatches(Generic[T]):
-    """The endless batches of a supervised stage: sequences of similar length, in random order within ``POOL`` batches.
+    """The endless batches of a supervised stage, each with the sequences of ``batch`` conversations of similar length.
 
-    ``conversations`` is endless and may draw from ``rng`` too; ``encode`` makes a sequence of a conversation. Equal
+    They are in random order within ``POOL`` batches.
+
+    ``conversations`` is endless and may draw from ``rng`` too; ``encode`` makes the sequences of a conversation. Equal
     arguments give equal batches. `skip` goes to the position of an earlier process, and encodes only the pool of that
     position.
     """
@@ -34,7 +34,7 @@ class SupervisedBatches(Generic[T]):
     def __init__(
         self,
         conversations: Iterator[T],
-        encode: Callable[[T], Masked],
+        encode: Callable[[T], Sequence[Masked]],
         *,
         batch: int,
         longest: float,
@@ -73,26 +73,31 @@ class SupervisedBatches(Generic[T]):
     def _fill(self) -> None:
         count = 0
 
-        def encoded() -> Iterator[Masked]:
+        def encoded() -> Iterator[Sequence[Masked]]:
             nonlocal count
             for conversation in self._conversations:
                 count += 1
                 yield self._encode(conversation)
 
         drawn = islice(fitting(encoded(), self._longest), POOL * self._batch)
-        pool = sorted(drawn, key=lambda sequence: len(sequence[0]))
-        self._pool = [pool[start : start + self._batch] for start in range(0, len(pool), self._batch)]
+        pool = sorted(drawn, key=_length)
+        starts = range(0, len(pool), self._batch)
+        self._pool = [list(chain.from_iterable(pool[start : start + self._batch])) for start in starts]
         self._rng.shuffle(self._pool)
         self.drawn.append(count)
 
 
-def fitting(sequences: Iterable[Masked], longest: float) -> Iterator[Masked]:
-    """The sequences of at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
+def _length(conversation: Sequence[Masked]) -> int:
+    return max((len(tokens) for tokens, _ in conversation), default=0)
+
+
+def fitting(conversations: Iterable[Sequence[Masked]], longest: float) -> Iterator[Sequence[Masked]]:
+    """Those whose sequences have at most ``longest`` tokens. Raises TaskError when ``TOO_MANY`` in a row are longer."""
     longer = 0
-    for sequence in sequences:
-        if len(sequence[0]) <= longest:
+    for conversation in conversations:
+        if _length(conversation) <= longest:
             longer = 0
-            yield sequence
+            yield conversation
             continue
         longer += 1
         if longer == TOO_MANY:

@@ -51,6 +51,8 @@ PROBES = {
 }
 """Pairs of turns that a model may write, to test whether a template keeps them unchanged."""
 
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message under which templates look for a thought."""
 _MARK = "ASSISTANT-MARK"
 _RESPONSE_TAGS = re.compile(r"(</?tool_response>)")
 
@@ -110,7 +112,7 @@ class ChatFormat:
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """The prompt up to the model's first token. The last one is kept: a group's samples share their prompt."""
         if self._last_prompt[0] != problem:
-            tokens = self._encode(self._prompt(self.messages(problem), problem))
+            tokens = self.encode(self._prompt(self.messages(problem), problem))
             self._last_prompt = (problem, tuple(tokens))
         return list(self._last_prompt[1])
 
@@ -121,7 +123,7 @@ class ChatFormat:
         """
         given = self._put([{"role": role, "content": content} for role, content in messages], problem)
         try:
-            return self._encode(self._prompt(given, problem))
+            return self.encode(self._prompt(given, problem))
         except Exception as error:  # templates raise arbitrary errors
             raise PromptError(f"the chat template does not take these messages: {error}") from error
 
@@ -132,7 +134,7 @@ class ChatFormat:
         """
         frame = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
         one_of_each = {problem.environment: problem for problem in problems}
-        around = {name: len(self._encode(self._prompt(frame, each))) for name, each in one_of_each.items()}
+        around = {name: len(self.encode(self._prompt(frame, each))) for name, each in one_of_each.items()}
         suspects = [
             problem
             for problem in problems
@@ -146,7 +148,7 @@ class ChatFormat:
         """The tokens from the end of an assistant's turn to the model's next one, with these responses to ``calls``."""
         del calls
         spelt = [self.spelt(text) for text in responses]
-        return self._encode(self._before_response + self.responses(spelt) + self._after_response)
+        return self.encode(self._before_response + self.responses(spelt) + self._after_response)
 
     def message_tokens(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The tokens from the end of an assistant's turn to the model's next one, with these messages (role, content).
@@ -157,18 +159,18 @@ class ChatFormat:
 
     def _later_tokens(self, spelt: Sequence[dict[str, str]]) -> list[int]:
         if len(spelt) == 1 and spelt[0]["role"] == "user":
-            return self._encode(self._before_response + spelt[0]["content"] + self._after_response)
+            return self.encode(self._before_response + spelt[0]["content"] + self._after_response)
         roles = ", ".join(message["role"] for message in spelt)
         frame = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _MARK}]
         end = self.decode([self.end_of_turn])
         try:
-            after = self._render([*frame, *spelt], generate=True).partition(_MARK)[2]
+            after = self.render([*frame, *spelt], generate=True).partition(_MARK)[2]
         except Exception as error:  # templates raise arbitrary errors
             reason = f"the chat template cannot continue with messages of the roles {roles}: {error}"
             raise PromptError(reason) from error
         if not after.startswith(end) or not all(message["content"].strip() in after for message in spelt):
             raise PromptError(f"the chat template leaves out messages of the roles {roles}")
-        return self._encode(after.removeprefix(end))
+        return self.encode(after.removeprefix(end))
 
     # Conversations of an agent behind the gateway.
 
@@ -186,11 +188,11 @@ class ChatFormat:
             except Exception as error:  # templates raise arbitrary errors
                 raise PromptError(f"the chat template does not take these messages: {error}") from error
             if all(message["content"].strip() in text for message in given):
-                return self._encode(text)
+                return self.encode(text)
         raise PromptError("the chat template leaves out a message")
 
     def _opening(self, spelt: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
-        return self._render(self._told(spelt, tools), generate=True)
+        return self.render(self._told(spelt, tools), generate=True)
 
     def given_turn_tokens(self, content: str) -> list[int]:
         """A turn of the assistant that others wrote, with its calls in tags, as the model would write it."""
@@ -259,15 +261,50 @@ class ChatFormat:
         for part in _RESPONSE_TAGS.split(message["content"]):
             yield part if _RESPONSE_TAGS.fullmatch(part) else self.spelt(part, message["role"])
 
-    def conversation_tokens(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
-        """A conversation as tokens, and its loss mask: 1 for the assistant's turns with their ends.
+    def put(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]]]:
+        """A conversation (`agent_rl.data.conversations`) as messages for the template, and the tools that it lists.
 
-        ``messages`` (``role``, ``content``) begin with a user's message or a system message before it. Consecutive
-        messages of the role ``tool`` are the responses to one turn's calls.
+        An assistant's message keeps ``train`` and ``thought``, and has ``calls``, those in its content.
         """
-        return self._conversation_tokens(
-            [{**message, "content": self.spelt(message["content"], message["role"])} for message in messages], None
-        )
+        shown: list[dict[str, Any]] = []
+        for role, turns in groupby(self._spelt_messages(messages), key=lambda message: message["role"]):
+            given = list(turns)
+            if role == "tool":
+                given = [{"role": "user", "content": self.responses([turn["content"] for turn in given])}]
+            shown += given
+        own = self.demonstration([{"role": each["role"], "content": each["content"]} for each in shown])
+        if len(own) != len(shown):
+            raise PromptError(f"{type(self).__name__}.demonstration makes {len(own)} messages of {len(shown)}")
+        put = [{**before, **after} for before, after in zip(shown, own, strict=True)]
+        return self._told(put, self._spelt_json(list(tools), "system")), ()
+
+    def _spelt_messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        for message in messages:
+            spelt = {**message, "content": self.spelt(message["content"], message["role"])}
+            if message["role"] == "assistant":
+                spelt["calls"] = [call for call in parse_calls(spelt["content"]) if isinstance(call, ParsedCall)]
+            if thought := message.get("thought"):
+                spelt |= dict.fromkeys(("thought", *THOUGHTS), self.spelt(thought, "assistant").strip())
+            yield spelt
+
+    def ended(self, text: str) -> str:
+        """A rendered turn up to the control tokens that end it, and with an end where the template writes none.
+
+        What follows them after white space, as the end of a whole text, is no part of the turn.
+        """
+        text = text.rstrip()
+        while found := self._ends.search(text):
+            before = text[: found.start()]
+            if before == before.rstrip() or not self._ends.search(before.rstrip()):
+                return text
+            text = before.rstrip()
+        return text + self.decode([self.end_of_turn])
+
+    def holds_control(self, text: str) -> bool:
+        """Whether a text holds a control token."""
+        return self._controls.search(text) is not None
 
     def _conversation_tokens(
         self, messages: Sequence[dict[str, str]], problem: Problem | None
@@ -275,8 +312,8 @@ class ChatFormat:
         """The messages are spelt. The prompt lists the tools of ``problem``."""
         start = 1 + (messages[0]["role"] == "system")
         first = list(messages[:start])
-        prompt = self._render(first, generate=True) if problem is None else self._prompt(first, problem)
-        tokens = self._encode(prompt)
+        prompt = self.render(first, generate=True) if problem is None else self._prompt(first, problem)
+        tokens = self.encode(prompt)
         mask = [0] * len(tokens)
         calls: tuple[AnyCall, ...] = ()
         for role, turns in groupby(messages[start:], key=lambda message: message["role"]):
@@ -307,7 +344,7 @@ class ChatFormat:
         lists = self.environments[problem.environment].lists_tools
         return self._told(messages, self.schemas[problem.environment] if lists else ())
 
-    def _told(self, messages: list[dict[str, str]], schemas: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    def _told(self, messages: list[dict[str, Any]], schemas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages with the text about tools in the system message."""
         if schemas:
             system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
@@ -347,16 +384,17 @@ class ChatFormat:
 
     def _turn_tokens(self, content: str) -> list[int]:
         """A demonstrated turn as the model would write it, with its end."""
-        return [*self._encode(content.removeprefix(self.prefill)), self.end_of_turn]
+        return [*self.encode(content.removeprefix(self.prefill)), self.end_of_turn]
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
         """The text of a prompt about a problem."""
         del problem
-        return self._render(messages, generate=True)
+        return self.render(messages, generate=True)
 
-    def _render(
+    def render(
         self, messages: Sequence[Mapping[str, Any]], *, generate: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
+        """The template's text of messages; ``generate`` adds its prompt for a turn. Raises whatever it raises."""
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         rendered = self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=generate, **options
@@ -394,7 +432,8 @@ class ChatFormat:
                 return True
         return False
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, control tokens included."""
         if self._fast is None:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
         return list(self._fast.encode(text, add_special_tokens=False).ids)
@@ -421,14 +460,14 @@ class ChatFormat:
         ``plain``: a user's message answers the turns instead of a tool, and white space does not count.
         """
         messages = [{"role": "user", "content": "What is 1 + 1?"}]
-        built = self._encode(self._render(messages, generate=True))
+        built = self.encode(self.render(messages, generate=True))
         for number, text in enumerate(turns, 1):
             responses = ["2", "two\nlines"][:number]
             answer = "Go on." if plain else self.responses(responses)
             added = self.message_tokens([("user", answer)]) if plain else self.response_tokens(responses)
-            built += [*self._encode(text), self.end_of_turn, *added]
+            built += [*self.encode(text), self.end_of_turn, *added]
             messages += [{"role": "assistant", "content": self.prefill + text}, {"role": "user", "content": answer}]
-            whole = self._encode(self._render(messages, generate=True))
+            whole = self.encode(self.render(messages, generate=True))
             if difference := self._compare(built, whole, plain=plain):
                 return f"{name}, turn {number}, {difference}"
         return ""
@@ -449,14 +488,14 @@ class ChatFormat:
             {"role": "assistant", "content": answer},
             {"role": "user", "content": response},
         ]
-        rendered = self._render(messages, generate=True)
+        rendered = self.render(messages, generate=True)
         if rendered.count(answer) != 1 or rendered.count(response) != 1:
             raise PromptError("the chat template leaves out or repeats a turn of a conversation")
-        header, begun = rendered.split(answer)[0], self._render(messages[:1], generate=True)
+        header, begun = rendered.split(answer)[0], self.render(messages[:1], generate=True)
         self.prefill = begun.removeprefix(header) if begun.startswith(header) else ""
         between = rendered.split(answer)[1].split(response)[0]
         after = rendered.split(response)[1]
-        first = self._encode(between)[:1]
+        first = self.encode(between)[:1]
         end_of_turn = self._tokenizer.decode(first, skip_special_tokens=False)
         if not first or not between.startswith(end_of_turn):
             raise PromptError(
@@ -481,6 +520,7 @@ class ChatFormat:
             elif harmless(text) != text or (text[:1] in "<[" and text in template):
                 tags.add(text)
         self._controls, self._markup = self._any_of(special), self._any_of(special | tags)
+        self._ends = re.compile(rf"(?:{self._controls.pattern})+\Z")
 
     def _any_of(self, tokens: set[str]) -> re.Pattern[str]:
         """Matches any of the texts, as they are or normalized, the longest first; nothing if there are none."""

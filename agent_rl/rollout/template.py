@@ -16,9 +16,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent_rl.rollout.parsing import OPENING, AnyCall, ParsedCall, certain, parse_calls, parse_list, parse_object
+from agent_rl.rollout.parsing import (
+    OPENING,
+    AnyCall,
+    ParsedCall,
+    certain,
+    parse_calls,
+    parse_list,
+    parse_object,
+    without_calls,
+)
 from agent_rl.rollout.prompts import EMPTY, ChatFormat, PromptError
 
 if TYPE_CHECKING:
@@ -36,6 +46,7 @@ PROBE_TOOL = {
 PROBE_CALL = ParsedCall("probe", {"text": 'a "word" < 2'})
 QUESTION = {"role": "user", "content": "What is 1 + 1?"}
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_MARK = "TURN-MARK"
 ID_LENGTH = 9
 """Mistral's templates refuse call ids of other lengths."""
 
@@ -86,6 +97,30 @@ class TemplateFormat(ChatFormat):
             shown += [{"role": "tool", "content": text} for text in results] or [message]
         return shown
 
+    def put(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]]]:
+        """As of `ChatFormat`; calls, results and tools are the template's."""
+        shown: list[dict[str, Any]] = []
+        calls: list[ParsedCall] = []
+        for role, turns in groupby(self._spelt_messages(messages), key=lambda message: message["role"]):
+            given = list(turns)
+            if role == "tool":
+                given = list(_tool_messages([turn["content"] for turn in given], self._named(given, calls)))
+            for turn in given if role == "assistant" else ():
+                calls = [
+                    _with_id(
+                        replace(
+                            call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant")
+                        ),
+                        number,
+                    )
+                    for number, call in enumerate(turn["calls"])
+                ]
+                turn |= {**_assistant(without_calls(turn["content"]).strip(), calls), "calls": calls}
+            shown += given
+        return shown, self._spelt_json(list(tools), "system")
+
     def _turn_tokens(self, content: str) -> list[int]:
         calls = [
             replace(call, name=self.spelt(call.name), arguments=self._spelt_json(call.arguments, "assistant"))
@@ -95,24 +130,24 @@ class TemplateFormat(ChatFormat):
         if not calls:
             return super()._turn_tokens(content)
         text = content.partition(OPENING)[0].strip()
-        prompt = self._render([QUESTION], generate=True, tools=[PROBE_TOOL])
+        prompt = self.render([QUESTION], generate=True, tools=[PROBE_TOOL])
         turn = _assistant(text, [_with_id(call, number) for number, call in enumerate(calls)])
         try:
-            ended = self._render([QUESTION, turn], generate=False, tools=[PROBE_TOOL])
+            ended = self.render([QUESTION, turn], generate=False, tools=[PROBE_TOOL])
         except Exception as error:  # templates raise arbitrary errors
             reason = f"the chat template cannot render a demonstrated turn with {len(calls)} tool calls: {error}"
             raise PromptError(reason) from error
         end = self.decode([self._end_of_call])
-        return self._encode(self._turn_text(ended, prompt).rpartition(end)[0] + end)
+        return self.encode(self._turn_text(ended, prompt).rpartition(end)[0] + end)
 
     def response_tokens(self, responses: Sequence[str], calls: Sequence[AnyCall] = ()) -> list[int]:
         """The tokens from the end of an assistant's turn to the model's next one: the responses in the role ``tool``.
 
         A response whose call is malformed or unknown has the name of the turn's first valid call, else of a tool.
         """
-        return self._encode(self._results([self.spelt(text) for text in responses], self._named(responses, calls)))
+        return self.encode(self._results([self.spelt(text) for text in responses], self._named(responses, calls)))
 
-    def _named(self, responses: Sequence[str], calls: Sequence[AnyCall]) -> list[ParsedCall]:
+    def _named(self, responses: Sequence[Any], calls: Sequence[AnyCall]) -> list[ParsedCall]:
         """A call for each response."""
         named = [call if isinstance(call, ParsedCall) else None for call in calls[: len(responses)]]
         named += [None] * (len(responses) - len(named))
@@ -123,7 +158,7 @@ class TemplateFormat(ChatFormat):
         ]
 
     def _opening(self, spelt: list[dict[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
-        return self._render(spelt, generate=True, tools=tools)
+        return self.render(spelt, generate=True, tools=tools)
 
     def _mixed_tokens(
         self, results: Sequence[str], others: Sequence[dict[str, str]], calls: Sequence[AnyCall]
@@ -131,7 +166,7 @@ class TemplateFormat(ChatFormat):
         text = self._results([self.spelt(text) for text in results], self._named(results, calls), others)
         if not all(message["content"].strip() in text for message in others):
             raise PromptError("the chat template leaves out a message after results of tools")
-        return self._encode(text)
+        return self.encode(text)
 
     def _some_tool(self) -> str:
         functions = (schema.get("function", {}) for schemas in self.schemas.values() for schema in schemas)
@@ -141,15 +176,15 @@ class TemplateFormat(ChatFormat):
         self, responses: Sequence[str], calls: Sequence[ParsedCall], others: Sequence[dict[str, str]] = ()
     ) -> str:
         """The text between the end of a turn with these calls and the model's next token; ``others`` follow."""
-        before = [QUESTION, _assistant("", calls)]
+        before = [QUESTION, _assistant(_MARK, calls)]
         tools = () if others else (PROBE_TOOL,)  # Mistral's list tools before the last question, which moves then
-        ended = self._render(before, generate=False, tools=tools)
-        whole = self._render([*before, *_tool_messages(responses, calls), *others], generate=True, tools=tools)
+        ended = _marked(self.render(before, generate=False, tools=tools))
+        whole = _marked(self.render([*before, *_tool_messages(responses, calls), *others], generate=True, tools=tools))
         return ended.rpartition(self.decode([self._end_of_call]))[2] + whole[len(ended) :]
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
         lists = self.environments[problem.environment].lists_tools
-        return self._render(messages, generate=True, tools=self.schemas[problem.environment] if lists else ())
+        return self.render(messages, generate=True, tools=self.schemas[problem.environment] if lists else ())
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
         del problem
@@ -159,15 +194,17 @@ class TemplateFormat(ChatFormat):
         """The text of a turn with a call. Raises PromptError when the template does not render tools or results."""
         calls = [_with_id(PROBE_CALL, 0)]
         try:
-            prompt = self._render([QUESTION], generate=True, tools=[PROBE_TOOL])
-            before = [QUESTION, _assistant("", calls)]
-            ended = self._render(before, generate=False, tools=[PROBE_TOOL])
-            whole = self._render([*before, *_tool_messages(["RESULT"], calls)], generate=True, tools=[PROBE_TOOL])
+            prompt = self.render([QUESTION], generate=True, tools=[PROBE_TOOL])
+            ended = self.render([QUESTION, _assistant("", calls)], generate=False, tools=[PROBE_TOOL])
+            turn = [QUESTION, _assistant(_MARK, calls)]
+            before = _marked(self.render(turn, generate=False, tools=[PROBE_TOOL]))
+            whole = self.render([*turn, *_tool_messages(["RESULT"], calls)], generate=True, tools=[PROBE_TOOL])
         except Exception as error:  # templates raise arbitrary errors
             raise PromptError(f"the chat template cannot render a tool call and its result: {error}") from error
         if PROBE_CALL.name not in prompt:
             raise PromptError('the chat template does not list tools; it cannot be used with `prompt = "template"`')
-        if not whole.startswith(ended) or "RESULT" not in whole[len(ended) :]:
+        after = _marked(whole)
+        if not after.startswith(before) or "RESULT" not in after[len(before) :]:
             raise PromptError("the chat template does not append the results of tools, in the role `tool`")
         self._find_controls(whole.removesuffix(self.prefill), self.end_of_turn)
         return self._turn_text(ended, prompt)
@@ -175,7 +212,7 @@ class TemplateFormat(ChatFormat):
     def _end_of(self, text: str) -> int:
         """The last control token of a turn's text, which ends the turn. Raises PromptError."""
         controls = [found.group() for found in self._controls.finditer(text)]
-        tokens = self._encode(controls[-1]) if controls else []
+        tokens = self.encode(controls[-1]) if controls else []
         if len(tokens) != 1 or (text.rpartition(controls[-1])[2]).strip():
             raise PromptError(
                 f"the chat template ends a turn with a tool call in {text[-40:]!r}, not in a control token"
@@ -190,21 +227,21 @@ class TemplateFormat(ChatFormat):
 
     def _difference(self, name: str, turns: Sequence[str], *, plain: bool = False) -> str:
         messages: list[dict[str, Any]] = [QUESTION]
-        built = self._encode(self._render(messages, generate=True, tools=[PROBE_TOOL]))
+        built = self.encode(self.render(messages, generate=True, tools=[PROBE_TOOL]))
         for number, text in enumerate(turns, 1):
             calls = [] if plain else [_with_id(PROBE_CALL, number)]
-            prompt = self._render(messages, generate=True, tools=[PROBE_TOOL])
+            prompt = self.render(messages, generate=True, tools=[PROBE_TOOL])
             messages.append(_assistant(self.prefill + (text or "I add." if plain else text), calls))
-            turn = self._turn_text(self._render(messages, generate=False, tools=[PROBE_TOOL]), prompt)
+            turn = self._turn_text(self.render(messages, generate=False, tools=[PROBE_TOOL]), prompt)
             end = self.decode([self.end_of_turn if plain else self._end_of_call])
-            built += self._encode(turn.rpartition(end)[0] + end)
+            built += self.encode(turn.rpartition(end)[0] + end)
             if plain:
                 built += self.message_tokens([("user", "Go on.")])
                 messages.append({"role": "user", "content": "Go on."})
             else:
                 built += self.response_tokens(["two\nlines"], calls)
                 messages += _tool_messages(["two\nlines"], calls)
-            whole = self._encode(self._render(messages, generate=True, tools=[PROBE_TOOL]))
+            whole = self.encode(self.render(messages, generate=True, tools=[PROBE_TOOL]))
             if difference := self._compare(built, whole, plain=plain):
                 return f"{name}, turn {number}, {difference}"
         return ""
@@ -304,6 +341,14 @@ def made_format(
 def _with_id(call: ParsedCall, number: int) -> ParsedCall:
     usable = len(call.id) == ID_LENGTH and call.id.isalnum()
     return call if usable else replace(call, id=f"call{number:0{ID_LENGTH - 4}d}")
+
+
+def _marked(text: str) -> str:
+    """A rendered conversation from the mark in a turn on: some templates change what comes before when others follow.
+
+    A template that leaves out text beside calls has no mark: the whole.
+    """
+    return text.rpartition(_MARK)[2]
 
 
 def _assistant(text: str, calls: Sequence[ParsedCall]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from agent_rl.data.conversations import (
     spells_out,
     tool_turn_without_call,
     try_conversations,
+    unread_fields,
 )
 from agent_rl.environments.base import BlockedError, Environment, TaskError, TaskSource
 from agent_rl.environments.judging import OUTPUTS, fault_of, made_up_transcripts, sound_judgement, tried_judge
@@ -280,19 +281,24 @@ def _call_notes(topology: Topology, base: Path, environments: Environments) -> I
     for index, stage in enumerate(topology.stages):
         if not isinstance(stage, SftStage) or not stage.data:
             continue
-        unread: list[str] = []
+        no_parser: list[str] = []
         unknown: dict[str, str] = {}
+        beside: dict[str, tuple[str, str]] = {}
         with suppress(TaskError):  # try_conversations says it
             for where, row in first_rows(stage.data, base, CONVERSATIONS):
                 with suppress(NoConversation):
-                    messages = conversation(row)
-                    unread += [where] if tool_turn_without_call(messages) else []
-                    if messages[0]["role"] != "system":  # which may list tools of its own
+                    messages, tools = conversation(row)
+                    beside |= {name: (where, text) for name, text in unread_fields(row).items()}
+                    no_parser += [where] if tool_turn_without_call(messages) else []
+                    if not tools and messages[0]["role"] != "system":  # which may list tools of its own
                         unknown |= dict.fromkeys(called_tools(messages) - offered, where)
         place: KeyPath = ("stages", index, "data")
-        if unread:
-            message = f"{count_of(len(unread), 'conversation')} with calls that no parser reads, as {unread[0]!r}"
+        if no_parser:
+            message = f"{count_of(len(no_parser), 'conversation')} with calls that no parser reads, as {no_parser[0]!r}"
             yield Finding(place, message, "rollouts would not run them; `agent-rl data sft` leaves such rows out")
+        for name, (where, text) in beside.items():
+            message = f"the text of the field {name} is not trained, as {text[:60]!r} at {where}"
+            yield Finding(place, message, "put it into the conversation, or leave the field out")
         if unknown:
             name, where = next(iter(unknown.items()))
             message = f"calls of tools that no environment offers: {', '.join(sorted(unknown))}, as {where!r} of {name}"

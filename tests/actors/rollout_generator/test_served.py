@@ -38,7 +38,7 @@ class Engine:
     async def generate(self, request: TurnRequest) -> TurnResult:
         self.requests.append(request)
         number = len(self.requests)
-        tokens = [*CHAT._encode(f"turn number {number}{'.' * number}"), CHAT.end_of_turn]
+        tokens = [*CHAT.encode(f"turn number {number}{'.' * number}"), CHAT.end_of_turn]
         count = min(len(tokens), request.max_tokens)
         arrays = (
             np.array(tokens[:count], np.int32),

@@ -135,7 +135,7 @@ def chat_with(template: str, prompt: str = "plain") -> tuple[Any, ChatFormat]:
 
 def turn(chat: ChatFormat, written: str | list[int], *, version: int = 0) -> dict[str, Any]:
     """What an engine hands over for a text, or for tokens with the end of the turn."""
-    tokens = [*chat._encode(written), chat.end_of_turn] if isinstance(written, str) else written
+    tokens = [*chat.encode(written), chat.end_of_turn] if isinstance(written, str) else written
     return {
         "tokens": np.array(tokens, dtype=np.int32),
         "logprobs": np.full(len(tokens), -0.1, dtype=np.float32),

@@ -42,7 +42,7 @@ def turns(draw: st.DrawFn) -> dict[str, Any]:
     """A turn as an engine may return it, and how it is answered: by tools, or by the environment."""
     called = draw(st.booleans())
     text = CALL * draw(st.integers(1, 2)) if called else draw(st.text("4 +a", max_size=6))
-    tokens = np.array([*CHAT._encode(text), CHAT.end_of_turn], dtype=np.int32)
+    tokens = np.array([*CHAT.encode(text), CHAT.end_of_turn], dtype=np.int32)
     count = len(tokens)
     bits = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
     logprobs = -np.resize(np.array(bits, dtype=np.uint32), count).astype(np.float32) / np.float32(2**31)

@@ -54,7 +54,7 @@ def test_appending_a_tool_response_gives_the_tokens_the_template_would(chatml: t
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     built = [
         *chat.prompt_tokens(question),
-        *chat._encode(CALL),
+        *chat.encode(CALL),
         chat.end_of_turn,
         *chat.response_tokens(["4", "two\nlines"]),
     ]
@@ -150,7 +150,7 @@ def test_an_episode_calls_a_tool_reads_and_answers(chat: ChatFormat) -> None:
     made = episode.trajectory(generator="g", seconds=1.0)
     assert (made.status, made.turns, len(made.transcript.calls)) == ("finished", 2, 1)
     response = chat.response_tokens(["4"])
-    first = len(chat._encode(CALL)) + 1
+    first = len(chat.encode(CALL)) + 1
     assert made.unpack().loss_mask.tolist() == [1] * first + [0] * len(response) + [1] * (
         made.response_length - first - len(response)
     )

@@ -141,7 +141,7 @@ def test_tokens_unfold_to_the_text_that_they_are_together() -> None:
 
     @given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=30), st.integers(1, 4))
     def check(text: str, size: int) -> None:
-        tokens = chat._encode(text)
+        tokens = chat.encode(text)
         unfolding = Unfolding(chat)
         for start in range(0, len(tokens), size):
             unfolding.add(tokens[start : start + size])

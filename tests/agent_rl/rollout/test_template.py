@@ -119,7 +119,7 @@ def test_a_template_that_leaves_out_reasoning_is_rendered_turn_by_turn_and_named
     assert chat.rewriting(), "an environment that answers turns is refused"
     episode = Episode(testing.request(problem=PROBLEM, sampling=Sampling(1.0, 5000, 9)), chat)
     before = episode.tokens
-    first = [*chat._encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
+    first = [*chat.encode("hm\n</think>" + call_text("print(1)")), chat.end_of_turn]
     episode.wrote(**turn(chat, first))
     episode.responded(["1"], [testing.call()], PolicyVersion(1, 0))
     assert episode.tokens[: len(before) + len(first)] == [*before, *first], "the model's own tokens have changed"
@@ -211,7 +211,7 @@ def test_demonstrations_are_in_the_templates_layout(template: str, turns: list[t
         messages += [asked(*codes, content=content.strip(), ids="call0000"), *answered(*results, ids="call0000")]
     shown.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
     tokens, mask = chat.demonstration_tokens(Demonstration(PROBLEM, tuple(shown)))
-    last = len(chat._encode("\\boxed{4}")) + 1 + len(chat._encode(content.removeprefix(chat.prefill)))
+    last = len(chat.encode("\\boxed{4}")) + 1 + len(chat.encode(content.removeprefix(chat.prefill)))
     assert tokens[:-last] == whole(tokenizer, messages)
     trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
     assert "result" not in trained
@@ -393,7 +393,7 @@ def test_what_the_template_ends_turns_with_is_a_control_token_however_it_was_add
     end: str, text: str, special: bool, normalizer: Any
 ) -> None:
     tokenizer, chat = framed(end, special=special, normalizer=normalizer)
-    controls = set(tokenizer.encode(text, add_special_tokens=False)) & set(chat._encode(f"{end}<|im_start|>"))
+    controls = set(tokenizer.encode(text, add_special_tokens=False)) & set(chat.encode(f"{end}<|im_start|>"))
     assert chat.end_of_turn in controls
     assert len(controls) == 2
     for entrance, (_, tokens_of) in ENTRANCES.items():

@@ -62,7 +62,7 @@ def test_an_answer_is_appended_as_the_template_writes_it_and_is_not_trained_on(c
     assert episode.tokens == list(whole)
     made = episode.trajectory(generator="g", seconds=0.0)
     written = made.unpack().tokens[made.unpack().loss_mask == 1].tolist()
-    assert written == [*chat._encode("10"), chat.end_of_turn, *chat._encode("20"), chat.end_of_turn]
+    assert written == [*chat.encode("10"), chat.end_of_turn, *chat.encode("20"), chat.end_of_turn]
     assert not made.unpack().logprobs[made.unpack().loss_mask == 0].any()
     assert set(map(tuple, made.unpack().policies[made.unpack().loss_mask == 0].tolist())) == {(1, 4)}
     assert [(reply.turn, reply.content) for reply in made.transcript.replies] == [(1, "higher"), (1, "lower")]
@@ -97,7 +97,7 @@ def test_any_messages_are_appended_as_the_template_writes_them(messages: list[tu
     said = [*START, {"role": "assistant", "content": "10"}]
     spelt = [{"role": role, "content": re.sub(r"<(?=\|(im_)?end\|>)", "&lt;", text)} for role, text in messages]
     whole = tokenizer.apply_chat_template([*said, *spelt], add_generation_prompt=True, tokenize=True, return_dict=False)
-    built = [*chat._encode(chat._render(START, generate=True)), *chat._encode("10"), chat.end_of_turn]
+    built = [*chat.encode(chat.render(START, generate=True)), *chat.encode("10"), chat.end_of_turn]
     assert [*built, *chat.message_tokens(messages)] == list(whole)
 
 

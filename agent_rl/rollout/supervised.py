@@ -1,0 +1,99 @@
+"""Conversations of files as sequences to train on: each turn as the chat template renders it, where it stands.
+
+::
+
+    messages before the turn --template, with its prompt for a turn--> what the model reads
+    the same and the turn    --template--> what it reads, and what it writes with the end of the turn: this is trained
+
+As long as a template repeats what it has rendered before, all turns are in one sequence. One that renders earlier turns
+in another way, as many do that leave out earlier thoughts, begins a new sequence with the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from agent_rl.rollout.parsing import ParsedCall
+from agent_rl.rollout.prompts import PromptError
+
+if TYPE_CHECKING:
+    from agent_rl.rollout.prompts import ChatFormat
+
+Masked: TypeAlias = tuple[list[int], list[int]]
+"""A sequence's tokens and its loss mask."""
+OPENED, CLOSED = "<think>", "</think>"
+
+
+def sequences(
+    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[Masked]:
+    """The sequences of a conversation (`agent_rl.data.conversations`) with these tools, JSON schemas.
+
+    The loss covers what the assistant writes, except turns with ``train`` False. Raises PromptError, which counts the
+    assistant's turns from 1, where the template cannot render the conversation, leaves out a thought, or writes calls
+    that the format does not read again.
+    """
+    put, listed = chat.put(messages, tools)
+    made: list[Masked] = []
+    text, number = "", 0
+    for at, message in enumerate(put):
+        if message["role"] != "assistant":
+            continue
+        number += 1
+        begun, turn = _rendered(chat, put[:at], message, listed, number)
+        _require_calls(chat, message, turn, number)
+        if not made or not begun.startswith(text):
+            made.append(([], []))
+            text = ""
+        for piece, trained in ((begun[len(text) :], 0), (turn, int(message.get("train", True)))):
+            tokens = chat.encode(piece)
+            made[-1][0].extend(tokens)
+            made[-1][1].extend([trained] * len(tokens))
+        text = begun + turn
+    return [each for each in made if any(each[1])]
+
+
+def _rendered(
+    chat: ChatFormat,
+    before: Sequence[Mapping[str, Any]],
+    message: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+    number: int,
+) -> tuple[str, str]:
+    """What the model reads before a turn, and the turn with its end."""
+    try:
+        prompt = chat.render(before, generate=True, tools=tools)
+        whole = chat.render([*before, message], generate=False, tools=tools)
+    except Exception as error:  # templates raise arbitrary errors
+        raise PromptError(f"the chat template cannot render turn {number} of the assistant: {error}") from error
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
+    begun, rest, turn = prompt[:same], prompt[same:], chat.ended(whole[same:])
+    if chat.holds_control(rest):
+        raise PromptError(f"with turn {number} of the assistant the chat template renders earlier messages differently")
+    thought = message.get("thought") or _thought(message["content"])
+    if not thought or thought in turn:
+        return begun, turn
+    if rest.strip() == OPENED:  # the prompt for a turn begins a thought, and the template drops it from the turn
+        return prompt, f"{thought}\n{CLOSED}\n\n{turn.lstrip()}"
+    raise PromptError(
+        f"the chat template leaves out the thought of turn {number} of the assistant; write thoughts into the content, "
+        "or leave such rows out"
+    )
+
+
+def _thought(content: str) -> str:
+    """What stands between tags at the beginning of a turn."""
+    head, closed, _ = content.partition(CLOSED)
+    return head.strip().removeprefix(OPENED).strip() if closed else ""
+
+
+def _require_calls(chat: ChatFormat, message: Mapping[str, Any], turn: str, number: int) -> None:
+    wanted = [(call.name, call.arguments) for call in message.get("calls", ())]
+    found = [(call.name, call.arguments) for call in chat.sound_calls(turn) if isinstance(call, ParsedCall)]
+    if wanted and found != wanted:
+        raise PromptError(
+            f"the calls of turn {number} of the assistant are not read again: {len(wanted)} stand in the row, and the "
+            f"format reads {found!r:.200} in {turn[:200]!r}"
+        )
