@@ -23,6 +23,7 @@ from actors.weights.kept import KeptWeights
 from actors.weights.publish import Publisher
 from agent_rl.config.addresses import run_digest
 from agent_rl.config.topology import RlStage, SftStage
+from agent_rl.data.conversations import Conversation
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.load import Environments
 from agent_rl.figures import SupervisedFigures
@@ -33,6 +34,7 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
+from agent_rl.rollout.supervised import Masked, sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -293,7 +295,7 @@ class TrainedModel:
                 stage = stage.model_copy(update={"steps": max(1, steps)})
             conversations, longest = shuffled(rows.counts, weights, seed), float(self.trainer.max_length)
             vocabulary = self.trainer.model.module.config.vocab_size
-            encode = partial(rows.encoded, chat=self._chat, vocabulary=vocabulary)
+            encode = partial(rows.encoded, encode=self._sequences, vocabulary=vocabulary)
         else:
             conversations, longest = self._environments.tasks().demonstrations(rng), math.inf
             encode = self._demonstrated
@@ -302,7 +304,10 @@ class TrainedModel:
             batches.skip(position.step, drawn)
         return stage, batches
 
-    def _demonstrated(self, shown: Demonstration) -> list[tuple[list[int], list[int]]]:
+    def _sequences(self, said: Conversation) -> list[Masked]:
+        return sequences(self._chat, *said)
+
+    def _demonstrated(self, shown: Demonstration) -> list[Masked]:
         return [self._chat.demonstration_tokens(shown)]
 
     def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:

@@ -258,8 +258,8 @@ def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
         raise TaskError(f"{', '.join(patterns)}: there is no conversation to train on")
     if sum(left.values()) > read:
         raise TaskError(
-            f"{', '.join(patterns)}: most of the text is in fields that no layout reads: {', '.join(sorted(left))}; rename "
-            f"them, or leave them out; known are {known_layouts()}"
+            f"{', '.join(patterns)}: most of the text is in fields that no layout reads: {', '.join(sorted(left))}; "
+            f"rename them, or leave them out; known are {known_layouts()}"
         )
 
 

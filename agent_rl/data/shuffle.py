@@ -18,7 +18,7 @@ import weakref
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,14 +28,14 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.data.conversations import NoConversation, conversation, row_fault, sampled_tokens
+from agent_rl.data.conversations import Conversation, NoConversation, conversation, row_fault, sampled_tokens
 from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.disk import writing
 from agent_rl.files.reading_json import JsonError, parse_json
-from agent_rl.rollout.prompts import ChatFormat, PromptError
-from agent_rl.rollout.supervised import Masked, sequences
+from agent_rl.rollout.prompts import PromptError
+from agent_rl.rollout.supervised import Masked
 
 AT_ONCE = 65536
 """Numbers that become Python's own objects together."""
@@ -91,8 +91,8 @@ class Rows:
             weakref.finalize(self, self._copy.close)
         return self._copy
 
-    def encoded(self, number: int, chat: ChatFormat, vocabulary: int) -> list[Masked]:
-        """The sequences of a row, tokens and loss mask: as sampled, or of its conversation.
+    def encoded(self, number: int, encode: Callable[[Conversation], list[Masked]], vocabulary: int) -> list[Masked]:
+        """The sequences of a row, tokens and loss mask: as sampled, or of its conversation by ``encode``.
 
         Raises TaskError, which names file and line, for what is no conversation, and for tokens of another tokenizer.
         """
@@ -100,7 +100,7 @@ class Rows:
         try:
             tokens = sampled_tokens(row)
             if tokens is None:
-                return sequences(chat, *conversation(row))
+                return encode(conversation(row))
         except PromptError as error:
             raise TaskError(f"{self.place(number)}: {error}") from error
         except NoConversation as error:

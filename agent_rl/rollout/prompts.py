@@ -289,8 +289,8 @@ class ChatFormat:
                 spelt |= dict.fromkeys(("thought", *THOUGHTS), self.spelt(thought, "assistant").strip())
             yield spelt
 
-    def ended(self, text: str) -> str:
-        """A rendered turn up to the control tokens that end it, and with an end where the template writes none.
+    def ended(self, text: str) -> tuple[str, str]:
+        """A rendered turn without the control tokens that end it, and these; where there are none, a turn's usual end.
 
         What follows them after white space, as the end of a whole text, is no part of the turn.
         """
@@ -298,9 +298,9 @@ class ChatFormat:
         while found := self._ends.search(text):
             before = text[: found.start()]
             if before == before.rstrip() or not self._ends.search(before.rstrip()):
-                return text
+                return before, found.group()
             text = before.rstrip()
-        return text + self.decode([self.end_of_turn])
+        return text, self.decode([self.end_of_turn])
 
     def holds_control(self, text: str) -> bool:
         """Whether a text holds a control token."""

@@ -41,16 +41,16 @@ def sequences(
         if message["role"] != "assistant":
             continue
         number += 1
-        begun, turn = _rendered(chat, put[:at], message, listed, number)
+        begun, turn, end = _rendered(chat, put[:at], message, listed, number)
         _require_calls(chat, message, turn, number)
         if not made or not begun.startswith(text):
             made.append(([], []))
             text = ""
-        for piece, trained in ((begun[len(text) :], 0), (turn, int(message.get("train", True)))):
+        for piece, trained in ((begun[len(text) :], 0), (turn + end, int(message.get("train", True)))):
             tokens = chat.encode(piece)
             made[-1][0].extend(tokens)
             made[-1][1].extend([trained] * len(tokens))
-        text = begun + turn
+        text = begun + turn + end
     return [each for each in made if any(each[1])]
 
 
@@ -60,8 +60,8 @@ def _rendered(
     message: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     number: int,
-) -> tuple[str, str]:
-    """What the model reads before a turn, and the turn with its end."""
+) -> tuple[str, str, str]:
+    """What the model reads before a turn, the turn, and its end."""
     try:
         prompt = chat.render(before, generate=True, tools=tools)
         whole = chat.render([*before, message], generate=False, tools=tools)
@@ -69,14 +69,17 @@ def _rendered(
         raise PromptError(f"the chat template cannot render turn {number} of the assistant: {error}") from error
     pairs = enumerate(zip(prompt, whole, strict=False))
     same = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
-    begun, rest, turn = prompt[:same], prompt[same:], chat.ended(whole[same:])
+    tag = prompt.rfind("<", 0, same)
+    if same < len(prompt) and ">" not in prompt[tag:same]:
+        same = tag if tag >= 0 else same  # they part within a tag
+    begun, rest, (turn, end) = prompt[:same], prompt[same:], chat.ended(whole[same:])
     if chat.holds_control(rest):
         raise PromptError(f"with turn {number} of the assistant the chat template renders earlier messages differently")
     thought = message.get("thought") or _thought(message["content"])
     if not thought or thought in turn:
-        return begun, turn
+        return begun, turn, end
     if rest.strip() == OPENED:  # the prompt for a turn begins a thought, and the template drops it from the turn
-        return prompt, f"{thought}\n{CLOSED}\n\n{turn.lstrip()}"
+        return prompt, f"{thought}\n{CLOSED}\n\n{turn.lstrip()}", end
     raise PromptError(
         f"the chat template leaves out the thought of turn {number} of the assistant; write thoughts into the content, "
         "or leave such rows out"

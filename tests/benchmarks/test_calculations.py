@@ -24,6 +24,7 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.supervised import sequences
 from agent_rl.testing import tool_call, trajectory
 from benchmarks import bench_end_to_end, bench_learner, bench_learning, bench_overlap, learner_tree
 from benchmarks.bench_end_to_end import Measured
@@ -483,7 +484,7 @@ def test_the_peers_template_makes_the_same_tokens_as_ours(template: str | None) 
 
     prompt, before = tokens([problem], generate=True), tokens([problem, turn], generate=False)
     after = tokens([problem, turn, *responses], generate=True)
-    shown, _ = ours.conversation_tokens([problem, {"role": "assistant", "content": CALL}])
+    ((shown, _),) = sequences(ours, [problem, {"role": "assistant", "content": CALL}])
     assert before[: len(shown)] == shown
     assert tokenizer.decode(before[len(shown) :]).strip() == ""
     assert shown[: len(prompt)] == prompt

@@ -12,6 +12,7 @@ from agent_rl.data.conversations import NoConversation, conversation, try_conver
 from agent_rl.environments.base import TaskError
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.supervised import sequences
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 OPENAI = {
@@ -44,17 +45,17 @@ ONE_FORM = [
 
 @pytest.mark.parametrize("row", [OPENAI, SHAREGPT, {"messages": ONE_FORM}])
 def test_three_ways_to_write_one_conversation(row: dict[str, Any]) -> None:
-    assert conversation(row) == ONE_FORM
+    assert conversation(row) == (ONE_FORM, [])
 
 
 def test_tools_and_system_text_stand_in_one_system_message() -> None:
     row = {**SHAREGPT, "system": "Be brief.", "tools": json.dumps([{"name": "add"}])}
-    first, *rest = conversation(row)
-    assert first["role"] == "system"
-    assert first["content"].startswith("Be brief.\n\nThese are the tools")
-    assert '{"name": "add"}' in first["content"]
-    assert rest == ONE_FORM
-    assert conversation({"messages": conversation(row)}) == [first, *rest]  # the one form stays what it is
+    said = conversation(row)
+    assert said == ([{"role": "system", "content": "Be brief."}, *ONE_FORM], [{"name": "add"}])
+    assert conversation(said._asdict()) == said  # the one form stays what it is
+    chat = ChatFormat(build_tokenizer())
+    ((tokens, _),) = sequences(chat, *said)
+    assert chat.decode(tokens).startswith(f"<|system|>Be brief.\n\n{chat.listing(said.tools)}<|end|>")
 
 
 def turns(*roles: str) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_what_is_no_conversation_has_a_reason(row: dict[str, Any], reason: str) 
 def test_the_loss_is_on_what_the_assistant_writes_alone() -> None:
     chat = ChatFormat(build_tokenizer())
     messages = [{"role": "system", "content": "S"}, *ONE_FORM, {"role": "user", "content": "why?"}, ONE_FORM[-1]]
-    tokens, mask = chat.conversation_tokens(messages)
+    ((tokens, mask),) = sequences(chat, messages)
     trained = chat.decode([token for token, on in zip(tokens, mask, strict=True) if on])
     assert trained == f"{CALL}<|end|>It is 2.<|end|>It is 2.<|end|>"
     assert chat.decode(tokens) == (
@@ -103,7 +104,7 @@ def test_the_loss_is_on_what_the_assistant_writes_alone() -> None:
 def test_responses_to_one_turn_stand_together() -> None:
     chat = ChatFormat(build_tokenizer(), compact=True)
     two = [ONE_FORM[0], {"role": "assistant", "content": CALL + CALL}, ONE_FORM[2], {"role": "tool", "content": "3"}]
-    text = chat.decode(chat.conversation_tokens([*two, ONE_FORM[3]])[0])
+    text = chat.decode(sequences(chat, [*two, ONE_FORM[3]])[0][0])
     assert "<|user|><tool_response>2</tool_response><tool_response>3</tool_response><|end|>" in text
 
 

@@ -20,6 +20,7 @@ from agent_rl.data.conversations import (
     conversation,
     tool_turn_without_call,
     try_conversations,
+    written,
 )
 from agent_rl.environments.base import TaskError
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
@@ -93,13 +94,13 @@ TULU = {"id": "x_1", "messages": [{"role": "user", "content": "Hi"}, {"role": "a
 MAGICODER = {"lang": "python", "seed": "x", "problem": "Write f.", "solution": "```python\ndef f(): ...\n```"}
 EVOL = {"instruction": "Write g.", "response": "def g(): ..."}
 ROWS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
-    "ToolACE": (TOOLACE, "system user assistant tool assistant", ["Tide Table/at", "Tide Table/at"]),
+    "ToolACE": (TOOLACE, "user assistant tool assistant", ["Tide Table/at", "Tide Table/at"]),
     "Glaive": (GLAIVE, "system user assistant tool assistant user assistant", ["add"]),
-    "APIGen": (APIGEN, "system user assistant", ["add", "add"]),
+    "APIGen": (APIGEN, "user assistant", ["add", "add"]),
     "APIGen-MT": (APIGEN_MT, "system user assistant tool assistant", ["cancel"]),
     "Llama-Nemotron": (LLAMA_NEMOTRON, "system user assistant", []),
     "Llama-Nemotron, text": ({**LLAMA_NEMOTRON, "input": "Why?"}, "system user assistant", []),
-    "Nemotron": (NEMOTRON, "system user assistant tool assistant", ["add"]),
+    "Nemotron": (NEMOTRON, "user assistant tool assistant", ["add"]),
     "Tulu": (TULU, "user assistant", []),
     "Magicoder": (MAGICODER, "user assistant", []),
     "Magicoder Evol": (EVOL, "user assistant", []),
@@ -108,29 +109,28 @@ ROWS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 
 @pytest.mark.parametrize(("row", "roles", "names"), ROWS.values(), ids=ROWS)
 def test_a_row_of_each_public_set_becomes_a_conversation(row: Any, roles: str, names: list[str]) -> None:
-    messages = conversation(row)
+    messages, tools = said = conversation(row)
     assert [message["role"] for message in messages] == roles.split()
     calls = [call for message in messages if message["role"] == "assistant" for call in parse_calls(message["content"])]
     assert [call.name for call in calls if isinstance(call, ParsedCall)] == names
     assert len(calls) == len(names)  # none of them is malformed
     assert not tool_turn_without_call(messages)
-    assert conversation({"messages": messages}) == messages
-    if names:
-        system = messages[0]["content"]
-        assert "<tools>" in system
-        assert "params_name" not in system  # the set's own way to call tools is not asked for any more
-        assert "Use them if required" not in system
+    assert conversation({"messages": [*map(written, messages)], "tools": tools}) == said
+    assert {tool.get("function", tool)["name"] for tool in tools} >= {*names}
+    system = messages[0]["content"] if names else ""
+    assert "params_name" not in system  # the set's own way to call tools is not asked for any more
+    assert "Use them if required" not in system
 
 
 def test_arguments_keep_their_types_whatever_python_thinks_of_their_names() -> None:
-    first, second = parse_calls(conversation(TOOLACE)[2]["content"])
+    first, second = parse_calls(conversation(TOOLACE).messages[1]["content"])
     assert first == ParsedCall("Tide Table/at", {"port": "Brest", "days": ["Mon", "Tue"], "from": 3})
     assert second == ParsedCall("Tide Table/at", {"port": "St Malo", "in": None})
-    (call,) = parse_calls(conversation(GLAIVE)[2]["content"])
+    (call,) = parse_calls(conversation(GLAIVE).messages[2]["content"])
     assert call == ParsedCall("add", {"a": 1, "note": "it's 2"})
-    assert conversation(GLAIVE)[2]["content"].startswith("Let me see.\n<tool_call>")
-    assert conversation(GLAIVE)[0]["content"].startswith("You are a helpful assistant.\n\nThese are the tools")
-    assert conversation(LLAMA_NEMOTRON)[0]["content"] == "detailed thinking on"
+    assert conversation(GLAIVE).messages[2]["content"].startswith("Let me see.\n<tool_call>")
+    assert conversation(GLAIVE).messages[0]["content"] == "You are a helpful assistant."
+    assert conversation(LLAMA_NEMOTRON).messages[0]["content"] == "detailed thinking on"
 
 
 JSON = st.recursive(

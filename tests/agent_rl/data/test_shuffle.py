@@ -15,12 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rl.data.conversations import Conversation
 from agent_rl.data.rows import writer
 from agent_rl.data.shuffle import Rows, rows_of_epochs, shuffled
 from agent_rl.environments.base import TaskError
 from agent_rl.learning.batching import SupervisedBatches
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any)
+
+
+def said(conversation: Conversation) -> Any:
+    """Its messages in place of tokens."""
+    return conversation.messages
 
 
 @given(COUNTS, st.integers(0, 9), st.integers(1, 4))
@@ -55,7 +61,7 @@ def test_a_restart_anywhere_goes_on_with_the_batch_that_was_next(
         lengths = random.Random(seed).choices(range(1, 9), k=sum(counts))
         lengths[0] = 1  # one fits at least
         return SupervisedBatches(
-            numbers, lambda n: ([n] * lengths[n], [1] * lengths[n]), batch=batch, longest=6, rng=random.Random(seed)
+            numbers, lambda n: [([n] * lengths[n], [1] * lengths[n])], batch=batch, longest=6, rng=random.Random(seed)
         )
 
     whole = batches()
@@ -81,7 +87,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def text_of(rows: Rows, number: int) -> str:
-    return rows.encoded(number, list, 0)[0]["content"]
+    return rows.encoded(number, said, 0)[0]["content"]
 
 
 def test_rows_are_found_in_files_of_every_format(tmp_path: Path) -> None:
@@ -109,7 +115,7 @@ def test_rows_are_found_in_files_of_every_format(tmp_path: Path) -> None:
         (12, r"d\.jsonl\.gz:5: not JSON .*each line must be one JSON object"),
     ):
         with pytest.raises(TaskError, match=message):
-            rows.encoded(number, list, 0)
+            rows.encoded(number, said, 0)
 
 
 def test_files_without_rows_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_memory_holds_places_of_rows_and_no_rows(tmp_path: Path, ending: str) ->
         rows = Rows([file.name], tmp_path, tmp_path)
         order = shuffled(rows.counts, [1.0], "0")
         for number in islice(order, 100):
-            rows.encoded(number, list, 0)
+            rows.encoded(number, said, 0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -145,7 +151,7 @@ def test_a_sampled_rollout_is_trained_on_as_it_was_sampled(tmp_path: Path) -> No
     bad = [{**sampled, "loss_mask": [1, 0]}, {**sampled, "loss_mask": [0, 0, 0]}, {**sampled, "tokens": [3, 4, 99]}]
     (tmp_path / "sampled.jsonl").write_text("\n".join(map(json.dumps, [sampled, *bad])))
     rows = Rows(("sampled.jsonl",), tmp_path, tmp_path)
-    assert rows.encoded(0, list, 50) == ([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])
+    assert rows.encoded(0, said, 50) == [([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])]
     for number, told in ((1, "tokens and mask do not fit"), (2, "tokens and mask do not fit"), (3, "has token 99")):
         with pytest.raises(TaskError, match=rf"sampled.jsonl:{number + 1}: .*{told}"):
-            rows.encoded(number, list, 50)
+            rows.encoded(number, said, 50)

@@ -36,7 +36,7 @@ def test_parts_are_even_and_never_empty(count: int, parts: int) -> None:
 def test_buckets_hold_like_lengths_and_lose_nothing() -> None:
     rng = random.Random(0)
     lengths = [rng.randint(10, 90) for _ in range(POOL * 4)]
-    made = SupervisedBatches(iter(lengths), lambda n: ([0] * n, [1] * n), batch=4, longest=100, rng=rng)
+    made = SupervisedBatches(iter(lengths), lambda n: [([0] * n, [1] * n)], batch=4, longest=100, rng=rng)
     batches = list(islice(made, POOL))
     found = [len(tokens) for batch in batches for tokens, _ in batch]
     assert sorted(found) == sorted(lengths)
@@ -50,8 +50,8 @@ def test_sequences_as_long_as_allowed_are_taken_and_too_many_in_a_row_that_are_l
 ) -> None:
     monkeypatch.setattr(batching, "TOO_MANY", 3)
     lengths = [5, 6, 6, 4, 6, 6, 5, 6, 6, 6]
-    taken = fitting((([0] * length, [1] * length) for length in lengths), 5)
-    assert [len(next(taken)[0]) for _ in range(3)] == [5, 4, 5]
+    taken = fitting(([([0], [1]), ([0] * length, [1] * length)] for length in lengths), 5)
+    assert [len(next(taken)[1][0]) for _ in range(3)] == [5, 4, 5]
     with pytest.raises(TaskError, match="3 conversations in a row have more than the model's 5 tokens"):
         next(taken)
 
@@ -63,9 +63,9 @@ def lessons(encoded: list[int], seed: int = 0) -> SupervisedBatches[int]:
         while True:
             yield rng.randint(1, 120)
 
-    def encode(length: int) -> Masked:
+    def encode(length: int) -> list[Masked]:
         encoded.append(length)
-        return [len(encoded)] * length, [1] * length
+        return [([len(encoded)] * length, [1] * length)]
 
     rng = random.Random(seed)
     return SupervisedBatches(source(), encode, batch=3, longest=100, rng=rng)

@@ -19,6 +19,7 @@ from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
+from agent_rl.rollout.supervised import sequences
 from agent_rl.rollout.template import made_format
 from tests.agent_rl.rollout.templates import (
     CONTROLS,
@@ -221,8 +222,8 @@ def test_demonstrations_are_in_the_templates_layout(template: str, turns: list[t
 def test_a_turn_with_more_calls_than_the_template_takes_is_no_demonstration() -> None:
     chat = chat_of(LLAMA)[1]
     call = f'<tool_call>{{"name": "{PYTHON}", "arguments": {{}}}}</tool_call>'
-    with pytest.raises(PromptError, match="a demonstrated turn with 2 tool calls: one call at a time"):
-        chat.conversation_tokens([QUESTION, {"role": "assistant", "content": 2 * call}])
+    with pytest.raises(PromptError, match="cannot render turn 1 of the assistant: one call at a time"):
+        sequences(chat, [QUESTION, {"role": "assistant", "content": 2 * call}])
 
 
 def test_another_format_and_the_template_exclude_each_other() -> None:
@@ -302,8 +303,12 @@ def opening(*words: str, problem: str = PROBLEM.text) -> Making:
     return made
 
 
+def all_tokens(chat: ChatFormat, messages: list[dict[str, str]]) -> list[int]:
+    return [token for tokens, _ in sequences(chat, messages) for token in tokens]
+
+
 def conversation(*words: str, spelt: Callable[[str], str] = str) -> Making:
-    return lambda chat, text: chat.conversation_tokens(said(*put(words, spelt(text))))[0]
+    return lambda chat, text: all_tokens(chat, said(*put(words, spelt(text))))
 
 
 def demonstration(*words: str, spelt: Callable[[str], str] = str) -> Making:
@@ -359,8 +364,9 @@ def test_text_from_outside_never_becomes_a_control_token_in_any_role_by_any_entr
             token = tokenizer.convert_tokens_to_ids(control)
             assert token in raw, control
             assert attacked.count(token) == plain.count(token), (entrance, control)
-    tokens, mask = chat.conversation_tokens(said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
-    ends = [token for token, kept in zip(tokens, mask, strict=True) if kept and token in chat.stop_tokens]
+    made = sequences(chat, said("user", "4", "assistant", EVIL, "user", EVIL, "assistant", EVIL))
+    trained = [each for tokens, mask in made for each in zip(tokens, mask, strict=True)]
+    ends = [token for token, kept in trained if kept and token in chat.stop_tokens]
     assert ends == [chat.end_of_turn] * 2
     assert chat.spells_out(said("assistant", CALL.replace("print(1)", escaped(EVIL))))
     assert not chat.spells_out(said("assistant", CALL.replace("print(1)", escaped("4"))))
