@@ -65,7 +65,7 @@ test: install
 mutants: install
 	$(BIN)/python tests/mutants.py
 
-test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/qwen $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
+test-all: install programs $(OLDEST)/installed $(VLLM)/installed $(CLIENTS)/installed $(CLIENTS)/templates $(CLIENTS)/qwen $(CLIENTS)/axe $(SERVERS)/installed $(VERIFIERS)/installed $(OPENENV)/installed $(INSPECT)/installed $(TRACKERS)/installed
 	$(BIN)/python $(PIP) kubernetes-validate -c development.lock
 	$(BIN)/python tests/run_all.py
 
@@ -94,6 +94,11 @@ $(OLDEST)/installed: pyproject.toml
 # Clients of agents, such as openai and litellm, MCP servers, and verifiers, OpenEnv and inspect-ai, which tests start as
 # they are. No dependency of theirs meets one of ours, nor one of another's.
 $(CLIENTS)/installed: tests/clients/requirements.txt
+$(CLIENTS)/templates: $(CLIENTS)/installed
+	$(CLIENTS)/bin/python -m pip download --quiet --no-deps "trl==1.16.*" -d $@.part
+	$(CLIENTS)/bin/python -m zipfile -e $@.part/trl-*.whl $@
+	rm -r $@.part
+
 $(SERVERS)/installed: tests/servers/requirements.txt
 $(VERIFIERS)/installed: tests/servers/verifiers.txt
 $(OPENENV)/installed: tests/servers/openenv.txt

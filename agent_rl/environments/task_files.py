@@ -146,11 +146,18 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
             for batch in file.iter_batches(batch_size=PARQUET_BATCH):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{name}:{number}", row
+                    yield f"{name}:{number}", {key: _unpadded(value) for key, value in row.items()}
     except (OSError, pa.ArrowException) as error:
         raise TaskError(
             f"{name}: cannot be read as parquet ({error}); write it again, or convert it to JSONL"
         ) from error
+
+
+def _unpadded(value: Any) -> Any:
+    """A value of parquet without the nulls that fill its structs, which have the keys of all rows."""
+    if isinstance(value, dict):
+        return {key: _unpadded(each) for key, each in value.items() if each is not None}
+    return [_unpadded(each) for each in value] if isinstance(value, list) else value
 
 
 def problem_of(row: Mapping[str, Any], where: str) -> Problem:

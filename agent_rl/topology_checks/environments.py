@@ -47,6 +47,7 @@ from agent_rl.models.hub import described_model
 from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.observe.words import count_of
 from agent_rl.rollout.prompts import ChatFormat, PromptError
+from agent_rl.rollout.supervised import sequences
 from agent_rl.topology_checks.contracts import chat_format
 from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.files import fetching
@@ -55,7 +56,7 @@ from agent_rl.topology_checks.model import named_template
 _METHOD = "one of its methods"
 AT_ONCE_SECONDS = 3.0
 """How long ``judge_at_once`` and ``judge`` may hold the process, as in a run."""
-CONVERSATIONS, DEMONSTRATIONS = 1000, 64
+CONVERSATIONS, RENDERED, DEMONSTRATIONS = 1000, 50, 64
 """How many of a supervised stage's are read before anything starts."""
 TRIED = 16
 """Problems of each kind that are put into prompts: the shortest texts of lists, else the first ones drawn."""
@@ -229,6 +230,7 @@ def _prompts(
     except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
         return
     noted += _control_notes(topology, base, chat, tasks)
+    yield from _rendered_rows(topology, base, chat)
     if length is None or not response:
         return
     long: dict[str, list[int]] = {}
@@ -249,6 +251,21 @@ def _prompts(
         found = ", ".join(f"{sizes[0]} to {sizes[-1]} tokens in {name}" for name, sizes in long.items())
         message = f"a sequence has {length} tokens, and prompts with the descriptions of their tools need more: {found}"
         yield Finding(key, message, remedy.format(needed=max(max(sizes) for sizes in long.values()) + response))
+
+
+def _rendered_rows(topology: Topology, base: Path, chat: ChatFormat) -> Iterator[Finding]:
+    """The first row of each stage that the template renders in another way than it says."""
+    for index, stage in enumerate(topology.stages):
+        if not isinstance(stage, SftStage) or not stage.data:
+            continue
+        with suppress(TaskError):  # try_conversations says it
+            for where, row in first_rows(stage.data, base, RENDERED):
+                try:
+                    with suppress(NoConversation):
+                        sequences(chat, *conversation(row))
+                except PromptError as error:
+                    yield Finding(("stages", index, "data"), f"{where}: {error}")
+                    break
 
 
 def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: MixedTasks) -> Iterator[Finding]:

@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from agent_rl.data.conversations import NoConversation, conversation, try_conversations
+from agent_rl.data.conversations import NoConversation, conversation, try_conversations, unread_fields, written
 from agent_rl.environments.base import TaskError
+from agent_rl.environments.task_files import read_rows
 from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
+from tests.agent_rl.data.test_data_command import write_rows
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 OPENAI = {
@@ -117,3 +122,80 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskError, match="no conversation to train on"):
         try_conversations(["empty.jsonl"], tmp_path, 1)
+
+
+def asked(*said: str, **more: Any) -> list[dict[str, Any]]:
+    """A question, and the answer with what the last message has beside its text."""
+    roles = ("system", "user", "assistant")[-len(said) :]
+    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    messages[-1] |= more
+    return messages
+
+
+READ_WHOLE = {
+    "instructions with an input": ({"instruction": "Translate.", "input": "cheese", "output": "fromage"}, asked("Translate.\n\ncheese", "fromage")),
+    "instructions with an empty one": ({"instruction": "Say hello.", "input": None, "output": "Hello."}, asked("Say hello.", "Hello.")),
+    "a question about a text": ({"instruction": "When?", "context": "It began in 1999.", "response": "In 1999."}, asked("When?\n\nIt began in 1999.", "In 1999.")),
+    "a system prompt": ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}], "system_prompt": "S"}, asked("S", "Q", "A")),
+    **{
+        f"a thought as {key}": ({"messages": asked("Q", "A", **{key: " T "})}, asked("Q", "A", thought="T"))
+        for key in ("reasoning_content", "thinking", "reasoning")
+    },
+    "a thought in parts": ({"messages": asked("Q", [{"type": "thinking", "thinking": "T"}, {"type": "text", "text": "A"}])}, asked("Q", "A", thought="T")),
+    "a thought beside a call": ({"messages": asked("Q", "", reasoning="T", tool_calls=OPENAI["messages"][1]["tool_calls"])}, asked("Q", CALL, thought="T")),
+    **{
+        f"a turn with {key} {value}": ({"messages": asked("Q", "A", **{key: value})}, asked("Q", "A", **trained))
+        for key in ("weight", "loss", "loss_mask", "train", "trainable")
+        for value, trained in ((0, {"train": False}), (False, {"train": False}), (1, {}), (None, {}))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "messages"), READ_WHOLE.values(), ids=READ_WHOLE)
+def test_every_field_of_a_row_that_says_something_is_read(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    assert conversation(row).messages == messages
+    assert unread_fields(row) == {}
+    assert conversation({"messages": [*map(written, messages)]}).messages == messages
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": asked("Q", "A", weight=0.5)}, "a_turn_has_a_weight_other_than_0_and_1"),
+        ({"messages": asked(" ", "A")}, "empty_turn_of_the_user"),
+    ],
+)
+def test_what_would_be_trained_otherwise_than_meant_is_refused(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NoConversation, match=reason):
+        conversation(row)
+
+
+def test_text_that_no_layout_reads_is_named_and_refused_where_it_is_most(tmp_path: Path) -> None:
+    row = {
+        "messages": asked("Why is it so?", "A", note="n" * 9),
+        "prompt": "Why is it so?",
+        "source": "x" * 99,
+        "hint": "zz",
+    }
+    assert unread_fields(row) == {"hint": "zz", "turn.note": "n" * 9}
+    write_rows(tmp_path / "a.jsonl", [row])
+    try_conversations(["a.jsonl"], tmp_path, 10)
+    write_rows(tmp_path / "a.jsonl", [{**row, "hint": "z" * 9}])
+    with pytest.raises(
+        TaskError, match=r"a\.jsonl: most of the text is in fields that no layout reads: hint, turn\.note"
+    ):
+        try_conversations(["a.jsonl"], tmp_path, 10)
+
+
+def test_nulls_that_fill_the_structs_of_parquet_are_no_arguments(tmp_path: Path) -> None:
+    called = [
+        {"function": {"name": name, "arguments": given}}
+        for name, given in (("add", {"a": 2}), ("find", {"city": "Rome"}))
+    ]
+    rows = [{"messages": asked("Q", "", tool_calls=[each])} for each in called]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    read = [conversation(row).messages[1]["content"] for _, row in read_rows("a.parquet", tmp_path / "a.parquet")]
+    assert [parse_calls(text) for text in read] == [
+        (ParsedCall("add", {"a": 2}),),
+        (ParsedCall("find", {"city": "Rome"}),),
+    ]
