@@ -296,6 +296,11 @@ def batches_of(seed: str) -> Any:
     return SupervisedBatches(lessons(rng), lambda length: [encode(length)], batch=2, longest=math.inf, rng=rng)
 
 
+def ended(learner: Learner) -> bool:
+    """Whether it came to the recipe's end; one that has not started has no state."""
+    return getattr(learner, "_state", "") == "finished"
+
+
 class World:
     """A run: its processes one after the other, each of which an event ends, or something happens to it."""
 
@@ -343,9 +348,9 @@ class World:
                 if self.event == "filter":
                     await self.filter.restarted()
                     self.over = trio.Event()
-                    if learner.status()[0] != "finished":
+                    if not ended(learner):
                         await self.over.wait()
-                finished = not kill and learner.status()[0] == "finished"
+                finished = not kill and ended(learner)
         except BaseExceptionGroup as group:
             message = user_mistake(group) or str(group)
             assert re.search(r"3 steps of stage .* in a row", message), message
