@@ -52,7 +52,7 @@ class Obedient(ScriptedEngine):
         chat = self._chat
         what = told(chat.decode(list(request.tokens)))
         assert what is not None
-        tokens = written(what, chat._encode, chat.decode, chat.end_of_turn, request.max_tokens)
+        tokens = written(what, chat.encode, chat.decode, chat.end_of_turn, request.max_tokens)
         for token in tokens:
             await trio.sleep(what.pace / 1000)
             if request.wrote is not None:
