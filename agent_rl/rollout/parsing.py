@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
+from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING, beyond_thoughts
+
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 MAX_DEPTH = 32
 """How deep lists and objects may be nested in a call's arguments. Messages between actors have a limit too."""
@@ -55,21 +57,35 @@ def parse_calls(text: str) -> tuple[AnyCall, ...]:
     """The calls of a turn in order: every ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
     A tag inside a JSON string of a call belongs to this string. Any other text after an opening tag, up to the next
-    closing tag or the end of the turn, is a MalformedCall.
+    closing tag or the end of the turn, is a MalformedCall. What stands in a thought, ``<think>...</think>``, is a draft
+    and no call; a thought that is not closed has cut the turn, and goes to its end.
     """
     calls: list[AnyCall] = []
-    position = text.find(OPENING)
+    position = _next_call(text, 0)
     while position >= 0:
         call, end = _parse_call(text, position + len(OPENING))
         calls.append(call)
-        position = text.find(OPENING, end)
+        position = _next_call(text, end)
     return tuple(calls)
+
+
+def _next_call(text: str, position: int, opening: str = OPENING) -> int:
+    """Where the next call begins that no thought holds; -1 where there is none."""
+    start = text.find(opening, position)
+    while start >= 0 and (thought := text.find(THOUGHT_OPENING, position, start)) >= 0:
+        closed = text.find(THOUGHT_CLOSING, thought)
+        if closed < 0:
+            return -1
+        position = closed + len(THOUGHT_CLOSING)
+        if position > start:
+            start = text.find(opening, position)
+    return start
 
 
 def without_calls(text: str) -> str:
     """The text of a turn without its valid calls, as `parse_calls` finds them."""
     kept, position = [], 0
-    while (start := text.find(OPENING, position)) >= 0:
+    while (start := _next_call(text, position)) >= 0:
         call, end = _parse_call(text, start + len(OPENING))
         kept.append(text[position : end if isinstance(call, MalformedCall) else start])
         position = end
@@ -78,7 +94,7 @@ def without_calls(text: str) -> str:
 
 def certain(text: str, opening: str = OPENING) -> int:
     """How many characters of a turn that is being written come before any call, whatever follows."""
-    start = text.find(opening)
+    start = _next_call(text, 0, opening)
     if start >= 0:
         return start
     return len(text) - begun(text, opening)
@@ -163,7 +179,7 @@ def _call(content: object, key: str = "arguments") -> ParsedCall:
 
 def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
     """The calls of a turn in order: a JSON list of objects after ``opening``. Without ``opening`` there are none."""
-    _, found, after = text.partition(opening)
+    _, found, after = beyond_thoughts(text).partition(opening)
     if not found:
         return ()
     try:
@@ -177,7 +193,7 @@ def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
 
 def parse_object(text: str, key: str) -> tuple[AnyCall, ...]:
     """The call of a turn that is one JSON object with "name", its arguments under ``key``. Other turns have none."""
-    stripped = text.strip()
+    stripped = beyond_thoughts(text).strip()
     if not stripped.startswith("{") or '"name"' not in stripped:
         return ()
     try:

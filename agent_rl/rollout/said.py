@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.conversation import Message
 from agent_rl.rollout.parsing import CLOSING, OPENING, ParsedCall, begun, parse_calls
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 TOOLS = "tools"
 """The role of the list of tools, the first of an agent's messages."""
-_THINK, _THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def spoken(chat: ChatFormat, text: str) -> Spoken:
 def spoken_so_far(chat: ChatFormat, text: str) -> Spoken:
     """What is certain of a turn that is being written: content and reasoning that a client may see already."""
     certain = text[: chat.certain(text)]
-    for tag in (_THINK, _THOUGHT):  # a tag may have begun
+    for tag in (THOUGHT_OPENING, THOUGHT_CLOSING):  # a tag may have begun
         certain = certain[: len(certain) - begun(certain, tag)]
     reasoning, content = _parted(certain)
     return Spoken(content.rstrip(), reasoning)
@@ -68,9 +68,9 @@ def spoken_so_far(chat: ChatFormat, text: str) -> Spoken:
 def _parted(text: str) -> tuple[str, str]:
     """Reasoning and the rest."""
     start = text.lstrip()
-    if not start.startswith(_THINK):
+    if not start.startswith(THOUGHT_OPENING):
         return "", text
-    reasoning, _, content = start.removeprefix(_THINK).partition(_THOUGHT)
+    reasoning, _, content = start.removeprefix(THOUGHT_OPENING).partition(THOUGHT_CLOSING)
     return reasoning.strip(), content.lstrip()
 
 
@@ -101,7 +101,7 @@ def _assistant(said: Said) -> Message:
         f'{OPENING}{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}{CLOSING}'
         for call in said.calls
     ]
-    thought = f"{_THINK}\n{said.reasoning}\n{_THOUGHT}\n\n" if said.reasoning else ""
+    thought = f"{THOUGHT_OPENING}\n{said.reasoning}\n{THOUGHT_CLOSING}\n\n" if said.reasoning else ""
     content = thought + "\n".join(part for part in (said.content, *tagged) if part)
     same = [said.content.strip(), [[call.name, _canonical(call.arguments)] for call in said.calls]]
     return Message("assistant", content, json.dumps(same))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import PromptError
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Masked: TypeAlias = tuple[list[int], list[int]]
 """A sequence's tokens and its loss mask."""
-OPENED, CLOSED = "<think>", "</think>"
 
 
 def sequences(
@@ -78,8 +78,8 @@ def _rendered(
     thought = message.get("thought") or _thought(message["content"])
     if not thought or thought in turn:
         return begun, turn, end
-    if rest.strip() == OPENED:  # the prompt for a turn begins a thought, and the template drops it from the turn
-        return prompt, f"{thought}\n{CLOSED}\n\n{turn.lstrip()}", end
+    if rest.strip() == THOUGHT_OPENING:  # the prompt for a turn begins a thought, and turns are rendered without it
+        return prompt, f"{thought}\n{THOUGHT_CLOSING}\n\n{turn.lstrip()}", end
     raise PromptError(
         f"the chat template leaves out the thought of turn {number} of the assistant; write thoughts into the content, "
         "or leave such rows out"
@@ -88,8 +88,8 @@ def _rendered(
 
 def _thought(content: str) -> str:
     """What stands between tags at the beginning of a turn."""
-    head, closed, _ = content.partition(CLOSED)
-    return head.strip().removeprefix(OPENED).strip() if closed else ""
+    head, closed, _ = content.partition(THOUGHT_CLOSING)
+    return head.strip().removeprefix(THOUGHT_OPENING).strip() if closed else ""
 
 
 def _require_calls(chat: ChatFormat, message: Mapping[str, Any], turn: str, number: int) -> None:

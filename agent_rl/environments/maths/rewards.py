@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from agent_rl.environments.base import beyond_thoughts
+
 OPENING, CLOSING = "<answer>", "</answer>"
 
 _MARKUP = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![a-zA-Z])")
@@ -30,10 +32,12 @@ def final_answer(*turns: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` with balanced braces in the last well-formed ``<answer>...</answer>``.
 
     ``turns`` is what the model wrote, turn by turn. Well-formed is an opening tag whose closing tag comes in the same
-    turn and before the next opening one. A box that holds but another box is that box. None when there is no such
-    answer, or no such box in it. Linear in the length of the turns.
+    turn and before the next opening one. What stands in a thought (`beyond_thoughts`) is no answer. A box that holds
+    but another box is that box. None when there is no such answer, or no such box in it. Linear in the length of the
+    turns.
     """
-    answer = next((found for turn in reversed(turns) if (found := _last_answer(turn)) is not None), None)
+    answers = map(_last_answer, map(beyond_thoughts, reversed(turns)))
+    answer = next((found for found in answers if found is not None), None)
     boxes = [] if answer is None else boxes_in(answer)
     return boxes[-1][2] if boxes else None
 

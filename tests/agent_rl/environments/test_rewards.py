@@ -42,6 +42,10 @@ from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactl
         (r"<answer>\boxed{1}</answer><answer>\boxed{2}", "1"),
         (r"<answer>\boxed{1}<answer>\boxed{2}</answer>", "2"),
         ("", None),
+        # What stands in a thought is a draft; one that is not closed goes to the end.
+        (r"<think><answer>\boxed{1}</answer></think><answer>\boxed{2}</answer>", "2"),
+        (r"<answer>\boxed{2}</answer><think>or <answer>\boxed{3}</answer>", "2"),
+        (r"<think><answer>\boxed{1}</answer>", None),
     ],
 )
 def test_final_answer(text: str, answer: str | None) -> None:
@@ -52,6 +56,7 @@ def test_final_answer_takes_time_linear_in_the_text() -> None:
     started = time.process_time()
     assert final_answer("<answer>" * 50_000 + "\\boxed{" * 50_000 + "</answer>") is None
     assert final_answer("<answer>\\boxed{1}" * 50_000) is None
+    assert final_answer("<think></think>" * 50_000 + "<think>" * 50_000) is None
     assert final_answer("<answer>" + "\\boxed{" * 50_000 + "1" + "}" * 50_000 + "</answer>") == "1"
     assert time.process_time() - started < 2
 

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from agent_rl.environments.base import ToolOutput
 from agent_rl.environments.tools import rendered
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall, cut_middle, harmless, parse_calls
+from agent_rl.rollout.parsing import (
+    MalformedCall,
+    ParsedCall,
+    certain,
+    cut_middle,
+    harmless,
+    parse_calls,
+    parse_list,
+    parse_object,
+    without_calls,
+)
 
 
 def call(name: object = "python", arguments: object = None, **more: object) -> str:
@@ -30,6 +40,35 @@ def test_calls_are_found_in_order_among_text_and_space_and_further_keys_do_no_ha
     assert parse_calls("") == ()
     assert parse_calls('<tool_call>\n {"name": "f", "arguments": {}} \n</tool_call>') == (ParsedCall("f", {}),)
     assert parse_calls(call("f", {}, id=3)) == (ParsedCall("f", {}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "beside"),
+    [
+        (f"<think>Or {call('a')}?</think>{call('b')}", "b", f"<think>Or {call('a')}?</think>"),
+        (f"{call('a')}<think>{call('b')}</think>{call('c')}<think>", "ac", f"<think>{call('b')}</think><think>"),
+        (f"<think>{call('a')}", "", f"<think>{call('a')}"),
+        (f"<think></think><think>{call('a')}</think>", "", f"<think></think><think>{call('a')}</think>"),
+        (call("a", {"code": "'<think>'"}) + call("b"), "ab", ""),
+        (f"thought</think>{call('a')}", "a", "thought</think>"),
+    ],
+)
+def test_a_call_that_is_drafted_in_a_thought_is_none(text: str, names: str, beside: str) -> None:
+    """A thought that is not closed goes to the turn's end."""
+    assert "".join(each.name for each in parse_calls(text) if isinstance(each, ParsedCall)) == names
+    assert without_calls(text) == beside
+    assert certain(text) == (0 if text.startswith("<tool_call>") else len(beside))
+
+
+def test_drafts_of_other_layouts_are_none_either() -> None:
+    listed, single = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', '{"name": "f", "parameters": {}}'
+    assert (
+        parse_list(f"<think>{listed}</think>", "[TOOL_CALLS]")
+        == parse_object(f"<think>{single}</think>", "parameters")
+        == ()
+    )
+    assert parse_list(f"<think>No.</think>{listed}", "[TOOL_CALLS]") == (ParsedCall("f", {}),)
+    assert parse_object(f"<think>No.</think>{single}", "parameters") == (ParsedCall("f", {}),)
 
 
 def test_tags_in_a_string_of_the_arguments_belong_to_the_string() -> None:
