@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING, beyond_thoughts
+from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 MAX_DEPTH = 32
@@ -179,11 +179,11 @@ def _call(content: object, key: str = "arguments") -> ParsedCall:
 
 def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
     """The calls of a turn in order: a JSON list of objects after ``opening``. Without ``opening`` there are none."""
-    _, found, after = beyond_thoughts(text).partition(opening)
-    if not found:
+    start = _next_call(text, 0, opening)
+    if start < 0:
         return ()
     try:
-        content = _decode_whole(after.strip())
+        content = _decode_whole(text[start + len(opening) :].strip())
     except _Malformed as error:
         return (MalformedCall(f"Error: {error}."),)
     if not isinstance(content, list):
@@ -193,7 +193,9 @@ def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
 
 def parse_object(text: str, key: str) -> tuple[AnyCall, ...]:
     """The call of a turn that is one JSON object with "name", its arguments under ``key``. Other turns have none."""
-    stripped = beyond_thoughts(text).strip()
+    stripped = text.strip()
+    while stripped.startswith(THOUGHT_OPENING):
+        stripped = stripped.partition(THOUGHT_CLOSING)[2].lstrip()
     if not stripped.startswith("{") or '"name"' not in stripped:
         return ()
     try:

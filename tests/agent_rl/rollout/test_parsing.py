@@ -68,6 +68,9 @@ def test_drafts_of_other_layouts_are_none_either() -> None:
         == ()
     )
     assert parse_list(f"<think>No.</think>{listed}", "[TOOL_CALLS]") == (ParsedCall("f", {}),)
+    tag = (ParsedCall("f", {"code": "<think>"}),)
+    assert parse_list(listed.replace("{}", '{"code": "<think>"}'), "[TOOL_CALLS]") == tag
+    assert parse_object(single.replace("{}", '{"code": "<think>"}'), "parameters") == tag
     assert parse_object(f"<think>No.</think>{single}", "parameters") == (ParsedCall("f", {}),)
 
 
