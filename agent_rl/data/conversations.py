@@ -86,7 +86,8 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
 def unread_fields(row: Row) -> dict[str, str]:
     """The fields of a conversation's row whose text is not trained, by name, each with its text.
 
-    Names of fields of turns begin with ``turn.``. Labels are left out, and what stands in the conversation too.
+    Names of fields of turns begin with ``turn.``, and have the text of all turns. Labels are left out, and what stands
+    in the conversation too.
     """
     layout = next(each for each in LAYOUTS if each.fits(row))
     messages, tools = conversation(row)
@@ -96,12 +97,13 @@ def unread_fields(row: Row) -> dict[str, str]:
         fields += [
             (f"turn.{name}", value) for turn in row[column] for name, value in turn.items() if name not in READ_OF_TURNS
         ]
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in fields
-        if value and isinstance(value, str | list | dict) and name.rpartition(".")[2] not in LABELS
-    }
-    return {name: text for name, text in texts.items() if text.strip() not in read}
+    texts: dict[str, str] = {}
+    for name, value in fields:
+        if value and isinstance(value, str | list | dict) and name.rpartition(".")[2] not in LABELS:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if text.strip() not in read:
+                texts[name] = texts.get(name, "") + text
+    return texts
 
 
 def written(message: Message) -> dict[str, Any]:

@@ -178,6 +178,8 @@ def test_text_that_no_layout_reads_is_named_and_refused_where_it_is_most(tmp_pat
         "hint": "zz",
     }
     assert unread_fields(row) == {"hint": "zz", "turn.note": "n" * 9}
+    twice = {"messages": [*asked("Q", "A", note="zz")] * 2}
+    assert unread_fields(twice) == {"turn.note": "zzzz"}
     write_rows(tmp_path / "a.jsonl", [row])
     try_conversations(["a.jsonl"], tmp_path, 10)
     write_rows(tmp_path / "a.jsonl", [{**row, "hint": "z" * 9}])
