@@ -267,6 +267,8 @@ class SftStage(Part):
     """Steps in which the rate rises linearly."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """After the warm-up: constant, or a cosine to zero at the last step."""
+    dropout: bool = False
+    """Whether the dropout of the model's config.json is active. It is off in all other stages."""
 
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:

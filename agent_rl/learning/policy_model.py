@@ -115,7 +115,15 @@ class PolicyModel:
             # renamed in transformers 5.20; checkpoints only what is in training mode
             renamed = getattr(self.module, "activation_checkpointing_enable", None)
             (renamed or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
-            self.module.train()
+        self._whole_block = self.block
+        self._checkpointed = [each for each in self.module.modules() if getattr(each, "gradient_checkpointing", False)]
+        self._rates = [
+            (each, name, value)
+            for each in self._checkpointed
+            for name, value in vars(each).items()
+            if "drop" in name and isinstance(value, float)
+        ]
+        self.dropout(on=False)
         head = self.module.get_output_embeddings()
         vocabulary = head.weight.shape[0] // (self.ranks.layer_mesh.size() if divided else 1)
         self._tokens_at_once = max(16, options.logits_mib * 2**20 // (4 * vocabulary))
@@ -131,11 +139,24 @@ class PolicyModel:
             sharding.initialise_adapters(self.module, seed)
 
     def _block(self, config: Any) -> int:
-        if getattr(config, "attention_dropout", 0.0) or getattr(config, "v_head_dim", None):
-            return 0  # the attention of a tree has neither
+        if getattr(config, "v_head_dim", None):
+            return 0  # the attention of a tree has none
         embedding = self.module.get_input_embeddings().weight.numel()
         weights = sum(p.numel() for p in self.module.base_model.parameters()) - embedding
         return min(BLOCK, max(1, SEGMENT_WEIGHTS * int(config.num_hidden_layers) // int(weights)))
+
+    def dropout(self, *, on: bool) -> None:
+        """Switch the dropout that the model's configuration asks for, and other noise of training mode.
+
+        Off, log-probabilities are those of the policy that engines serve. On, sequences share no prefix, since each
+        draws noise of its own.
+        """
+        self.module.train(on)
+        self.block = 0 if on else self._whole_block
+        for layer in self._checkpointed:  # transformers checkpoints only layers in training mode
+            layer.training = True
+        for layer, name, value in self._rates:  # what such a layer drops by itself
+            setattr(layer, name, value if on else 0.0)
 
     def _shard(self, path: Path, options: ModelOptions) -> None:
         self.module.packed_logprobs = MethodType(_packed_logprobs, self.module)

@@ -149,7 +149,7 @@ class Trainer:
         Raises NotFiniteError, with weights and optimizer as before, when loss or gradient is not finite.
         """
         rate = stage.learning_rate * _schedule(step, stage.steps, stage.warmup_steps, stage.schedule)
-        self.model.module.train()
+        self.model.dropout(on=stage.dropout)
         self.optimizer.zero_grad()
         self._begin(sum(len(tokens) for tokens, _ in batch))
         sequences = [torch.tensor(tokens) for tokens, _ in batch]
@@ -185,6 +185,7 @@ class Trainer:
         The proximal log-probabilities are the learner's before the first update. Raises NotFiniteError, with weights
         and optimizer as before the step, when the loss or gradient of any update is not finite.
         """
+        self.model.dropout(on=False)
         longest = stage.max_response_tokens
         sequences = [s for group in groups for s in training_sequences(group, self._advantage, self.algorithm, longest)]
         if not sequences:
@@ -193,7 +194,6 @@ class Trainer:
         how = Sampled(self.algorithm.temperature, self.algorithm.top_p, self.algorithm.top_k or 0)
         fault = self._guard.check(sequences, how) if self._mismatch_tokens else ""
         rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
-        self.model.module.train()
         self._begin(sum(len(sequence.tokens) for sequence in sequences))
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)

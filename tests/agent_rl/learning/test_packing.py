@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agent_rl.learning import packing
 from agent_rl.learning.finite import TrainingStoppedError
@@ -101,6 +101,39 @@ def test_activation_checkpointing_computes_layers_again(tmp_path: Path) -> None:
         model.logprobs(sequences(), [torch.arange(n) > 0 for n in LENGTHS], temperature=1.0)[0].sum().backward()
         calls[checkpointing] = len(seen)
     assert calls == {False: 1, True: 2}
+
+
+DROPPING: dict[str, dict[str, Any]] = {
+    "qwen2": {"attention_dropout": 0.2},
+    "phi": {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attention_dropout": 0.2},
+    "gpt2": {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2},
+    "opt": {"dropout": 0.2, "attention_dropout": 0.2, "layerdrop": 0.2, "ffn_dim": 40, "word_embed_proj_dim": 32},
+}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", DROPPING)
+def test_nothing_is_dropped_unless_asked(name: str, tmp_path: Path, *, checkpointing: bool) -> None:
+    config = AutoConfig.for_model(name, **SHAPE, **DROPPING[name])
+    options = ModelOptions(activation_checkpointing=checkpointing)
+    model = PolicyModel(saved(config, tmp_path), dtype="float32", device="cpu", options=options)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    given = [torch.arange(10, 40), torch.arange(10, 41)]
+    expected = torch.cat(
+        [plain(e[None]).logits[0, :-1].log_softmax(-1).gather(-1, e[1:, None])[:, 0] for e in given]
+    ).detach()
+
+    def logprobs() -> torch.Tensor:
+        return model.logprobs(given, [torch.arange(len(each)) > 0 for each in given], temperature=1.0)[0]
+
+    assert torch.allclose(logprobs(), expected, atol=1e-5)
+    model.dropout(on=True)
+    torch.manual_seed(0)
+    assert (logprobs() - logprobs()).abs().mean() > 1e-4
+    logprobs().sum().backward()
+    model.dropout(on=False)
+    assert torch.allclose(logprobs(), expected, atol=1e-5)
+    assert model.module.config.to_dict().items() >= DROPPING[name].items()  # as it is saved
 
 
 def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,23 @@ def test_a_step_makes_rewarded_tokens_likelier(model: Path) -> None:
     for step in range(3):
         trained.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), step)
     assert advantage_weighted() > before + 0.1
+
+
+def test_dropout_of_the_models_config_is_for_supervised_stages_that_ask(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "drops")
+    config = json.loads((model / "config.json").read_text()) | {"attention_dropout": 0.3}
+    (tmp_path / "drops" / "config.json").write_text(json.dumps(config))
+    losses, figures = {}, []
+    for path in (model, tmp_path / "drops"):
+        for asked in (False, True):
+            trained = trainer(path, updates_per_step=2)
+            stage = SftStage(kind="sft", steps=1, learning_rate=1e-12, dropout=asked)
+            losses[path, asked] = trained.sft_step([(list(range(20, 60)), [0] + [1] * 39)] * 2, stage, 0).loss
+            figures.append(trained.rl_step(groups(trainer(model)), builders.rl_stage(warmup_steps=0), 0))
+    assert losses[tmp_path / "drops", True] != pytest.approx(losses[model, True], rel=1e-4)
+    assert losses[tmp_path / "drops", False] == pytest.approx(losses[model, False], rel=1e-5)
+    assert all(each.policy_gap < 1e-4 for each in figures)
+    assert figures[2].ratio_deviation == pytest.approx(figures[0].ratio_deviation, rel=1e-3)
 
 
 def test_a_stage_s_own_temperature_and_clipping_are_in_force_from_its_beginning(model: Path) -> None:
