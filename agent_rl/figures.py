@@ -226,6 +226,8 @@ class TrainingFigures:
     mismatch: MismatchFigures | None = None
     mismatch_cause: str | None = None
     """What is wrong with the engine's log-probabilities (`agent_rl.learning.guard`); None where nothing was found."""
+    lora_delta_kept: float | None = None
+    """Share of the adapters' change D that the last published bfloat16 weights P have: <P - base, D> / <D, D>."""
     train_seconds: float = 0.0
     idle_seconds: float = 0.0
     """Seconds that the learner waited for steps, since its process started."""

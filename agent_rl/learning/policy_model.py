@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class PolicyModel:
         self.max_length = int(config.max_position_embeddings)
         self.adapted = lora is not None
         """Whether adapters alone are trained."""
+        self._merges: dict[str, tuple[float, float]] = {}
+        """Of each adapted weight as last merged into bfloat16: <published - base, change> and <change, change>."""
         if lora is not None:
             _add_adapters(self.module, lora, on_meta=sharded)
         self.block = self._block(config) if self.device.type == "cpu" and not options.compile else 0
@@ -247,8 +250,10 @@ class PolicyModel:
             plain = name.replace(".base_layer.", ".")
             tensor = sharding.gathered(kept)
             if plain in adapters:
-                tensor = tensor + _delta(adapters[plain]).to(tensor.dtype)
-            yield plain, tensor.to(layout[plain][1])
+                every = tuple(map(slice, tensor.shape))
+                yield plain, self._merged(plain, tensor, every, *_factors(adapters[plain]), layout[plain][1])
+            else:
+                yield plain, tensor.to(layout[plain][1])
 
     def served_parts(self, copies: Mapping[str, Tensor]) -> dict[str, tuple[tuple[slice, ...], Callable[[], Tensor]]]:
         """The parts of what `served` gives that this rank has: where each lies, and what makes it in its type there.
@@ -263,11 +268,39 @@ class PolicyModel:
             plain = name.replace(".base_layer.", ".")
             values, part, dtype = copies.get(name, sharding.local(kept)), sharding.own_part(kept), layout[plain][1]
             if plain in adapters:
-                make = partial(_merged, values, part, *_factors(adapters[plain]), dtype)
+                make = partial(self._merged, plain, values, part, *_factors(adapters[plain]), dtype)
             else:
                 make = partial(values.to, dtype)
             found[plain] = part, make
         return found
+
+    def _merged(
+        self,
+        name: str,
+        base: Tensor,
+        part: tuple[slice, ...],
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """A part of a weight with what its adapters add; the sum is that of whole weights, bit for bit."""
+        change = (up @ down).mul_(scale)
+        if dtype != torch.bfloat16:
+            return (base + change[part].to(base.dtype)).to(dtype)
+        start = base.to(dtype).float()
+        merged = _dithered(start + change[part], name, change.shape, part)
+        kept, change = merged.float() - start, change[part]
+        self._merges[name] = float((kept * change).sum()), float(change.square().sum())
+        return merged
+
+    def delta_kept(self) -> float | None:
+        """See `TrainingFigures.lora_delta_kept`. All ranks call this."""
+        if not self.adapted or self.dtype != torch.bfloat16:
+            return None
+        made = list(self._merges.values())
+        kept, change = self.ranks.total([sum(each[0] for each in made), sum(each[1] for each in made)])
+        return kept / change if change else None
 
     def served_layout(self) -> dict[str, tuple[Sequence[int], torch.dtype]]:
         """The shapes and types of what `served` gives, by name."""
@@ -405,20 +438,20 @@ def _adapted_layers(module: nn.Module) -> dict[str, Any]:
     return {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
 
 
-def _delta(layer: Any) -> Tensor:
-    """The change of a layer's weight by its adapters: alpha / rank * B A."""
-    down, up, scale = _factors(layer)
-    return (up @ down) * scale
-
-
 def _factors(layer: Any) -> tuple[Tensor, Tensor, float]:
     """Copies of a layer's adapters A and B, whole and in float32, and alpha / rank."""
     down, up = (sharding.gathered(each[ADAPTER].weight.detach()).float() for each in (layer.lora_A, layer.lora_B))
     return down.clone(), up.clone(), layer.scaling[ADAPTER]
 
 
-def _merged(
-    base: Tensor, part: tuple[slice, ...], down: Tensor, up: Tensor, scale: float, dtype: torch.dtype
-) -> Tensor:
-    """A part of a weight with what its adapters add; the sum is that of whole weights, bit for bit."""
-    return (base + ((up @ down) * scale)[part].to(base.dtype)).to(dtype)
+def _dithered(values: Tensor, name: str, shape: torch.Size, part: tuple[slice, ...]) -> Tensor:
+    """Round float32 ``values``, this part of a weight [shape], to bfloat16: each up or down at a threshold of its own.
+
+    The change by adapters is mostly smaller than half a step of bfloat16, and to round to the nearest value gives the
+    weight without it: engines would serve the policy of the beginning. With thresholds that are drawn evenly, a tenth
+    of a step moves a tenth of the elements by a step, so that products see the change (stochastic rounding, Gupta et
+    al., arXiv 1502.02551). Thresholds are drawn by name, once: equal changes give equal bits on all ranks.
+    """
+    drawn = torch.Generator(values.device).manual_seed(zlib.crc32(name.encode()))
+    thresholds = torch.randint(2**16, shape, generator=drawn, dtype=torch.int32, device=values.device)
+    return ((values.view(torch.int32) + thresholds[part]) & -(2**16)).view(torch.float32).bfloat16()

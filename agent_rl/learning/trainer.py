@@ -238,6 +238,7 @@ class Trainer:
             learning_rate=rate,
             mismatch=mismatch,
             mismatch_cause=fault or None,
+            lora_delta_kept=self.model.delta_kept(),
         )
         return replace(figures, **means)
 

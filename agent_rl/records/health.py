@@ -21,8 +21,8 @@ MOST_TRUNCATED, LENGTH_FACTOR = 1 / 3, 2.0
 """Share of rollouts that run out of tokens, and growth of responses since the stage's first window."""
 LUCK_BEFORE, LUCK = 0.25, 0.5
 """Shares of right rollouts without a call that succeeded: in the stage's first window at most, and now."""
-MOST_CLIPPED, MOST_KL, MOST_MISMATCH = 0.3, 1.0, 0.1
-"""Share of tokens, nats a token, nats a token."""
+MOST_CLIPPED, MOST_KL, MOST_MISMATCH, LEAST_KEPT = 0.3, 1.0, 0.1, 0.5
+"""Share of tokens, nats a token, nats a token, share of the adapters' change."""
 LEAST_SUCCESS = 0.02
 """Share of right rollouts below which most groups have none."""
 FALL_SHARE, LEAST_FALL = 0.5, 0.1
@@ -36,7 +36,7 @@ RAISED_WHEN = {
     "length": "responses are twice as long as at first",
     "luck": "over half of right rollouts had no successful call, at first less than a quarter",
     "numerics": "the numerics guard has found a fault",
-    "clip_share, kl, mismatch": "over 0.3 of tokens; 1 nat; 0.1 nats",
+    "clip_share, kl, mismatch, lora_delta_kept": "over 0.3 of tokens; 1 nat; 0.1 nats; below 0.5",
     "fall": "success fell by half from its best, and by 0.1",
 }
 """The alarms, in the words of docs/training.md."""
@@ -147,6 +147,10 @@ class Health:
                 f"engine and learner differ by {gap:.2g} nats a token at the same weights: compare their compute "
                 "types, temperature, template and tokenizer",
             )
+        kept = self._trained(lambda figures: figures.lora_delta_kept)
+        if kept is not None and kept < LEAST_KEPT:
+            remedy = 'bfloat16 has no smaller steps; write dtype = "float32" in [model], or raise the learning_rate'
+            yield Alarm("lora_delta_kept", f"engines serve {kept:.0%} of what the adapters learned: {remedy}")
         if success < FALL_SHARE * self._best and self._best - success >= LEAST_FALL:
             yield Alarm(
                 "fall",

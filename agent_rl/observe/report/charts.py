@@ -92,6 +92,7 @@ PANELS = (
             "staleness": "staleness_gap",
         },
     ),
+    ("health", "Adapters in bfloat16", "share", "Their change in published weights.", {"kept": "lora_delta_kept"}),
     ("health", "Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
     ("health", "Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
 )

@@ -15,12 +15,15 @@ from actors.engines.base import ModelError
 from actors.engines.torch.model import CausalModel
 from actors.learner import Learner
 from actors.weights.settings import LearnerSettings
-from agent_rl.config.topology import Lora, SftStage
+from agent_rl.config.topology import InitialiseModel, Lora, SftStage
 from agent_rl.learning.finite import TrainingStoppedError
-from agent_rl.learning.policy_model import ModelOptions, PolicyModel
+from agent_rl.learning.policy_model import ModelOptions, PolicyModel, _adapted_layers, _factors
+from agent_rl.learning.tiny import initialise_model
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.records.checkpoint_files import CheckpointError, Position
+from tests import builders
 from tests.actors.topologies import micro
+from tests.agent_rl.learning.rank_cases import groups
 from tests.agent_rl.learning.trainers import small_trainer
 
 STAGE = SftStage(kind="sft", steps=30, batch=4, learning_rate=1e-2, warmup_steps=0)
@@ -64,6 +67,38 @@ def test_adapters_alone_are_trained_and_what_is_published_has_them_merged(
     with torch.no_grad():
         expected = served(tokens[None]).logits[0, :-1].float().log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
     assert torch.allclose(logprobs_of(trained), expected, atol=1e-4 if dtype == "float32" else 0.15)
+
+
+def test_engines_get_changes_by_adapters_that_are_smaller_than_steps_of_bfloat16(tmp_path: Path) -> None:
+    """Prints the figures (``pytest -s -k smaller_than_steps``)."""
+    pytest.importorskip("peft")
+    shape = InitialiseModel(hidden_size=256, layers=2, heads=4, kv_heads=2, head_dim=64, mlp_size=512)
+    initialise_model(shape, tmp_path, 0)
+    learner, stage = trainer(tmp_path, Lora(rank=8), "bfloat16"), builders.rl_stage(learning_rate=1e-5, warmup_steps=0)
+    base = {name: tensor.float() for name, tensor in learner.copy_weights(0).items()}
+    for step in range(5):
+        assert (learner.rl_step(groups(0), stage, step).lora_delta_kept is None) == (step == 0)
+        published = learner.copy_weights(step + 1)
+    layers = {name: _factors(layer) for name, layer in _adapted_layers(learner.model.module).items()}
+    exact = base | {name: base[name] + up @ down * scale for name, (down, up, scale) in layers.items()}
+    plain = PolicyModel(tmp_path, dtype="float32", device="cpu", options=ModelOptions())
+    shares = {}
+    for way, weights in (("nearest", {n: w.bfloat16() for n, w in exact.items()}), ("published", published)):
+        moved, true = (torch.cat([(w[n].float() - base[n]).flatten() for n in layers]) for w in (weights, exact))
+        logprobs = []
+        for each in (base, exact, weights):
+            with torch.no_grad(), plain.with_weights(each):
+                logprobs += plain.logprobs([torch.arange(7, 90)], [torch.arange(83) > 0], temperature=1.0)[:1]
+        wanted, served = logprobs[1] - logprobs[0], logprobs[2] - logprobs[0]
+        shares[way] = float(moved @ true / true.square().sum()), float(served @ wanted / wanted.square().sum())
+        gap = float((served - wanted).abs().mean() / wanted.abs().mean())
+        print(way, "share of the change in weights and log-probabilities", shares[way], "off by", gap)  # noqa: T201
+    assert max(shares["nearest"]) < 0.3
+    assert shares["published"] == pytest.approx((1.0, 1.0), abs=0.2)
+    assert learner.rl_step(groups(0), stage, 5).lora_delta_kept == pytest.approx(shares["published"][0], abs=1e-3)
+    name, rows = "model.layers.0.mlp.up_proj.weight", (slice(100, 300), slice(None))  # as one of several ranks has it
+    part = learner.model._merged(name, base[name][rows], rows, *layers[name], torch.bfloat16)
+    assert torch.equal(part, published[name][rows])
 
 
 def test_a_checkpoint_of_adapters_is_a_whole_model_and_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:

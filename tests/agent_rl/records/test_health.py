@@ -47,6 +47,7 @@ FAULTS = {
     "clip_share": (STEP, replace(TRAINED, clip_share=0.5), "0.5 of tokens are clipped"),
     "kl": (STEP, replace(TRAINED, kl=3.0), "3 nats a token from the reference"),
     "mismatch": (STEP, replace(TRAINED, mismatch=MISMATCH), "differ by 0.3 nats a token"),
+    "lora_delta_kept": (STEP, replace(TRAINED, lora_delta_kept=0.2), "serve 20% of what the adapters learned"),
     "fall": (with_means(success=0.2), TRAINED, "success fell to 20%, from 50% at best"),
 }
 
