@@ -45,14 +45,20 @@ def try_advantage(name: str) -> None:
         named_advantage(name)(np.array(rewards, dtype=np.float32), divide_by_std=True)
 
 
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Rewards are sums of parts in float32: a deviation below so much of the largest reward is that of rounding."""
+
+
 def group_advantages(rewards: Float32Vector, *, divide_by_std: bool = True) -> Float32Vector:
-    """Advantages [kept] float32 of one group's rewards [kept]; zeros when all are equal.
+    """Advantages [kept] float32 of one group's rewards [kept]; zeros when all are equal up to `ROUNDING`.
+
+    Divided by a standard deviation that is rounding alone, 1 and 0.9999999 would be as far apart as right and wrong.
 
     ``divide_by_std`` uses the population's standard deviation, as the paper does; False leaves the centred rewards.
     """
     centred = rewards.astype(np.float64) - rewards.mean(dtype=np.float64)
     deviation = float(centred.std())
-    if deviation == 0.0:
+    if deviation <= ROUNDING * float(np.abs(rewards).max(initial=0.0)):
         return np.zeros(len(rewards), dtype=np.float32)
     advantages: Float32Vector = (centred / deviation if divide_by_std else centred).astype(np.float32)
     return advantages

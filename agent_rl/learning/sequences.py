@@ -12,7 +12,11 @@ from torch import Tensor
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.learning.advantages import Advantage
 from agent_rl.learning.finite import NotFiniteError, named, not_finite
+from agent_rl.learning.losses.base import LossSettings
 from agent_rl.messages import BodyError, Float32Vector, Tokens, TrainingGroup, Trajectory
+
+FAR = 40.0
+"""Nats between two log-probabilities of a token from which no float32 gradient survives their ratio."""
 
 
 @dataclass(slots=True)
@@ -129,8 +133,8 @@ def refuse_unsound_inputs(sequences: Sequence[TrainingSequence], vocabulary: int
         raise NotFiniteError(f"not finite: {named(faults)}")
 
 
-def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor, loss: str) -> str:
-    """The cause of a loss that is not finite: the log-probabilities that are not, and of which rollouts.
+def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor, loss: str, settings: LossSettings) -> str:
+    """The cause of a loss that is not finite: log-probabilities that are not, or far ratios, and of which rollouts.
 
     ``logprobs`` are the learner's [rows, width]. ``loss`` says where the loss is written.
     """
@@ -142,4 +146,35 @@ def cause_of_loss(batch: Sequence[TrainingSequence], logprobs: Tensor, loss: str
     ):
         if wrong := not_finite(values):
             return f"not finite: {what} of {named(wrong)}"
-    return f"but all values it is computed from are finite; it is algorithm.loss = {loss}"
+    far = far_ratio(batch, [values for _, values in rows], settings)
+    return far or f"but all values it is computed from are finite; it is algorithm.loss = {loss}"
+
+
+def far_ratio(batch: Sequence[TrainingSequence], logprobs: Sequence[Tensor], settings: LossSettings) -> str:
+    """The ratio that makes loss or gradient overflow, of which rollouts, and what to do; empty when there is none.
+
+    ``logprobs`` are the learner's present ones, of each sequence's sampled tokens.
+    """
+    new = [(s, values) for s, values in zip(batch, logprobs, strict=True) if s.proximal is not None and len(values)]
+    moved = {s.name: values - s.proximal[s.mask] for s, values in new if s.proximal is not None}
+    stale = {s.name: (s.proximal - s.behaviour)[s.mask] for s, _ in new if s.proximal is not None}
+    away = {s.name: s.reference[s.mask] - values for s, values in new if s.reference is not None}
+    for used, gaps, what, remedy in (
+        (
+            settings.correction == "decoupled",
+            stale,
+            "pi_prox / mu",
+            'algorithm.correction = "decoupled" does not bound it; write "truncated", or lower max_staleness',
+        ),
+        (
+            settings.kl is not None and settings.kl.estimator == "k3",
+            away,
+            "pi_ref / pi_theta",
+            'algorithm.kl.estimator = "k3" does not bound it; write "k1", or lower the learning_rate',
+        ),
+        (True, moved, "pi_theta / pi_prox", "lower the learning_rate, or write fewer updates_per_step and epochs"),
+    ):
+        far = [name for name, gap in gaps.items() if float(gap.max()) > FAR]
+        if used and far:
+            return f"because {what} is above e^{FAR:.0f} for tokens of {named(far)}: {remedy}"
+    return ""

@@ -42,6 +42,7 @@ from agent_rl.learning.reference import OtherModel, StageStart
 from agent_rl.learning.sequences import (
     TrainingSequence,
     cause_of_loss,
+    far_ratio,
     refuse_unsound_inputs,
     training_sequences,
 )
@@ -297,14 +298,20 @@ class Trainer:
             if not math.isfinite(loss_sum) and not fault:
                 place = defined_at(self.loss)
                 name = self.algorithm.loss + (f" ({place})" if place else "")
-                fault = f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach(), name)}"
+                fault = f"the loss is {loss_sum}, {cause_of_loss(batch, logprobs.detach(), name, self.settings)}"
             totals["entropy"] += float(entropy.detach().sum())
             for field in fields(LossSums):
                 if (value := getattr(sums, field.name)) is not None:
                     totals[field.name] += float(value)
         self._refuse(fault)
         totals["loss"] += loss_sum
-        return self.optimizer.step(rate, self.algorithm.gradient_clip)
+        try:
+            return self.optimizer.step(rate, self.algorithm.gradient_clip)
+        except NotFiniteError as error:
+            known = [s for s in sequences if s.proximal is not None]
+            rows = [s.proximal[s.mask] for s in known if s.proximal is not None]
+            far = self.ranks.agreed(far_ratio(known, rows, self.settings))
+            raise NotFiniteError(f"{error}, {far}" if far else str(error)) from error
 
     def _begin(self, tokens: int) -> None:
         """An update begins: of the first, the estimate by the measured rate is said."""

@@ -35,6 +35,14 @@ def test_advantages_are_those_of_the_paper_at_every_scale_of_rewards(
     assert made.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5 * (1.0 if divide else scale))
 
 
+@given(st.lists(st.integers(-2, 2), min_size=2, max_size=8), st.floats(2**-20, 2**20, width=32), st.booleans())
+def test_rewards_that_rounding_alone_tells_apart_are_equal(steps: list[int], reward: float, divide: bool) -> None:
+    rounded = np.float32(reward) + np.array(steps, np.float32) * np.spacing(np.float32(reward))
+    assert not group_advantages(rounded, divide_by_std=divide).any()
+    told = group_advantages(rounded + np.float32(reward * 1e-4) * (np.arange(len(steps)) == 0), divide_by_std=divide)
+    assert told[0] > 0 > told[1:].min()
+
+
 @pytest.mark.parametrize(
     ("made", "rewards", "fault"),
     [

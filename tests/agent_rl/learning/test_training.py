@@ -225,10 +225,13 @@ def test_of_several_updates_those_made_are_undone(
         ("model", "loss is nan, not finite: the learner's log-probabilities of s0-g"),
         ("reference", "loss is nan, not finite: log-probabilities by algorithm.kl.reference of s0-g"),
         ("loss", "but all values it is computed from are finite"),
+        ("stale by -150", 'loss is .?inf, because pi_prox / mu .* sample 0: algorithm.correction = "decoupled" does'),
+        ("stale by -90", 'norm is inf, because pi_prox / mu .* sample 0: .*; write "truncated"'),
+        ("far reference", "because pi_ref / pi_theta is above e.40 .*k3"),
     ],
 )
 def test_what_is_not_finite_is_what_the_message_names(model: Path, spoilt: str, named: str) -> None:
-    trained = trainer(model, kl={"coefficient": 0.1})
+    trained = trainer(model, kl={"coefficient": 0.1}, correction="decoupled")
     assert isinstance(trained.reference, StageStart)
     batch = groups(trained)
     start = {name: tensor.clone() for name, tensor in trained.model.trained().items()}
@@ -240,6 +243,13 @@ def test_what_is_not_finite_is_what_the_message_names(model: Path, spoilt: str, 
             trained.model.trained()["model.norm.weight"][0] = torch.inf
         case "reference":
             start["model.norm.weight"][0] = torch.inf
+        case "stale by -150" | "stale by -90":
+            first, *others = batch[0].trajectories
+            logprobs = np.where(np.arange(first.response_length) == 1, int(spoilt[9:]), first.unpack().logprobs)
+            first = builders.repacked(first, logprobs=logprobs.astype(np.float32))
+            batch[0] = replace(batch[0], trajectories=(first, *others))
+        case "far reference":
+            trained.model.trained()["model.norm.weight"].mul_(400.0)
         case "loss":
             trained.loss = lambda batch, settings: scaled(grpo(batch, settings), math.inf)
     with pytest.raises(NotFiniteError, match=named):
