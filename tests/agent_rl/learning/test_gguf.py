@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import sys
 import zipfile
+from itertools import pairwise
 
 import pytest
 
@@ -40,8 +42,26 @@ ROPE = {"rope_type": "default", "rope_theta": 100_000.0}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+PIECES = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<end_of_turn>", "\n\n", "  ", "   "]
+PIECES += [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES += ["he", "ll", "▁he", "ell", "hell", "▁t", "▁hell", "llo", *"helo▁t\n"]
+KINDS = [3] * 6 + [4] * 3 + [6] * 256 + [1] * 15
+GEMMA = {"model": "llama", "pre": "default", "merges": None, "add_space_prefix": False, "tokens": PIECES}
+GEMMA |= {"scores": [-1000.0] * len(PIECES), "token_type": KINDS}
+GEMMA |= {"eos_token_id": 1, "bos_token_id": 2, "unknown_token_id": 3}
+GEMMA = {f"tokenizer__ggml__{name}": value for name, value in GEMMA.items()}
+GEMMA |= {"gemma3__attention__sliding_window": 6, "gemma3__attention__sliding_window_pattern": 2}
+GEMMA |= {"gemma3__rope__scaling__type": "linear", "gemma3__rope__scaling__factor": 8.0}
+
+
 def model_of(kind="llama", *, tied=True, rope=ROPE):
-    config = transformers.AutoConfig.for_model(kind, **SHAPE, tie_word_embeddings=tied, rope_parameters=dict(rope))
+    shape = {**SHAPE, "tie_word_embeddings": tied, "rope_parameters": dict(rope)}
+    if kind == "gemma3_text":
+        linear = {**ROPE, "rope_type": "linear", "factor": 8.0}
+        rope = {"full_attention": linear, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+        shape |= {"vocab_size": len(PIECES), "rope_parameters": rope, "query_pre_attn_scalar": 8, "sliding_window": 6}
+        shape["layer_types"] = ["sliding_attention", "full_attention"]
+    config = transformers.AutoConfig.for_model(kind, **shape)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -50,9 +70,14 @@ def model_of(kind="llama", *, tied=True, rope=ROPE):
     return model
 
 
-def write_gguf(file, model, *, quantised=False, without=(), tensors=None, **metadata):
-    """As llama.cpp's converter writes it. ``metadata``: further values, with ``__`` for dots; None leaves one out."""
-    config, kind = model.config, model.config.model_type
+def write_gguf(file, model, *, quantised=False, without=(), tensors=None, types=(), parts=0, **metadata):
+    """As llama.cpp's converter writes it. ``metadata``: further values, with ``__`` for dots; None leaves one out.
+    ``types``: pairs of a tensor's name and its type. ``parts``: the most tensors of each part.
+    """
+    config, kind = model.config, model.config.model_type.removesuffix("_text")
+    gemma = kind == "gemma3"
+    metadata = {**GEMMA, **metadata} if gemma else metadata
+    rope = config.rope_parameters["full_attention"] if gemma else config.rope_parameters
     own = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -63,7 +88,7 @@ def write_gguf(file, model, *, quantised=False, without=(), tensors=None, **meta
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.key_length": config.head_dim,
         "rope.dimension_count": config.head_dim,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.freq_base": rope["rope_theta"],
         "vocab_size": config.vocab_size,
     }
     values = {
@@ -80,7 +105,7 @@ def write_gguf(file, model, *, quantised=False, without=(), tensors=None, **meta
         "tokenizer.chat_template": CHATML,
     }
     values |= {name.replace("__", "."): value for name, value in metadata.items()}
-    writer = gguf.GGUFWriter(file, values.pop("general.architecture", kind))
+    writer = gguf.GGUFWriter(file, values.pop("general.architecture", kind), split_max_tensors=parts)
     for name, value in values.items():
         if value is not None and name not in without:
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -91,12 +116,14 @@ def write_gguf(file, model, *, quantised=False, without=(), tensors=None, **meta
         data = tensor.detach()
         if kind == "llama" and part.endswith(("q_proj", "k_proj")):  # pairs of a rotation lie side by side
             data = data.reshape(-1, 2, 4, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-        store = gguf.GGMLQuantizationType.Q8_0 if quantised and data.dim() > 1 else gguf.GGMLQuantizationType.F32
-        stored = gguf.quantize(data.numpy(), store)
-        if f"{names.get_name(part)}.{suffix}" not in without:
-            writer.add_tensor(f"{names.get_name(part)}.{suffix}", stored, raw_dtype=store)
+        elif gemma and part.endswith("norm"):
+            data = data + 1
+        if (stored := f"{names.get_name(part)}.{suffix}") not in without:
+            tensors = {stored: data, **(tensors or {})}
     for name, tensor in (tensors or {}).items():
-        writer.add_tensor(name, tensor.numpy())
+        usual = "Q8_0" if quantised and tensor.dim() > 1 else "F32"
+        store = gguf.GGMLQuantizationType[dict(types).get(name, usual)]
+        writer.add_tensor(name, gguf.quantize(tensor.numpy(), store), raw_dtype=store)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,7 +142,10 @@ def same_logits(model, other):
         return torch.allclose(model(IDS).logits, other(IDS).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True)])
+MADE = [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True), ("gemma3_text", True)]
+
+
+@pytest.mark.parametrize(("kind", "tied"), MADE)
 def test_the_model_computes_what_it_computed(tmp_path, kind, tied):
     model = model_of(kind, tied=tied)
     made = import_gguf(write_gguf(tmp_path / "a.gguf", model), tmp_path / "out")
@@ -123,10 +153,61 @@ def test_the_model_computes_what_it_computed(tmp_path, kind, tied):
     assert again.dtype == torch.float32
     assert same_logits(model, again)
     assert again.config.tie_word_embeddings == tied
-    assert {name: getattr(again.config, name) for name in SHAPE} == pytest.approx(SHAPE)
+    made_of, held = ({name: getattr(each.config, name) for name in SHAPE} for each in (model, again))
+    assert held == pytest.approx(made_of)
     assert made.weights == sum(each.numel() for each in model.parameters())
     assert made.architecture == type(model).__name__
     assert list(ModelFiles.read(tmp_path / "out").faults()) == []
+
+
+TWICE = [("Q8_0", "Q4_0", 0), ("Q4_0", "F32", 1), ("Q8_0", "Q8_0", 0), ("BF16", "F16", 1), ("Q4_0", "Q4_0", None)]
+
+
+@pytest.mark.parametrize(("embeddings", "output", "finer"), TWICE)
+def test_one_matrix_in_two_types_is_tied_with_the_finer_values(tmp_path, capsys, embeddings, output, finer):
+    model, types = model_of("qwen2", tied=finer is not None), {"token_embd.weight": embeddings, "output.weight": output}
+    matrix = model.get_output_embeddings().weight.detach()
+    file = write_gguf(tmp_path / "a.gguf", model, types=types, tensors={"output.weight": matrix})
+    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 0
+    again, said = loaded(tmp_path / "out")[0], capsys.readouterr().out
+    assert ("are one matrix" in said) == again.config.tie_word_embeddings == (finer is not None)
+    assert f"{sum(each.numel() for each in model.parameters()):,} weights" in said
+    blocks = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    block = blocks[list(types)[finer or 0]]
+    assert torch.equal(again.model.embed_tokens.weight, torch.tensor(gguf.dequantize(block.data, block.tensor_type)))
+
+
+def test_parts_are_joined_and_a_missing_one_is_named(tmp_path, capsys):
+    model = model_of()
+    write_gguf(tmp_path / "a.gguf", model, parts=8)
+    parts = sorted(tmp_path.glob("a-*.gguf"))
+    with zipfile.ZipFile(tmp_path / "all.whl", "w") as every, zipfile.ZipFile(tmp_path / "two.whl", "w") as two:
+        for part in parts:
+            every.write(part, f"package/{part.name}")
+            if part != parts[1]:
+                two.write(part, f"package/{part.name}")
+
+    def told(name):
+        assert main(["model", "import", str(tmp_path / name), "--out", str(tmp_path / "none")]) == 2
+        assert not (tmp_path / "none").exists()
+        return capsys.readouterr().err
+
+    for number, name in enumerate((parts[0].name, parts[2].name, "all.whl")):
+        import_gguf(tmp_path / name, tmp_path / str(number))
+        assert same_logits(model, loaded(tmp_path / str(number))[0])
+    capsys.readouterr()
+    missing = (
+        "of 3 parts 1 are not there, the first a-00002-of-00003.gguf; put all into one folder, and name one of them"
+    )
+    assert told("two.whl") == f"agent-rl: {tmp_path / 'two.whl'}: {missing}\n"
+    shutil.copy(parts[1], tmp_path / "alone.gguf")
+    assert "is one of 3 parts, and not named so; name it" in told("alone.gguf")
+    others = {parts[0].read_bytes(): "no part of this", parts[1].read_bytes()[:-99]: "cut off", b"x": "no GGUF"}
+    for other, said in others.items():
+        parts[1].write_bytes(other)
+        assert re.search(f"^agent-rl: {parts[1]} .*{said}.*; ", told(parts[0].name))
+    parts[1].unlink()
+    assert told(parts[0].name) == f"agent-rl: {parts[0]}: {missing}\n"
 
 
 def test_tokens_template_and_ends_are_the_files(tmp_path):
@@ -167,6 +248,35 @@ def test_a_sentencepiece_vocabulary_keeps_its_spaces_bytes_and_beginning(tmp_pat
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hi hi\n")) == ["<s>", "▁hi", "▁hi", "<0x0A>"]
     assert tokenizer.decode(tokenizer.encode("hi hé\n"), skip_special_tokens=True) == "hi hé\n"
     assert (tokenizer.eos_token, tokenizer.pad_token, model.config.pad_token_id) == ("</s>", None, None)
+
+
+def test_the_pieces_of_gemma_merge_in_the_order_of_its_vocabulary(tmp_path):
+    import_gguf(write_gguf(tmp_path / "a.gguf", model_of("gemma3_text")), tmp_path / "out")
+    _, tokenizer = loaded(tmp_path / "out")
+    for text in ("hello the  hell\n\nhé", " tell hell", "lo<end_of_turn>\n", "   t"):
+        pieces = []
+        for part in re.split("(<end_of_turn>|\n\n| {2,})", text):  # tokens that are taken whole
+            own = [part.replace("  ", "▁▁").replace(" ", "▁")] if part in PIECES[:9] else list(part.replace(" ", "▁"))
+            while joined := [PIECES.index(a + b) for a, b in pairwise(own) if a + b in PIECES]:
+                at = next(at for at in range(len(own)) if "".join(own[at : at + 2]) == PIECES[min(joined)])
+                own[at : at + 2] = [PIECES[min(joined)]]
+            pieces += [byte for each in own for byte in (["<0xC3>", "<0xA9>"] if each == "é" else [each]) if byte]
+        tokens = tokenizer.encode(text)
+        assert tokenizer.convert_ids_to_tokens(tokens) == ["<bos>", *pieces]
+        assert tokenizer.decode(tokens[1:]) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "tokens"), [("llama", SPECIALS[0], TOKENS), ("gemma3_text", "<mask>", PIECES)]
+)
+def test_no_token_is_added_to_those_of_the_file(tmp_path, kind, usual, tokens):
+    given = ["<first>" if each == usual else each for each in tokens]
+    file = write_gguf(tmp_path / "a.gguf", model_of(kind), tokenizer__ggml__tokens=given)
+    import_gguf(file, tmp_path / "out")
+    _, tokenizer = loaded(tmp_path / "out")
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(given)))
+    assert tokenizer.decode(tokenizer.encode("hello é")).endswith("hello é")
+    assert list(ModelFiles.read(tmp_path / "out").faults()) == []
 
 
 def test_a_turn_also_ends_at_the_end_of_turn_token_of_the_file(tmp_path):
@@ -236,6 +346,7 @@ BAD = {
     "no space": ({**SCORES, "tokenizer__ggml__add_space_prefix": False}, "no space"),
     "scaling": ({"llama__rope__scaling__type": "longrope"}, "kind 'longrope'"),
     "factors": ({"tensors": {"rope_freqs.weight": torch.tensor([1.0, 3, 2, 8])}}, "which is not Llama 3's"),
+    "a space before": ({"kind": "gemma3_text", "tokenizer__ggml__add_space_prefix": True}, "puts a space"),
     "a tensor missing": ({"without": {"blk.1.ffn_up.weight"}}, "(1 tensors are wrong)"),
     "a tensor too many": ({"tensors": {"blk.0.attn_q.bias": torch.ones(32)}}, "32 of"),
     "another shape": ({"llama__feed_forward_length": 96}, "(6 tensors are wrong)"),
@@ -267,7 +378,8 @@ OTHER_FILES = {
 @pytest.mark.parametrize(("write", "message"), [*OTHER_FILES.values(), *BAD.values()], ids=[*OTHER_FILES, *BAD])
 def test_a_bad_file_is_one_message_and_leaves_nothing(tmp_path, capfd, write, message):
     file = tmp_path / "a.gguf"
-    write(file) if callable(write) else write_gguf(file, model_of(), **write)
+    write = dict(write) if isinstance(write, dict) else write
+    write(file) if callable(write) else write_gguf(file, model_of(write.pop("kind", "llama")), **write)
     assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 2
     shown = capfd.readouterr().err.strip().splitlines()[-1]
     assert shown.startswith(f"agent-rl: {file}")
