@@ -92,10 +92,7 @@ async def check_sent_weights(subject: Subject) -> None:
     lost, sent = PolicyVersion(3, 1), PolicyVersion(3, 2)
     save_other_weights(subject, folder / "lost", seed=21)
     reference = save_other_weights(subject, folder / "sent", seed=22)
-    with (
-        sending(folder / "lost", lost, Senders(killed=(0, 9))) as of_killed,
-        sending(folder / "sent", sent) as offer,
-    ):
+    with sending(folder / "lost", lost, Senders(killed=(0, 9))) as of_killed, sending(folder / "sent", sent) as offer:
         async with subject.running() as engine:
             assert engine.ranks == 1
             name, shape = offer.names[5], offer.shapes[5]

@@ -248,10 +248,7 @@ async def test_trajectories_that_no_replay_needs_leave_while_the_filter_works(tm
             await train_a_step(stage, 8, 1, 4)
             await trio.sleep(1.0)
             held = [group for step in steps for group in step.groups if journal.trajectories(group)]
-            assert held == [
-                *steps[0].groups,
-                *steps[3].groups,
-            ]  # samples of the first step, and what a replay needs
+            assert held == [*steps[0].groups, *steps[3].groups]  # samples of the first step, and what a replay needs
             left = {"00000001", "00000002"}
             assert left.isdisjoint(path.name for path in (tmp_path / "journal.trajectories").iterdir())
     assert audit(tmp_path).balanced

@@ -25,14 +25,7 @@ from actors.testing import running, stand_ins
 from actors.weights.files import Checkpoints
 from agent_rl.config.selection import SelectStage
 from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
-from agent_rl.messages import (
-    ActorStatus,
-    PolicyPublished,
-    Recorded,
-    StageEntered,
-    StageRecorded,
-    StepReady,
-)
+from agent_rl.messages import ActorStatus, PolicyPublished, Recorded, StageEntered, StageRecorded, StepReady
 from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, read_position
 from tests.actors.topologies import micro
 

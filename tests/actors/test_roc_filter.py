@@ -141,11 +141,7 @@ async def happens(stage: Stage, event: str, index: int) -> None:
 
 async def story(folder: Path, name: str, resampling: str, every: int) -> Any:
     """All that came of a story whose filter is killed after so many events."""
-    topology, index, events = (
-        of_story(folder, resampling),
-        1 if name == "evaluation" else RL,
-        STORIES[name],
-    )
+    topology, index, events = (of_story(folder, resampling), 1 if name == "evaluation" else RL, STORIES[name])
     async with stand_ins(topology, "roc_filter") as stage:
         stage["tool_executor"].reply = lambda wanted: JudgementReply(
             wanted.rollout, Judgement(0.25, success=False, format_penalty=0.5)

@@ -6,13 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from actors.contract import (
-    ExecutorContract,
-    FilterContract,
-    GeneratorContract,
-    LearnerContract,
-    SchedulerContract,
-)
+from actors.contract import ExecutorContract, FilterContract, GeneratorContract, LearnerContract, SchedulerContract
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.roc_filter import RoCFilter

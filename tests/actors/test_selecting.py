@@ -16,14 +16,7 @@ from actors.runtime.process import user_mistake
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.selection import SelectStage
 from agent_rl.config.topology import EnvironmentEntry, Topology
-from agent_rl.messages import (
-    Evaluation,
-    EvaluationReady,
-    GroupOpened,
-    GroupsUnfinished,
-    StageEntered,
-    UnfinishedGroups,
-)
+from agent_rl.messages import Evaluation, EvaluationReady, GroupOpened, GroupsUnfinished, StageEntered, UnfinishedGroups
 from agent_rl.records.audit import audit
 from tests import builders
 from tests.actors.topologies import micro

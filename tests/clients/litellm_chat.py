@@ -9,12 +9,7 @@ for question, streamed in zip(QUESTIONS, (False, True), strict=True):
     messages.append({"role": "user", "content": question})
     while True:
         reply = litellm.completion(
-            model=f"openai/{MODEL}",
-            messages=messages,
-            tools=TOOLS,
-            temperature=0.2,
-            max_tokens=2000,
-            stream=streamed,
+            model=f"openai/{MODEL}", messages=messages, tools=TOOLS, temperature=0.2, max_tokens=2000, stream=streamed
         )
         if streamed:
             chunks = list(reply)

@@ -4,21 +4,10 @@ import openai
 from weather import MODEL, QUESTIONS, SYSTEM, TOOLS, results, tell
 
 # What a model under training doesn't heed must not fail.
-PARAMETERS = {
-    "temperature": 0.2,
-    "top_p": 0.9,
-    "seed": 7,
-    "frequency_penalty": 0.1,
-    "presence_penalty": 0.1,
-    "logit_bias": {"50256": -100},
-    "reasoning_effort": "low",
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "max_completion_tokens": 2000,
-    "user": "someone",
-    "metadata": {"purpose": "test"},
-    "store": False,
-}
+PARAMETERS = {"temperature": 0.2, "top_p": 0.9, "seed": 7, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+PARAMETERS |= {"logit_bias": {"50256": -100}, "reasoning_effort": "low", "parallel_tool_calls": True}
+PARAMETERS |= {"tool_choice": "auto", "max_completion_tokens": 2000, "user": "someone", "metadata": {"purpose": "test"}}
+PARAMETERS |= {"store": False}
 
 client = openai.OpenAI()
 messages = [{"role": "system", "content": SYSTEM}]

@@ -80,11 +80,4 @@ def test_rubbish_on_every_socket_is_counted_and_loses_nothing(tmp_path: Path, te
         assert all("claimed=9000000000000000000, expected=" in text for text in refused)
 
 
-LOGS = (
-    "kv_scheduler.0",
-    "rollout_generator.0",
-    "tool_executor.0",
-    "roc_filter.0",
-    "learner.0",
-    "supervisor.local",
-)
+LOGS = ("kv_scheduler.0", "rollout_generator.0", "tool_executor.0", "roc_filter.0", "learner.0", "supervisor.local")

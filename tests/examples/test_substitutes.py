@@ -235,19 +235,10 @@ def environment() -> dict[str, str]:
 
 def run_short(directory: Path, roles: list[str], *more: str, path: Path) -> None:
     """A topology made short, on problems that a model solves now and then, with these roles' substitutes."""
-    changes = {
-        "run.directory": directory,
-        "environments.0.class": "coin_tasks:Coins",
-        "algorithm.groups_per_step": 2,
-        "algorithm.samples": 8,
-        "algorithm.keep": 4,
-        "stages.0.steps": 150,
-        "stages.0.learning_rate": 1e-2,
-        "stages.1.problems": 10,
-        "stages.2.steps": 4,
-        "stages.2.max_response_tokens": 64,
-        "stages.3.problems": 10,
-    }
+    changes = {"run.directory": directory, "environments.0.class": "coin_tasks:Coins", "algorithm.groups_per_step": 2}
+    changes |= {"algorithm.samples": 8, "algorithm.keep": 4, "stages.0.steps": 150, "stages.0.learning_rate": 1e-2}
+    changes |= {"stages.1.problems": 10, "stages.2.steps": 4, "stages.2.max_response_tokens": 64}
+    changes |= {"stages.3.problems": 10}
     sizes = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp_size": 64}
     changes |= {f"model.initialise.{name}": size for name, size in sizes.items()}
     changes |= {f"actors.{role}.class": SUBSTITUTES[role] for role in roles}

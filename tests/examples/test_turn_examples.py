@@ -80,16 +80,9 @@ def test_most_players_that_are_shown_overlook_the_word_avoid() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    changes = {
-        "run.directory": tmp_path / "run",
-        "model.initialise.hidden_size": 32,
-        "model.initialise.layers": 1,
-        "algorithm.groups_per_step": 2,
-        "algorithm.samples": 4,
-        "algorithm.keep": 2,
-        "algorithm.max_staleness": 4,
-        "stages.0.steps": 2,
-    }
+    changes = {"run.directory": tmp_path / "run", "model.initialise.hidden_size": 32, "model.initialise.layers": 1}
+    changes |= {"algorithm.groups_per_step": 2, "algorithm.samples": 4, "algorithm.keep": 2}
+    changes |= {"algorithm.max_staleness": 4, "stages.0.steps": 2}
     rl, evaluations = (2, (1, 3)) if name == "doors" else (1, (2,))
     changes |= {f"stages.{rl}.steps": 1, **{f"stages.{number}.problems": 4 for number in evaluations}}
     command = [sys.executable, "-m", "actors.cli", "run", name]

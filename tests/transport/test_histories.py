@@ -121,11 +121,7 @@ class History(ContractBase):
             await self.receiver.stop()
         self.incarnation += 1
         self.before[self.incarnation] = set(self.acknowledged)
-        self.receiver = await world.start(
-            "b",
-            self.handler(self.incarnation),
-            incarnation=self.incarnation,
-        )
+        self.receiver = await world.start("b", self.handler(self.incarnation), incarnation=self.incarnation)
 
     def handler(self, incarnation):
         async def handle(delivery):

@@ -31,11 +31,7 @@ from actors.engines.vllm.engine import VllmEngine
 from agent_rl.messages import PolicyVersion
 from tests.sending import check_sent_weights, check_weights_of_several_ranks, sending
 
-SAMPLED = (
-    check_greedy_is_the_models_own,
-    check_a_rollout_goes_on_at_another_engine,
-    check_weights_change_under_way,
-)
+SAMPLED = (check_greedy_is_the_models_own, check_a_rollout_goes_on_at_another_engine, check_weights_change_under_way)
 
 
 def make(

@@ -31,10 +31,7 @@ ENGINE = (
 )
 TALKS = ("stages.0.steps=250", "stages.0.batch=16", "stages.0.learning_rate=3e-3")
 """Taught long enough to call the tool now and then."""
-SENT = (
-    "actors.learner.settings.weights_in=gloo",
-    "actors.rollout_generator.links.transfer=learner",
-)
+SENT = ("actors.learner.settings.weights_in=gloo", "actors.rollout_generator.links.transfer=learner")
 LENGTHS = tuple(
     part for stage in (1, 2, 3) for part in (f"stages.{stage}.max_response_tokens=120", f"stages.{stage}.max_turns=3")
 )

@@ -51,14 +51,7 @@ from agent_rl.messages import (
     StepReady,
     StepTrained,
 )
-from agent_rl.records.checkpoint_files import (
-    STATE_FILE,
-    Position,
-    checksum_of_state,
-    file_checksum,
-    read_state,
-    verify,
-)
+from agent_rl.records.checkpoint_files import STATE_FILE, Position, checksum_of_state, file_checksum, read_state, verify
 from agent_rl.records.history import Known, Mark, Saved, disagreement
 from agent_rl.testing import engine_load, evaluated, opened, training_group
 from tests.actors.topologies import micro

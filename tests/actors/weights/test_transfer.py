@@ -360,8 +360,7 @@ def test_a_generator_says_at_start_that_it_cannot_be_sent_weights(
 @no_gpu
 def test_a_learner_says_at_start_that_it_cannot_send_weights(tmp_path: Path) -> None:
     with pytest.raises(
-        TrainingStoppedError,
-        match='weights_in = "nccl": torch finds no GPU here; choose another weights_in',
+        TrainingStoppedError, match='weights_in = "nccl": torch finds no GPU here; choose another weights_in'
     ):
         refuse_unavailable(on_trial(Learner, "learner", tmp_path, "nccl").context)
 

@@ -20,54 +20,18 @@ from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import write_micro
 
 DIGITS = "9" * 5000
-JSON_VALUES = {
-    "digits": DIGITS,
-    "negative digits": f"-{DIGITS}",
-    "digits in an array": f"[{DIGITS}]",
-    "70 bits": str(2**70),
-    "NaN": "NaN",
-    "infinity": "Infinity",
-    "minus infinity": "-Infinity",
-    "beyond a float": "1e999",
-    "tiny": "1e-999",
-    "deep": "[" * 9999 + "]" * 9999,
-    "deeper": '{"a":' * 9999 + "1" + "}" * 9999,
-    "unclosed": "[" * 9999,
-    "surrogate": '"\\ud800"',
-    "zero": '"\\u0000"',
-    "no text": '""',
-    "blank": '" "',
-    "long": f'"{"x" * 99999}"',
-    "true": "true",
-    "null": "null",
-    "array": "[]",
-    "object": "{}",
-    "digits as text": f'"{DIGITS}"',
-    "nothing": "",
-}
+JSON_VALUES = {"digits": DIGITS, "negative digits": f"-{DIGITS}", "digits in an array": f"[{DIGITS}]"}
+JSON_VALUES |= {"70 bits": str(2**70), "NaN": "NaN", "infinity": "Infinity", "minus infinity": "-Infinity"}
+JSON_VALUES |= {"beyond a float": "1e999", "tiny": "1e-999", "deep": "[" * 9999 + "]" * 9999}
+JSON_VALUES |= {"deeper": '{"a":' * 9999 + "1" + "}" * 9999, "unclosed": "[" * 9999, "surrogate": '"\\ud800"'}
+JSON_VALUES |= {"zero": '"\\u0000"', "no text": '""', "blank": '" "', "long": f'"{"x" * 99999}"', "true": "true"}
+JSON_VALUES |= {"null": "null", "array": "[]", "object": "{}", "digits as text": f'"{DIGITS}"', "nothing": ""}
 """JSON texts by what is wrong with them; the last three are sound in most places."""
-TOML_VALUES = {
-    "digits": DIGITS,
-    "negative digits": f"-{DIGITS}",
-    "70 bits": str(2**70),
-    "array of digits": f"[{DIGITS}]",
-    "nan": "nan",
-    "inf": "inf",
-    "minus inf": "-inf",
-    "beyond a float": "1e999",
-    "minus": "-1",
-    "zero": "0",
-    "deep": "[" * 999 + "]" * 999,
-    "date": "2024-02-30",
-    "time": "07:32:00",
-    "no text": '""',
-    "nul": '"\\u0000"',
-    "array": "[]",
-    "table": "{}",
-    "true": "true",
-    "long": f'"{"x" * 9999}"',
-    "digits as text": f'"{DIGITS}"',
-}
+TOML_VALUES = {"digits": DIGITS, "negative digits": f"-{DIGITS}", "70 bits": str(2**70)}
+TOML_VALUES |= {"array of digits": f"[{DIGITS}]", "nan": "nan", "inf": "inf", "minus inf": "-inf"}
+TOML_VALUES |= {"beyond a float": "1e999", "minus": "-1", "zero": "0", "deep": "[" * 999 + "]" * 999}
+TOML_VALUES |= {"date": "2024-02-30", "time": "07:32:00", "no text": '""', "nul": '"\\u0000"', "array": "[]"}
+TOML_VALUES |= {"table": "{}", "true": "true", "long": f'"{"x" * 9999}"', "digits as text": f'"{DIGITS}"'}
 
 
 def sample(values: dict[str, str]) -> list[Any]:

@@ -175,7 +175,7 @@ def test_a_data_set_becomes_task_files_with_a_record_of_where_they_are_from(hub:
     out = tmp_path / "data"
     assert fetch(Request("org/sums"), out, said.append) == {"read": 110, "kept": 110}
     assert sorted(path.name for path in out.iterdir()) == [
-        *("test.jsonl", "test.jsonl.fetched.json", "train.jsonl", "train.jsonl.fetched.json"),
+        *("test.jsonl", "test.jsonl.fetched.json", "train.jsonl", "train.jsonl.fetched.json")
     ]
     first, *_, last = rows(out / "train.jsonl")
     assert first == {"id": "sums-train-0", "problem": "0 + 0?", "answer": "0", "solution": "Twice 0 is 0.\n#### 0"}

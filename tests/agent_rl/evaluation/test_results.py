@@ -14,14 +14,7 @@ from actors.cli.evaluation import print_results
 from actors.roc_filter.replay import decode_stored, encode_stored
 from agent_rl.environments.judging import LOST
 from agent_rl.evaluation.problems import EvaluationError
-from agent_rl.evaluation.results import (
-    ProblemResult,
-    all_figures,
-    load_results,
-    paired,
-    read_results,
-    write_results,
-)
+from agent_rl.evaluation.results import ProblemResult, all_figures, load_results, paired, read_results, write_results
 from agent_rl.messages import Judgement
 from agent_rl.records.journal import Journal
 from tests.builders import call, opened, trajectory

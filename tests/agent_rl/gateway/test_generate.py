@@ -7,16 +7,8 @@ from tests.agent_rl.gateway.turns import GENERATE, PARTS, choice, events, given,
 
 
 def test_what_the_training_client_of_verifiers_sends_is_read() -> None:
-    sampling = {
-        "max_tokens": 8,
-        "temperature": 1.0,
-        "stop_token_ids": [5],
-        "logprobs": 1,
-        "skip_special_tokens": False,
-        "flat_logprobs": True,
-        "extra_args": {"prl_compact_logprobs": True},
-        "detokenize": False,
-    }
+    sampling = {"max_tokens": 8, "temperature": 1.0, "stop_token_ids": [5], "logprobs": 1, "skip_special_tokens": False}
+    sampling |= {"flat_logprobs": True, "extra_args": {"prl_compact_logprobs": True}, "detokenize": False}
     body = {"model": "m", "token_ids": [1, 2, 3], "sampling_params": sampling, "cache_salt": "1", "priority": 0}
     wanted = Generate().read(body)
     assert wanted.asked.tokens.tolist() == [1, 2, 3]

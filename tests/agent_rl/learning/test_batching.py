@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from agent_rl.environments.base import TaskError
 from agent_rl.learning import batching
-from agent_rl.learning.batching import (
-    POOL,
-    Masked,
-    SupervisedBatches,
-    fitting,
-    microbatches,
-    shares,
-    split_evenly,
-)
+from agent_rl.learning.batching import POOL, Masked, SupervisedBatches, fitting, microbatches, shares, split_evenly
 
 
 @given(st.integers(0, 50), st.integers(1, 7))

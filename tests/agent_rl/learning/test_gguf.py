@@ -27,17 +27,9 @@ TOKENS = [*SPECIALS, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *(
 TOKENS += ["hello", "[PAD]"]
 TEXT = "hello  12 hell\n 3.5é, it's <|im_end|>"
 IDS = torch.arange(24).reshape(2, 12) * 9
-SHAPE = {
-    "vocab_size": len(TOKENS),
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-}
+SHAPE = {"vocab_size": len(TOKENS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
+SHAPE |= {"rms_norm_eps": 1e-6}
 ROPE = {"rope_type": "default", "rope_theta": 100_000.0}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 

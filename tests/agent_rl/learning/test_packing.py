@@ -17,15 +17,8 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.packing import pack, packed_attention
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 
-SHAPE = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+SHAPE = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),

@@ -11,12 +11,7 @@ from agent_rl.records.audit import audit_journal
 from agent_rl.records.rows import GroupRow, SampledRow
 from agent_rl.scheduling.ids import group_id
 from agent_rl.testing import evaluated
-from tests.agent_rl.records.journal_retention_contract import (
-    RetentionContract,
-    open_groups,
-    raises,
-    readable,
-)
+from tests.agent_rl.records.journal_retention_contract import RetentionContract, open_groups, raises, readable
 
 
 class JournalContract(RetentionContract):

@@ -17,12 +17,7 @@ MEANS = RolloutMeans(rollouts=32, success=0.5, response_tokens=90.0, tool_calls=
 STEP = StepFigures(sampled=MEANS, groups_decided=4, groups_trained=3)
 TRAINED = TrainingFigures(entropy=0.3, clip_share=0.01, kl=0.02)
 MISMATCH = MismatchFigures(
-    mismatch_gap=0.3,
-    mismatch_max=4.0,
-    mismatch_ratio=1.1,
-    staleness_gap=0.01,
-    staleness_ratio=1.0,
-    mismatch_tokens=100,
+    mismatch_gap=0.3, mismatch_max=4.0, mismatch_ratio=1.1, staleness_gap=0.01, staleness_ratio=1.0, mismatch_tokens=100
 )
 
 

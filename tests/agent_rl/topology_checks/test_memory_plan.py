@@ -33,30 +33,13 @@ from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.memory import FRAGMENTED, LIBRARIES, Training, learner_needs, plan, plan_rows
 
 TOKENS = 512
-SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 192,
-    "vocab_size": 200,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": True,
-}
+SMALL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"head_dim": 16, "intermediate_size": 192, "vocab_size": 200, "max_position_embeddings": 1024}
+SMALL |= {"tie_word_embeddings": True}
 WIDE = SMALL | {"hidden_size": 96, "num_hidden_layers": 5, "head_dim": 32, "tie_word_embeddings": False}
-QWEN3_14B = {
-    "model_type": "qwen3",
-    "hidden_size": 5120,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 17408,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
+QWEN3_14B = {"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
+QWEN3_14B |= {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408, "vocab_size": 151936}
+QWEN3_14B |= {"max_position_embeddings": 32768, "tie_word_embeddings": False}
 
 
 def measured(folder: Path, sizes: dict[str, Any], dtype: str) -> tuple[int, int, int]:
