@@ -20,7 +20,7 @@ import msgpack
 
 from transport.plans import FRAME_FROM, Buffer
 
-FRAMES_VERSION = 6
+FRAMES_VERSION = 7
 
 
 class MalformedFrame(Exception):  # noqa: N818
@@ -82,7 +82,12 @@ class Heartbeat(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """The sender leaves on purpose, so its silence is not reported. Sent over every connection, in both directions."""
+    """This process of the sender leaves on purpose, so its silence is not reported.
+
+    Sent over every connection, in both directions.
+    """
+
+    incarnation: int
 
 
 class StreamState(NamedTuple):
@@ -222,7 +227,7 @@ _KINDS: tuple[tuple[Any, int, tuple[Callable[[Any], Any], ...]], ...] = (
     (Cancel, 0, (_count, _count)),
     (AnnounceFrame, 1, (_text, _count, _text, _count)),
     (Heartbeat, 0, (_count, _list(_row(tuple, _text, _count)))),
-    (Goodbye, 0, ()),
+    (Goodbye, 0, (_count,)),
     (HeartbeatBack, 0, (_count, _flag, _count, _list(_stream_state))),
     (Progress, 0, (_count, _list(_stream_progress), _list(_row(tuple, _text, _text, _count)))),
     (ReplyFrame, 1, (_count,)),

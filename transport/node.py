@@ -201,6 +201,13 @@ class Node:
         if self._liveness.leaves(peer, incarnation, trio.current_time()):
             self._gone(peer, PeerLeft(peer))
 
+    def _says_goodbye(self, peer: str, incarnation: int) -> None:
+        """A goodbye that comes late, after something of the process's successor, is none of the peer."""
+        ends = (self._outbound.get(peer), self._inbound_by_name.get(peer))
+        known = [end.incarnation for end in ends if end is not None and end.incarnation is not None]
+        if max(known, default=0) <= incarnation <= self._expected.get(peer, incarnation):
+            self._leaves(peer, incarnation)
+
     def _gone(self, peer: str, event: LinkEvent) -> None:
         """Drop what the peer announced: it says all of it again if it is heard again."""
         self._dispatcher.forget_announcements(peer)
@@ -267,9 +274,9 @@ class Node:
             self._running = False
             self._flush()
             for outbound in self._outbound.values():
-                self._port.send(outbound.peer, pack(Goodbye()))
+                self._port.send(outbound.peer, pack(Goodbye(self.incarnation)))
             for inbound in self._inbound.values():
-                self._send_back(inbound, Goodbye())
+                self._send_back(inbound, Goodbye(self.incarnation))
             await self._port.close(self._liveness.gone)
 
     async def _flush_forever(self) -> None:
@@ -346,7 +353,7 @@ class Node:
         try:
             envelope, bodies, arrays = unpack(frames)
             if isinstance(envelope, Goodbye):
-                self._leaves(peer, -1 if outbound.incarnation is None else outbound.incarnation)
+                self._says_goodbye(peer, envelope.incarnation)
                 return
             outbound.receive(envelope, [*bodies, *arrays])
         except MalformedFrame as error:

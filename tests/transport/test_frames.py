@@ -37,7 +37,7 @@ ENVELOPES = [
     Cancel(3, 8),
     AnnounceFrame("link", 3, "Item", 9),
     Heartbeat(2, [("link", 5)]),
-    Goodbye(),
+    Goodbye(2),
     HeartbeatBack(1, True, 7, [StreamState("link", 5, 4, 2, [4], [(3, "why")])]),
     Progress(1, [StreamProgress("link", 4, [(2, 3)], [(3, "why")])], [("link", "Item", 9)]),
     ReplyFrame(8),

@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 
 import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
@@ -278,6 +278,7 @@ def test_suspensions_of_minutes_break_no_promise(events):
 
 
 @given(st.lists(EVENTS, max_size=40))
+@example([("back", [[], [1.5]]), ("restart", 1.5), ("announce", Item)])  # a goodbye after the successor's first word
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_happens_every_promise_is_kept(events):
     async def main():
