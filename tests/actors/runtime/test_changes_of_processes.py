@@ -1,6 +1,5 @@
 """Changes of a run under way, with real processes: what they do is held in virtual time by test_changes."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -67,7 +66,7 @@ async def running(path, count, host=None):
             nursery.start_soon(run)
             await until_events(path.parent, count)
             yield
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
     assert codes == [0]
 
 
