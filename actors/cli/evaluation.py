@@ -267,7 +267,8 @@ def print_results(name: str, found: Mapping[str, Any], problems: Sequence[Proble
     overall = found["overall"]
     table = Table("figure", "value", title=name, title_justify="left")
     missing = _missing(overall)
-    table.add_row("problems x samples", f"{overall['problems']:,.0f} x {overall['samples']:.0f}")
+    several = f", {overall['distinct_problems']:,.0f} different" if "distinct_problems" in overall else ""
+    table.add_row("problems x samples", f"{overall['problems']:,.0f} x {overall['samples']:.0f}{several}")
     for key in overall:
         if "@" in key and not key.endswith(("_low", "_high")):
             table.add_row(key, _share(overall, key) + missing)

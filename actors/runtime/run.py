@@ -93,7 +93,7 @@ async def run_topology(
             short = check_history(directory, topology, hosts)
         except JournalError as error:
             raise RunRefused(str(error)) from error
-        rewritten = remember(topology, directory)
+        rewritten = remember(topology, directory, base if topology.main_host in hosts else None)
         (directory / END).unlink(missing_ok=True)
         log = stack.enter_context(open_log(directory, supervisor_node(hosts[0]), limit=topology.run.log_mib * MIB))
         stack.callback(sweep)

@@ -43,12 +43,16 @@ AT_ONCE = 65536
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of rows: its name for messages, its path (None: in the copy), its first row's number and its begin."""
+    """A file of rows: its name for messages, its path (None: in the copy), its first row's number and its begin.
+
+    ``state``: size and time of change in ns when it was read; None for the copy.
+    """
 
     name: str
     path: Path | None
     first: int
     begin: int
+    state: tuple[int, int] | None
 
 
 class Rows:
@@ -77,7 +81,8 @@ class Rows:
         with writing(directory):
             copy = None if plain else self._copied_to(directory)
             offset = copy.seek(0, os.SEEK_END) if copy else 0
-            self._files.append(_File(name, path if plain else None, len(self._offsets), offset))
+            first, state = len(self._offsets), _state(path.stat()) if plain else None
+            self._files.append(_File(name, path if plain else None, first, offset, state))
             for line in _lines(name, path):
                 if line.strip():
                     self._offsets.append(offset)
@@ -115,6 +120,8 @@ class Rows:
     def _row(self, number: int) -> dict[str, Any]:
         file, offset = self._file(number), self._offsets[number]
         with self._opened(file) as lines:
+            if file.state is not None and _state(os.fstat(lines.fileno())) != file.state:
+                raise TaskError(f"{file.name} has changed since this stage began; put it back, and start the run again")
             lines.seek(offset)
             line = lines.readline()
         try:
@@ -144,6 +151,10 @@ class Rows:
             return file.path.open("rb")
         assert self._copy is not None
         return nullcontext(self._copy)
+
+
+def _state(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _lines(name: str, path: Path) -> Iterator[bytes]:

@@ -29,8 +29,8 @@ def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, l
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken)
     and ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
-    The payload holds the file's name (with its folder's, where two files have the same name), and ``LABELS`` where the
-    row has them.
+    The payload holds the file's name (with its folder's, where two files have the same name), ``LABELS`` where the row
+    has them, and as ``system`` the text of the system messages of verl's ``prompt``.
 
     Raises TaskError for all patterns without a file or of an unknown format at once, and for the first file without
     tasks, row that is no task, or row with the id of another row of these files.
@@ -64,7 +64,10 @@ def _problems_of(
         for where, row in read_rows(name, path):
             empty = False
             labels = {label: str(row[label]) for label in LABELS if row.get(label) is not None}
-            problem = replace(problem_of(row, where), payload={"file": names[path], **labels})
+            problem = problem_of(row, where)
+            if system := _system_text(row):
+                labels["system"] = system
+            problem = replace(problem, payload={"file": names[path], **labels})
             if problem.id in places:
                 if places[problem.id] == where:
                     raise TaskError(f"{name} is named a second time: each of its problems would be there twice", key)
@@ -192,7 +195,7 @@ def text_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def _user_text(messages: list[Any], where: str) -> str:
-    """The content of the one user message. A system message is left out: the environment writes the system text."""
+    """The content of the one user message, beside system messages (`_system_text`)."""
     turns = [message for message in messages if isinstance(message, dict) and message.get("role") != "system"]
     if len(turns) != 1 or turns[0].get("role") != "user":
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
@@ -201,6 +204,14 @@ def _user_text(messages: list[Any], where: str) -> str:
     if not isinstance(content, str):
         raise TaskError(f"{where}: the content of `prompt`'s user message is {content!r:.100}; it must be text")
     return content
+
+
+def _system_text(row: Mapping[str, Any]) -> str:
+    """The content of the system messages of verl's ``prompt``; empty where the problem stands in another column."""
+    prompt = row.get("prompt") if row.get("problem") is None else None
+    there = [each for each in prompt if isinstance(each, dict)] if isinstance(prompt, list) else []
+    messages = [each for each in there if each.get("role") == "system"]
+    return "\n\n".join(text for each in messages if isinstance(text := each.get("content"), str) and text.strip())
 
 
 def answer_of(row: Mapping[str, Any], where: str) -> str:

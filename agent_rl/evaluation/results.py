@@ -135,11 +135,14 @@ def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
     samples = results[0].samples
     ks = powers_of_two(samples)
     names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in ks[1:]]
+    asked = [(each.environment, each.problem, each.answer) for each in results]
     found: dict[str, float | None] = {"problems": float(len(results)), "samples": float(samples)}
+    if (distinct := len(set(asked))) < len(results):
+        found["distinct_problems"] = float(distinct)
     for name, k, values in zip(
         names, (*ks, *ks[1:]), zip(*(_shares(r, ks) for r in results), strict=True), strict=True
     ):
-        low, high = mean_interval(values, samples // k)
+        low, high = mean_interval(values, samples // k, asked)
         found |= {name: math.fsum(values) / len(values), f"{name}_low": low, f"{name}_high": high}
     rollouts = sum(len(result.tokens) for result in results)
     calls = sum(sum(result.calls) for result in results)
@@ -208,15 +211,15 @@ def load_results(path: Path) -> list[ProblemResult]:
 def paired(a: Sequence[ProblemResult], b: Sequence[ProblemResult]) -> tuple[list[tuple[Fraction, Fraction]], int]:
     """The shares of right answers of the problems that are in both, and how many are in one alone.
 
-    Problems are the same when text and answer are; one that stands in several files is paired as often as it is in
-    both.
+    Problems are the same when text and answer are; copies of a problem are more answers to it.
     """
-    places: dict[tuple[str, str], list[ProblemResult]] = {}
-    for result in b:
-        places.setdefault((result.problem, result.answer), []).append(result)
-    pairs = []
-    for result in a:
-        others = places.get((result.problem, result.answer))
-        if others:
-            pairs.append((result.share, others.pop(0).share))
-    return pairs, len(a) + len(b) - 2 * len(pairs)
+    of_a, of_b = map(_shares_of, (a, b))
+    pairs = [(share, of_b[key]) for key, share in of_a.items() if key in of_b]
+    return pairs, len(of_a) + len(of_b) - 2 * len(pairs)
+
+
+def _shares_of(results: Sequence[ProblemResult]) -> dict[tuple[str, str], Fraction]:
+    found: dict[tuple[str, str], list[Fraction]] = {}
+    for result in results:
+        found.setdefault((result.problem, result.answer), []).append(result.share)
+    return {key: sum(shares, Fraction(0)) / len(shares) for key, shares in found.items()}

@@ -7,7 +7,7 @@ of the problems' values. Intervals and test take the problems as drawn at random
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -68,8 +68,11 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def mean_interval(values: Sequence[float], independent: int) -> tuple[float, float]:
+def mean_interval(values: Sequence[float], independent: int, problems: Sequence[Hashable] = ()) -> tuple[float, float]:
     """The 95 % interval of the mean of ``values`` in [0, 1], one for each problem; (0, 1) without problems.
+
+    ``problems`` says which problem each value is of, where a data set repeats some: copies are more answers to one
+    problem, and no further problems.
 
     Each value rests on at most ``independent`` answers that could be independent: n for pass@1 of n samples, 1 for
     pass@n. The interval is Wilson's, with the effective number of trials: n problems count for n m (1 - m) / v trials,
@@ -78,13 +81,16 @@ def mean_interval(values: Sequence[float], independent: int) -> tuple[float, flo
     problem of value 0 and one of value 1 join the estimate of m and v: where no problem was solved the variance is not
     0, so the interval does not shrink to a point, as the percentiles of a bootstrap do.
     """
-    problems = len(values)
-    if not problems:
+    if not values:
         return 0.0, 1.0
-    joined = np.array([*values, 0.0, 1.0])
+    copies: dict[Hashable, list[float]] = {}
+    for problem, value in zip(problems or range(len(values)), values, strict=True):
+        copies.setdefault(problem, []).append(value)
+    joined = np.array([*(math.fsum(each) / len(each) for each in copies.values()), 0.0, 1.0])
     mean = float(joined.mean())
-    effect = min(max(mean * (1 - mean) / float(joined.var()), 1.0), float(independent))
-    return wilson_interval(math.fsum(values) * effect, problems * effect)
+    effect = min(max(mean * (1 - mean) / float(joined.var()), 1.0), independent * len(values) / len(copies))
+    trials = len(copies) * effect
+    return wilson_interval(math.fsum(values) / len(values) * trials, trials)
 
 
 def difference_interval(differences: Sequence[float]) -> tuple[float, float]:

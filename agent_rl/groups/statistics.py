@@ -40,6 +40,8 @@ class RolloutFigures:
     newest: int = 0
     """Versions of the policies that wrote the rollout."""
     environment: str = ""
+    problem: tuple[str, str] = ("", "")
+    """Text and answer, which copies of a problem share."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The parts of the judgement."""
     tags: TagCounts = field(default_factory=TagCounts)
@@ -74,6 +76,7 @@ class RolloutFigures:
             oldest=opened.policy.version if trajectory.oldest is None else trajectory.oldest,
             newest=opened.policy.version if trajectory.newest is None else trajectory.newest,
             environment=opened.problem.environment,
+            problem=(opened.problem.text, opened.problem.answer),
             tags=trajectory.tags,
             sample=trajectory.sample,
             written=trajectory.written,
@@ -209,8 +212,9 @@ def answer_figures(rollouts: Sequence[RolloutFigures], problems: int, samples: i
     judged = [rollout for rollout in rollouts if not rollout.lost]
     trials = problems * samples
     right = Counter(rollout.group for rollout in judged if rollout.success)
-    shares = [count / samples for count in right.values()]
-    low, high = mean_interval([*shares, *[0.0] * (problems - len(shares))], samples)
+    asked = {rollout.group: (rollout.environment, *rollout.problem) for rollout in rollouts}
+    values = [*(right[group] / samples for group in asked), *[0.0] * (problems - len(asked))]
+    low, high = mean_interval(values, samples, [*asked.values(), *range(problems - len(asked))])
     return AnswerFigures(
         problems=problems,
         success=right.total() / trials,

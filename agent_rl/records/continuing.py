@@ -1,22 +1,26 @@
 """Continuing a run: which settings must be the same as at its first start.
 
 The run directory keeps those settings of the first start: the seed, the model, the environments, the size of groups and
-steps, and the stages already named. Journal and checkpoints depend on them, so another value is refused. Everything
-else (lengths of stages, limits, hosts, actors and their settings, how the learner's ranks share the model) may change,
-and stages may be appended.
+steps, the stages already named, and the checksums of the files of data. Journal and checkpoints depend on them, so
+another value is refused. Everything else (lengths of stages, limits, hosts, actors and their settings, how the
+learner's ranks share the model) may change, and stages may be appended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agent_rl.config.full import resolved_text
 from agent_rl.config.hidden import redacted
 from agent_rl.config.topology import Topology
+from agent_rl.environments.base import TaskError
 from agent_rl.environments.load import shown_settings
+from agent_rl.environments.task_files import named_in, resolve
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import read_json
 from agent_rl.records.run_directory import RunRefused
@@ -47,6 +51,32 @@ def made_with(topology: Topology) -> dict[str, Any]:
     return kept
 
 
+def data_of(topology: Topology, base: Path) -> dict[str, list[str]]:
+    """Name and SHA-256 of each file of data that is on this host, by what names it. Raises RunRefused.
+
+    These are the task files in the settings of environments, the conversations of ``sft`` stages and lists of ids.
+    """
+    files = {
+        f"environments.{index}": sorted(named_in(entry.settings, base / entry.base))
+        for index, entry in enumerate(topology.environments)
+    }
+    for index, stage in enumerate(topology.stages):
+        ids = None if (wanted := getattr(stage, "filter", None)) is None else wanted.ids
+        found = [] if ids is None else [base / ids]
+        with suppress(TaskError):  # a file that is missing is told by who reads it
+            found += [path for pattern in getattr(stage, "data", ()) for _, path in resolve(pattern, base)]
+        files[f"stages.{index}"] = [path for path in found if path.is_file()]
+    return {f"data of {of}": list(map(_contents, paths)) for of, paths in files.items() if paths}
+
+
+def _contents(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+    except OSError as error:
+        raise RunRefused(f"{path} cannot be read ({error.strerror}); see to its disk and its permissions") from error
+
+
 def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """A message that lists the settings that changed, with the remedy; None when none changed."""
     before = {key: redacted(value) for key, value in before.items()}
@@ -58,16 +88,18 @@ def started_otherwise(path: Path, before: Mapping[str, Any], now: Mapping[str, A
     return "\n  ".join([f"{path} holds a run that was started with other settings:", *lines, remedy])
 
 
-def remember(topology: Topology, directory: Path) -> str:
+def remember(topology: Topology, directory: Path, base: Path | None = None) -> str:
     """Store the settings of a run's first start; compare those of a later start with them.
 
+    With ``base``, the topology file's folder, also the contents of the files of data that are on this host.
     A file that a stopped disk has left empty or broken is written again: the journal holds the same settings, and
     `check_history` has compared them. Returns a line about that, or an empty text.
 
     Raises RunRefused, which names every setting that must not change, with both values and the remedy.
     """
     path = directory / FILE
-    now, said = made_with(topology), ""
+    data = {} if base is None else data_of(topology, base)
+    now, said = made_with(topology) | data, ""
     if path.exists():
         try:
             before: Any = read_json(path)
@@ -80,6 +112,8 @@ def remember(topology: Topology, directory: Path) -> str:
         if not isinstance(before, dict):
             said = f"{path} was not readable, and is written again: the journal holds the same settings"
             before = {}
+        elsewhere = {key: value for key, value in before.items() if key.startswith("data of ") and key not in data}
+        now |= elsewhere
         fault = started_otherwise(path, before, now)
         if fault is not None:
             raise RunRefused(fault)

@@ -91,7 +91,7 @@ def environment_findings(topology: Topology, facts: Facts, noted: list[Finding])
         made, sources = environments, tasks.sources
         for_each(made, lambda name: asked(name, _METHOD, partial(_try, topology, made[name], sources[name])))
         prompts = list(_prompts(topology, base, environments, tasks, noted))
-        noted += _unread_notes(topology, environments, tasks)
+        noted += _list_notes(topology, environments, tasks)
         noted += _call_notes(topology, base, environments)
     except TaskError as error:
         yield from (_of_environment(part, topology, base) for part in error.parts)
@@ -323,16 +323,38 @@ def _call_notes(topology: Topology, base: Path, environments: Environments) -> I
             yield Finding(place, message, remedy)
 
 
-def _unread_notes(topology: Topology, environments: Environments, tasks: MixedTasks) -> Iterator[Finding]:
-    """Which listed problems have answers that the checker cannot read."""
+def _list_notes(topology: Topology, environments: Environments, tasks: MixedTasks) -> Iterator[Finding]:
+    """Which listed problems repeat others, and which have answers that the checker cannot read."""
     for index, name in enumerate(entry.name for entry in topology.environments):
         problems = tasks.sources[name]
-        if isinstance(environments[name], BoxedAnswers) and isinstance(problems, ListedTasks):
+        if not isinstance(problems, ListedTasks):
+            continue
+        for what, listed, so in (
+            ("training", tuple(problems.trained), "they are trained as often as they stand there"),
+            ("held-out", problems.held_out, "intervals count them once"),
+        ):
+            first: dict[tuple[str, str], str] = {}
+            if copies := [one.id for one in listed if first.setdefault((one.text, one.answer), one.id) != one.id]:
+                of = f"{len(copies):,} of {count_of(len(listed), f'{what} problem')}"
+                message = f"{of} repeat others, as {copies[0]!r:.80}"
+                yield Finding(("environments", index), message, f"{so}; `agent-rl data deduplicate` leaves them out")
+            said = [one for one in listed if one.payload.get("system")]
+            if said and not asked(name, "its prompt", partial(_shown, environments[name], said[0])):
+                its = "its" if len(said) == 1 else "their"
+                message = f"{count_of(len(said), 'problem')} with a system message of {its} own, which is not put"
+                instead = "the prompt has another in its place; `plain` and `template` of maths put the file's"
+                yield Finding(("environments", index), message, instead)
+        if isinstance(environments[name], BoxedAnswers):
             listed = (*problems.trained, *problems.held_out)
             if found := [each.id for each in listed if not is_read(each.answer)]:
                 message = f"{len(found)} of {count_of(len(listed), 'problem')} have an answer that cannot be read"
                 remedy = "only the same text equals it: write its value, or leave the problem out"
                 yield Finding(("environments", index), f"{message}, as {found[0]!r:.80}", remedy)
+
+
+def _shown(environment: Environment, problem: Problem) -> bool:
+    """Whether the prompt holds the system message that stands beside the problem in its file."""
+    return any(problem.payload["system"] in message["content"] for message in sound_prompt(environment, problem))
 
 
 def _sizes(chat: ChatFormat, problems: Sequence[Problem]) -> list[int]:

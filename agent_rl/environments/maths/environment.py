@@ -81,7 +81,8 @@ class Maths(BoxedAnswers):
         ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them
         every problem of every file is as likely as any other. ``prompt``: the problem's text alone ("plain"); the
         structure of rStar2's prompt in our words, with system text, tools and answer instruction ("rstar2"); or the
-        problem's text alone, with the tools as the model's own chat template lists them ("template"). ``notebook``: the
+        problem's text alone, with the tools as the model's own chat template lists them ("template"). A system message
+        of the file stands before the text alone; the prompt of rStar2 has its own in its place. ``notebook``: the
         model's Python runs as the cells of a notebook, not each call by itself. Raises TaskError when settings
         contradict each other.
         """
@@ -110,7 +111,8 @@ class Maths(BoxedAnswers):
     def prompt(self, problem: Problem) -> ChatMessages:
         """The problem, as the setting ``prompt`` says."""
         if self._prompt != "rstar2":
-            return [{"role": "user", "content": problem.text}]
+            system = [{"role": "system", "content": text}] if (text := problem.payload.get("system")) else []
+            return [*system, {"role": "user", "content": problem.text}]
         return [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": USER.format(problem=problem.text)},

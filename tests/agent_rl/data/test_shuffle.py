@@ -127,6 +127,16 @@ def test_files_without_rows_and_broken_files_are_refused(tmp_path: Path) -> None
         Rows(["broken.jsonl.gz"], tmp_path, tmp_path)
 
 
+def test_a_file_that_changes_while_a_stage_reads_it_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{json.dumps(chat('a'))}\n" * 2)
+    rows = Rows([file.name], tmp_path, tmp_path)
+    assert rows.encoded(0, said, 0)
+    file.write_text(f"{json.dumps(chat('another'))}\n" * 2)
+    with pytest.raises(TaskError, match=r"a\.jsonl has changed since this stage began; put it back"):
+        rows.encoded(1, said, 0)
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
 def test_memory_holds_places_of_rows_and_no_rows(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"long.{ending}"

@@ -175,18 +175,24 @@ def test_an_absolute_path_is_taken_as_it_is(ten, tmp_path_factory):
     assert source.problem(0, 0).text.startswith("problem")
 
 
+OF_VERL = {"role": "user", "content": "What is 6 * 7?"}
+BRIEF = {"role": "system", "content": "Be brief."}
+
+
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        "What is 6 * 7?",
-        [{"role": "user", "content": "What is 6 * 7?"}],
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 * 7?"}],
-    ],
+    ("prompt", "system"),
+    [(OF_VERL["content"], {}), ([OF_VERL], {}), ([BRIEF, OF_VERL], {"system": "Be brief."})],
 )
-def test_verl_rows_give_the_users_text_and_the_ground_truth(tmp_path, prompt):
+def test_verl_rows_give_their_messages_and_the_ground_truth(tmp_path, prompt, system):
     write_lines(tmp_path / "verl.jsonl", {"prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "42"}})
     found = load(tmp_path, files=("verl.jsonl",)).problem(0, 0)
-    assert found == Problem("verl.jsonl:1", "What is 6 * 7?", "42", payload={"file": "verl.jsonl"})
+    assert found == Problem("verl.jsonl:1", "What is 6 * 7?", "42", payload={"file": "verl.jsonl"} | system)
+    for put in ("plain", "template", "rstar2"):
+        first, *rest = Maths(seed=0, base=tmp_path, prompt=put, evaluation_files=("verl.jsonl",)).prompt(found)
+        if put == "rstar2":
+            assert "Be brief." not in first["content"]  # `check` says so
+        else:
+            assert [first, *rest] == [*[BRIEF] * len(system), OF_VERL]
 
 
 def test_parquet_reads_like_jsonl(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations, product
@@ -121,6 +122,14 @@ def test_an_interval_holds_the_mean_and_more_samples_never_widen_it(right: list[
     assert 0.0 <= one_low <= low + 1e-12 <= mean + 2e-12
     assert mean <= high + 1e-12 <= one_high + 2e-12 <= 1.0 + 2e-12
     assert high - low > 0
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 9), st.randoms())
+def test_copies_of_a_problem_are_more_answers_to_it(right: list[int], copies: int, order: random.Random) -> None:
+    asked = [(number, count / 4) for number, count in enumerate(right)] * copies
+    order.shuffle(asked)
+    repeated = mean_interval([value for _, value in asked], 4, [problem for problem, _ in asked])
+    assert repeated == pytest.approx(mean_interval([count / 4 for count in right], 4 * copies))
 
 
 @pytest.mark.parametrize("samples", [1, 8])

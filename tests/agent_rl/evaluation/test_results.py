@@ -97,12 +97,22 @@ def test_what_is_no_results_file_is_named(tmp_path: Path, text: str) -> None:
         load_results(tmp_path / "nothing")
 
 
-def test_problems_are_paired_by_what_they_say(tmp_path: Path) -> None:
+def test_problems_are_paired_by_what_they_say() -> None:
     a = [result("4", "4"), result("5", "4", problem="b"), result("4", "4", problem="only a")]
     b = [result("5", "4", problem="b"), result("4", "4", problem="b"), result("5", "5")]
     pairs, alone = paired(a, b)
-    assert pairs == [(Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2))]
-    assert alone == 2
+    assert pairs == [(Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(3, 4))]
+    assert alone == 1
+
+
+def test_copies_of_a_problem_are_not_counted_as_problems_of_an_interval() -> None:
+    asked = [result("4", "5"), result("5", "5", problem="b"), result("4", "4", problem="c")]
+    few, many = (all_figures(each)["overall"] for each in (asked, asked * 30))
+    assert (many["problems"], many["distinct_problems"]) == (90, 3)
+    assert "distinct_problems" not in few
+    assert (many["pass@1"], many["pass@2"]) == pytest.approx((few["pass@1"], few["pass@2"]))
+    for name in ("pass@1", "pass@2"):
+        assert many[f"{name}_high"] - many[f"{name}_low"] > 0.4  # of three problems
 
 
 def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

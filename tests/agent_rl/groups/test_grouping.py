@@ -109,7 +109,7 @@ def test_an_evaluation_says_what_follows_from_its_rollouts(seed: int, within: bo
     evaluation = Evaluation(0, 2) if within else Evaluation(1)
     groups = [builders.opened(n, stage=1 - within, samples=samples, version=2, purpose="evaluate_sampled") for n in range(problems)]  # fmt: skip
     groups += [builders.opened(problems + n, stage=1, samples=1, purpose="evaluate_greedy") for n in range(problems * greedy)]  # fmt: skip
-    groups = [replace(g, evaluation=evaluation, problem=replace(g.problem, environment=rng.choice("ab"))) for g in groups]  # fmt: skip
+    groups = [replace(g, evaluation=evaluation, problem=replace(g.problem, text=rng.choice("xyz"), environment=rng.choice("ab"))) for g in groups]  # fmt: skip
     rng.shuffle(groups)
     told: list[tuple[GroupOpened, list[Told]]] = []
     for group in groups:
@@ -137,9 +137,10 @@ def test_an_evaluation_says_what_follows_from_its_rollouts(seed: int, within: bo
     def check(answers: Any, of: list[tuple[GroupOpened, list[Told]]]) -> None:
         each, n = [[t for t in rollouts if t[1]] for _, rollouts in of], of[0][0].samples
         right = [sum(judgement.success for _, judgement in group if judgement) / n for group in each]
+        asked = [(group.problem.environment, group.problem.text) for group, _ in of]
         assert (answers.problems, answers.lost) == (len(of), n * len(of) - sum(map(len, each)))
         assert (answers.success, answers.low, answers.high) == pytest.approx(
-            (sum(right) / len(of), *mean_interval(right, n))
+            (sum(right) / len(of), *mean_interval(right, n, asked))
         )
         assert flat(answers.answered) == {**flat(means([*chain(*each)])), "rollouts_failed": 0, "prompts_too_long": 0}
 

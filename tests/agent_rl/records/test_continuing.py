@@ -71,6 +71,33 @@ def test_lengths_limits_and_actors_may_change(tmp_path: Path, override: str) -> 
     remember(topology(tmp_path, override), tmp_path)
 
 
+@pytest.mark.parametrize("changed", ["rows.jsonl", "problems.jsonl", "ids.txt"])
+def test_the_contents_of_files_of_data_may_not_change(tmp_path: Path, changed: str) -> None:
+    made = topology(
+        tmp_path,
+        'environments.0={class="maths", settings={files=["*.jsonl"]}, base="tasks"}',
+        *('stages.0.data=["rows.jsonl"]', 'stages.2.filter.ids="ids.txt"'),
+    )
+    (tmp_path / "tasks").mkdir()
+    files = {
+        path.name: path for path in (tmp_path / "rows.jsonl", tmp_path / "ids.txt", tmp_path / "tasks/problems.jsonl")
+    }
+    for file in files.values():
+        file.write_text("a\n")
+    for base in (None, tmp_path, tmp_path):  # a release that kept none; the first start that does; another
+        assert remember(made, tmp_path, base) == ""
+    files[changed].write_text("b\n")
+    key = "environments.0" if changed == "problems.jsonl" else f"stages.{2 * (changed == 'ids.txt')}"
+    said = rf'data of {key}: \["{changed} \w{{16}}"\] then, \["{changed} \w{{16}}"\] now\n  undo'
+    with pytest.raises(RunRefused, match=said):
+        remember(made, tmp_path, tmp_path)
+    files[changed].unlink()
+    assert remember(made, tmp_path, tmp_path) == remember(made, tmp_path) == ""  # a host that has no such file
+    files[changed].write_text("b\n")
+    with pytest.raises(RunRefused, match=said):
+        remember(made, tmp_path, tmp_path)
+
+
 def test_a_run_of_an_earlier_release_may_change_its_layout(tmp_path: Path) -> None:
     remember(topology(tmp_path), tmp_path)
     path = tmp_path / "topology.json"

@@ -205,6 +205,34 @@ def test_data_with_the_text_of_control_tokens_is_counted_in_a_warning(folder, ca
     assert "`agent-rl data convert --model M --drop` leaves such rows out" in second
 
 
+@pytest.mark.parametrize("prompt", ["plain", "rstar2"])
+def test_a_system_message_that_the_prompt_leaves_out_is_told(folder, capsys, prompt):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    row = {"prompt": asked, "reward_model": {"ground_truth": "2"}}
+    (folder / "verl.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    files = f'"maths"\nsettings = {{ files = ["verl.jsonl"], prompt = "{prompt}" }}'
+    text = SOUND.replace('"checked_actors:Some"', files).replace(
+        "initialise = {}", "initialise = { max_length = 4096 }"
+    )
+    topology, path = load(folder, text)
+    assert sound_topology((path,), ()) == topology
+    said = capsys.readouterr().err
+    assert ("1 problem with a system message of its own, which is not put" in said) == (prompt == "rstar2")
+
+
+def test_problems_that_repeat_others_are_counted_in_a_warning(folder, capsys):
+    for name, texts in (("train", "aabcab"), ("held", "xyx")):
+        rows = [{"id": f"{name}{at}", "problem": text, "answer": "1"} for at, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    files = '"maths"\nsettings = { files = ["train.jsonl"], evaluation_files = ["held.jsonl"] }'
+    topology, path = load(folder, SOUND.replace('"checked_actors:Some"', files))
+    assert sound_topology((path,), ()) == topology
+    trained, held_out = capsys.readouterr().err.splitlines()
+    assert "environments.0: 3 of 6 training problems repeat others, as 'train1'; they are trained as often" in trained
+    assert "environments.0: 1 of 3 held-out problems repeat others, as 'held2'; intervals count them once" in held_out
+    assert "`agent-rl data deduplicate` leaves them out" in trained
+
+
 def test_problems_whose_answers_the_checker_cannot_read_are_counted_in_a_warning(folder, capsys):
     golds = [
         "3",
