@@ -67,7 +67,7 @@ COMMANDS = {
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
         Command("chat", "chat:chat", "Talk to a model with its tools in the terminal."),
         Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
-        Command("model", "models:app", "Import a model from a GGUF file."),
+        Command("model", "models:app", "Import a model from a GGUF file; give tokens rows."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
         Command("import-config", "import_config:import_config", "Write a topology from settings of verl or TRL."),

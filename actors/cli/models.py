@@ -1,4 +1,4 @@
-"""``agent-rl model``: a model in the form that runs take, from a file in another one."""
+"""``agent-rl model``: a model in the form that runs take, from another one."""
 
 from __future__ import annotations
 
@@ -35,4 +35,33 @@ def import_model(
     print(f"{made.architecture} with {made.weights:,} weights ({dtype}); a turn ends at {' or '.join(made.ends)}")
     if made.tied:
         print(made.tied)
+    print(f'name it in a topology:\n\n[model]\npath = "{out}"')
+
+
+@app.command
+def spell(
+    model: Annotated[Path, Parameter(name="MODEL", help="a model directory")],
+    /,
+    *tokens: Annotated[
+        str, Parameter(name="TOKENS", help="tokens that it never learned, as agent-rl check names them")
+    ],
+    out: Annotated[Path, Parameter(metavar="DIR", help="the new directory, for path in [model]")],
+) -> None:
+    """Give tokens that a model never learned rows: the mean of the rows of their spelling."""
+    from agent_rl.files.disk import DiskError
+    from agent_rl.models.model_files import Unreadable
+    from agent_rl.models.untrained import spelt_rows
+
+    if not tokens:
+        raise Mistake("name one token or more, as in agent-rl model spell MODEL --out DIR '<tool_call>'")
+    if out.exists():
+        raise Mistake(f"{out} exists; name another --out, or remove it")
+    try:
+        spelt = spelt_rows(model, out, tokens)
+    except (Unreadable, OSError, ValueError) as error:
+        raise Mistake(str(error)) from error
+    except DiskError as error:
+        raise Mistake(error.reason) from error
+    for token, pieces in spelt.items():
+        print(f"{token}: the mean of {' '.join(pieces)}")
     print(f'name it in a topology:\n\n[model]\npath = "{out}"')

@@ -5,6 +5,7 @@ response behind their prompts.
 from __future__ import annotations
 
 import random
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +44,10 @@ from agent_rl.environments.maths.rewards import is_read
 from agent_rl.environments.tasks import ListedTasks, MixedTasks
 from agent_rl.learning.tiny import CHAT_TEMPLATE, END, character_tokenizer
 from agent_rl.messages import Judgement, Problem
-from agent_rl.models.hub import described_model
+from agent_rl.models.hub import HubError, described_model
+from agent_rl.models.model_files import Unreadable
 from agent_rl.models.plain_tokenizer import PlainTokenizer
+from agent_rl.models.untrained import untrained
 from agent_rl.observe.words import count_of
 from agent_rl.rollout.prompts import ChatFormat, PromptError
 from agent_rl.rollout.supervised import sequences
@@ -230,6 +233,7 @@ def _prompts(
     except Exception:  # noqa: BLE001 - one of them needs transformers: the generator's start shows the fault
         return
     noted += _control_notes(topology, base, chat, tasks)
+    noted += _untrained_notes(topology, chat, environments)
     yield from _rendered_rows(topology, base, chat)
     if length is None or not response:
         return
@@ -266,6 +270,28 @@ def _rendered_rows(topology: Topology, base: Path, chat: ChatFormat) -> Iterator
                 except PromptError as error:
                     yield Finding(("stages", index, "data"), f"{where}: {error}")
                     break
+
+
+def _untrained_notes(topology: Topology, chat: ChatFormat, environments: Environments) -> Iterator[Finding]:
+    """The tokens that a turn, with a call where there are tools, is made of and that the model never learned."""
+    if topology.model.path is None:
+        return
+    written: set[int] = set()
+    for box in environments.toolboxes.values():
+        call = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in islice(box, 1))
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": call or "b"}]
+        with suppress(PromptError):  # supervised stages say it
+            for tokens, mask in sequences(chat, turns, [tool.schema for tool in box.values()]):
+                written |= {token for token, trained in zip(tokens, mask, strict=True) if trained}
+    with suppress(Unreadable, HubError):  # model_findings says it
+        if found := untrained(described_model(topology.model.path).directory, written):
+            texts = [chat.decode([token]) for token in found]
+            message = (
+                f"it never learned {', '.join(texts)}: their rows are those of {max(found.values()):,} other tokens"
+            )
+            remedy = "give the generators a chat_format in plain text, or the tokens rows of their own: agent-rl model "
+            remedy += f"spell {topology.model.path} --out DIR {shlex.join(texts)}"
+            yield Finding(("model", "path"), message, remedy)
 
 
 def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: MixedTasks) -> Iterator[Finding]:
