@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     GraniteConfig,
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 Architecture: TypeAlias = Literal["qwen3", "qwen2", "llama", "granite"]
-TINY_VOCABULARY = 61
+TINY_VOCABULARY, TINY_KNOWN = 61, 53
+"""Tokens of tiny models, and those of them that their tokenizer knows: the others pad the vocabulary."""
 TINY_MAX_LENGTH = 512
 
 
 class Reference:
-    """A plain forward pass of a Hugging Face model, without a cache."""
+    """A plain forward pass of a tiny model, without a cache."""
 
     def __init__(self, path: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(
@@ -73,6 +76,7 @@ class Reference:
     def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+            logits[:, TINY_KNOWN:] = -torch.inf
             return logits
 
 
@@ -110,3 +114,5 @@ def save_tiny_model(path: Path, architecture: Architecture, seed: int, *, head_d
             if parameter.ndim > 1 or name.endswith("bias"):  # else logits are nearly equal, and checks pass by chance
                 parameter.data.normal_(std=0.3)
     model.save_pretrained(path)
+    known = WordLevel({str(number): number for number in range(TINY_KNOWN)}, unk_token="0")  # noqa: S106 - no secret
+    Tokenizer(known).save(str(path / "tokenizer.json"))

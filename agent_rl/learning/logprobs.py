@@ -27,6 +27,8 @@ from agent_rl.learning.linear import product
 
 CACHED = 2**21
 """Floats of a piece on CPU: three times as many fit into the last cache of a server's processor."""
+NEVER = -1e30
+"""The logit of a token that is never sampled: finite, so that its share of the entropy is 0."""
 LEAST = 64
 """Tokens of a piece on CPU, at least: with fewer, matrix products are slow."""
 
@@ -62,16 +64,19 @@ def chunked_logprobs(
     tokens_at_once: int,
     with_entropy: bool = True,
     vocabulary: Vocabulary | None = None,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each target under softmax(logits / temperature), both [n] float32, with gradients.
 
     Without ``with_entropy``, which saves a pass over the logits, the entropies are 0. ``hidden`` [n, d]; ``weight`` [v,
     d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature must be the rollout's: mu was
     sampled with it, so pi must be evaluated with it. With ``vocabulary``, weight and bias are the v rows of this rank,
-    and all ranks that have a part call this together with the same ``hidden`` and ``targets``.
+    and all ranks that have a part call this together with the same ``hidden`` and ``targets``. ``tokens``: those from
+    this number on are never sampled.
     """
+    known = None if tokens is None else max(0, tokens - (0 if vocabulary is None else vocabulary.start))
     pair: tuple[Tensor, Tensor] = _Chunked.apply(
-        hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy, vocabulary
+        hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy, vocabulary, known
     )
     return pair
 
@@ -88,13 +93,14 @@ class _Chunked(torch.autograd.Function):
         tokens_at_once: int,
         with_entropy: bool,  # noqa: FBT001 - autograd passes by position
         vocabulary: Vocabulary | None,
+        known: int | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy = (torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
         keep = any(ctx.needs_input_grad) and len(hidden) <= tokens_at_once
         kept = []
         places, own = _own_targets(targets, weight, vocabulary)
         for rows in _pieces(hidden, weight, tokens_at_once, vocabulary):
-            log_p = _log_softmax(hidden[rows], weight, bias, temperature, vocabulary)
+            log_p = _log_softmax(hidden[rows], weight, bias, temperature, vocabulary, known)
             logprobs[rows] = log_p.gather(-1, places[rows].unsqueeze(-1)).squeeze(-1)
             p = log_p.exp() if keep or with_entropy else None
             if p is not None and with_entropy:
@@ -106,7 +112,7 @@ class _Chunked(torch.autograd.Function):
             if with_entropy:
                 vocabulary.all(entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.vocabulary = vocabulary
+        ctx.vocabulary, ctx.known = vocabulary, known
         ctx.kept = kept  # made here, so no cycle of references
         ctx.temperature, ctx.tokens_at_once = temperature, tokens_at_once
         ctx.set_materialize_grads(False)
@@ -125,7 +131,9 @@ class _Chunked(torch.autograd.Function):
         vocabulary: Vocabulary | None = ctx.vocabulary
         places, own = _own_targets(targets, weight, vocabulary)
         for rows in _pieces(hidden, weight, ctx.tokens_at_once, vocabulary):
-            again = None if kept else _log_softmax(hidden[rows], weight, bias, ctx.temperature, vocabulary)
+            again = None
+            if not kept:
+                again = _log_softmax(hidden[rows], weight, bias, ctx.temperature, vocabulary, ctx.known)
             of_logits = kept.pop() if again is None else again.exp_()
             if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy), which is 0 where p is
                 log_p = of_logits.clamp(min=torch.finfo(torch.float32).tiny).log_()
@@ -155,11 +163,7 @@ class _Chunked(torch.autograd.Function):
             of_hidden,
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
+            *[None] * 6,
         )
 
 
@@ -193,10 +197,17 @@ def _pieces(hidden: Tensor, weight: Tensor, tokens_at_once: int, vocabulary: Voc
 
 
 def _log_softmax(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, vocabulary: Vocabulary | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    vocabulary: Vocabulary | None,
+    known: int | None,
 ) -> Tensor:
-    """[c, v] float32."""
+    """[c, v] float32. ``known``: the rows of ``weight`` before this one are of tokens that are sampled."""
     logits = product(hidden, weight, bias)
+    if known is not None:
+        logits[:, known:] = NEVER
     if temperature != 1.0:
         logits = logits.float().div_(temperature)
     if vocabulary is not None:

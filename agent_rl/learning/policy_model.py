@@ -25,6 +25,7 @@ from agent_rl.learning.rates import TYPES, Compute, Type, compute_of
 from agent_rl.learning.tensor_files import load_whole
 from agent_rl.learning.tensor_parallel import output_layer
 from agent_rl.models.devices import REMEDY
+from agent_rl.models.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Lora
@@ -103,6 +104,8 @@ class PolicyModel:
         config = self.module.config.get_text_config()
         self._refuse_other_kinds(path, config)
         self.max_length = int(config.max_position_embeddings)
+        self.tokens = ModelFiles.read(path).tokens
+        """The tokens before this number are sampled; None: all."""
         self.adapted = lora is not None
         """Whether adapters alone are trained."""
         self._merges: dict[str, tuple[float, float]] = {}
@@ -135,7 +138,9 @@ class PolicyModel:
             self._decode = torch.compile(self._decode, dynamic=True)
         self.cast = None if sharded or held == self.compute.dtype else self.compute.dtype
         """The type that products are computed in, where weights are held in another."""
-        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(_packed_logprobs, self.module, cast=self.cast)
+        self._score: Callable[..., tuple[Tensor, Tensor]] = partial(
+            _packed_logprobs, self.module, cast=self.cast, tokens=self.tokens
+        )
         if sharded:
             self._shard(path, options)
         if lora is not None:
@@ -166,7 +171,7 @@ class PolicyModel:
         dtype, method = self.dtype, "packed_logprobs"
         sharding.shard(self.module, self.ranks, method=method, dtype=dtype, offload=options.offload)
         sharding.load(self.module, path, torch.device("cpu") if options.offload else self.device)
-        self._score = self.module.packed_logprobs
+        self._score = partial(self.module.packed_logprobs, tokens=self.tokens)
         with torch.no_grad():
             self.keep_pace()  # torch settles where its parts lie at the first forward pass
 
@@ -382,10 +387,11 @@ def _packed_logprobs(
     tokens_at_once: int,
     with_entropy: bool,
     cast: torch.dtype | None = None,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of m ``targets``, by the states at ``before`` [m] of a row, both [m] float32.
 
-    ``cast``: the type of products, where it is not that of the weights.
+    ``cast``: the type of products, where it is not that of the weights. ``tokens``: those before are sampled.
     """
     with torch.autocast(packed.tokens.device.type, dtype=cast, enabled=cast is not None):
         states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
@@ -403,6 +409,7 @@ def _packed_logprobs(
         tokens_at_once=tokens_at_once,
         with_entropy=with_entropy,
         vocabulary=vocabulary,
+        tokens=tokens,
     )
 
 

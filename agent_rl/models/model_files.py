@@ -123,6 +123,15 @@ class ModelFiles:
         file = self.directory / "tokenizer.json"
         return _tokens(read_json(file)) if file.is_file() else {}
 
+    @property
+    def tokens(self) -> int | None:
+        """How many of the model's tokens have a text; None where all have, as far as is known. Raises Unreadable.
+
+        Vocabularies are padded to a round number: what the tokenizer does not know is never sampled.
+        """
+        known, size = max(self.vocabulary().values(), default=-1) + 1, self.config.get("vocab_size")
+        return known if isinstance(size, int) and 0 < known < size else None
+
     def _config_faults(self) -> Iterator[Finding]:
         file, config = self.directory / "config.json", self.config
         kind = config.get("model_type")

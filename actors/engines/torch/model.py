@@ -15,6 +15,7 @@ from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
 from agent_rl.learning.rates import compute_of
 from agent_rl.learning.tensor_files import load_whole
+from agent_rl.models.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,6 +105,7 @@ class CausalModel:
         self.device = device
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
+        self._tokens = ModelFiles.read(path).tokens
         self.max_length: int = config.max_position_embeddings
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -142,17 +144,23 @@ class CausalModel:
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, ends: Tensor, step: ForwardStep) -> Tensor:
-        """Logits [w, vocabulary] after the tokens at ``ends`` [w]; ``tokens`` and ``positions`` [n], all int64."""
+        """Logits [w, vocabulary] after the tokens at ``ends`` [w]; ``tokens`` and ``positions`` [n], all int64.
+
+        Tokens that the tokenizer does not know are never sampled: a vocabulary may be padded.
+        """
         if self._fused is not None:
-            return self._fused.forward(tokens, positions, ends, step)
-        output = self._model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=ends,
-            kv_step=step,
-        )
-        logits: Tensor = output.logits[0]
+            logits: Tensor = self._fused.forward(tokens, positions, ends, step)
+        else:
+            output = self._model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=ends,
+                kv_step=step,
+            )
+            logits = output.logits[0]
+        if self._tokens is not None:
+            logits[:, self._tokens :] = -torch.inf
         return logits
 
     def replace_weights(self, weights: Mapping[str, Tensor]) -> None:

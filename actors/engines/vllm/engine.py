@@ -79,6 +79,7 @@ class VllmEngine:
         self._policy = initial_policy
         self._policies = {_version(initial_policy): initial_policy}
         self._specs: TensorSpecs = {}
+        self._never: dict[int, float] | None = None
         self._limits: EngineLimits | None = None
         self._workers = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,6 +120,7 @@ class VllmEngine:
         Raises EngineError when the model cannot be loaded or does not fit, and when vLLM's engine process dies.
         """
         self._specs = await trio.to_thread.run_sync(model_specs, self.start.model_path)
+        self._never = await trio.to_thread.run_sync(self.start.never)
         token, ready = trio.lowlevel.current_trio_token(), trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_cancelled)
@@ -143,7 +145,7 @@ class VllmEngine:
         try:
             salt = await self._cache_salt()
             tell = partial(self._tell, trio.lowlevel.current_trio_token(), request.wrote)
-            output = await self._ask(lambda llm: _generate(llm, name, request, salt, tell))
+            output = await self._ask(lambda llm: _generate(llm, name, request, salt, tell, self._never))
         finally:
             self._in_flight.discard(name)
         tokens, logprobs, policies = self._written(output, _versions(output))
@@ -375,6 +377,7 @@ async def _generate(
     request: TurnRequest,
     salt: str | None,
     tell: Callable[[AsyncLLM, RequestOutput, int], int],
+    never: dict[int, float] | None,
 ) -> RequestOutput:
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
@@ -388,6 +391,7 @@ async def _generate(
         max_tokens=request.max_tokens,
         stop_token_ids=sorted(request.stop_tokens),
         ignore_eos=True,
+        logit_bias=never,
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_rl.files.leftovers import claimed_directory, sweep_one
+from agent_rl.models.model_files import ModelFiles
 
 WORKER = "actors.engines.vllm.worker.PublishedWeightsLoader"
 SCHEDULER = "actors.engines.vllm.scheduler.scheduler"
@@ -36,6 +37,11 @@ class VllmStart:
     dtype: Literal["float32", "bfloat16"]
     block_size: int
     engine_arguments: Mapping[str, Any]
+
+    def never(self) -> dict[int, float] | None:
+        """The bias of the logits of tokens without a text, which pad a vocabulary: the lowest that vLLM knows."""
+        files = ModelFiles.read(self.model_path)
+        return None if files.tokens is None else dict.fromkeys(range(files.tokens, files.config["vocab_size"]), -100.0)
 
     @property
     def model_length(self) -> int:

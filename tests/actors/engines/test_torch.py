@@ -11,7 +11,7 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from actors.engines.base import EngineError
-from actors.engines.reference import Architecture, Reference, save_tiny_model
+from actors.engines.reference import TINY_KNOWN, TINY_VOCABULARY, Architecture, Reference, save_tiny_model
 from actors.engines.testing import (
     CHECKS,
     FIRST_POLICY,
@@ -143,7 +143,14 @@ def test_equals_generate_of_hugging_face(tmp_path: Path) -> None:
     prompt = random_prompt(5, 33)
     model = AutoModelForCausalLM.from_pretrained(subject.model_path)
     inputs = torch.tensor([prompt])
-    whole = model.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=90)
+    padding = list(range(TINY_KNOWN, TINY_VOCABULARY))
+    whole = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        do_sample=False,
+        max_new_tokens=90,
+        suppress_tokens=padding,
+    )
 
     async def main() -> list[int]:
         async with subject.running() as engine:

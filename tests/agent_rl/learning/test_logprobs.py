@@ -71,16 +71,22 @@ class Part(Vocabulary):
 
 @pytest.mark.parametrize("tokens_at_once", [7, 100])
 @pytest.mark.parametrize("uses", ["logprobs", "entropy", "both"])
-def test_parts_of_the_vocabulary_change_neither_values_nor_gradients(tokens_at_once: int, uses: str) -> None:
+@pytest.mark.parametrize("tokens", [None, 40, 30])
+def test_parts_of_the_vocabulary_change_neither_values_nor_gradients(
+    tokens_at_once: int, uses: str, tokens: int | None
+) -> None:
+    """Nor does it matter whether tokens that are never sampled, the last ones, are there."""
     drawn = torch.Generator().manual_seed(2)
     hidden, weight, bias = (torch.randn(shape, generator=drawn) for shape in ((20, 8), (50, 8), (50,)))
-    targets = torch.randint(0, 50, (20,), generator=drawn)
+    targets = torch.randint(0, tokens or 50, (20,), generator=drawn)
     given = [torch.randn(20, generator=drawn) for _ in range(2)]
     barrier, values = threading.Barrier(3), dict[int, torch.Tensor]()
 
     def run(start: int, end: int, vocabulary: Vocabulary | None) -> list[torch.Tensor]:
         leaves = [each.clone().requires_grad_() for each in (hidden, weight[start:end], bias[start:end])]
-        made = chunked_logprobs(*leaves, targets, temperature=0.7, tokens_at_once=tokens_at_once, vocabulary=vocabulary)
+        made = chunked_logprobs(
+            *leaves, targets, temperature=0.7, tokens_at_once=tokens_at_once, vocabulary=vocabulary, tokens=tokens
+        )
         parts = {"logprobs": [0], "entropy": [1], "both": [0, 1]}[uses]
         torch.stack([(made[part] * given[part]).sum() for part in parts]).sum().backward()
         return [*(each.detach() for each in made), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
@@ -88,12 +94,16 @@ def test_parts_of_the_vocabulary_change_neither_values_nor_gradients(tokens_at_o
     with ThreadPoolExecutor(3) as pool:
         bounds = [(0, 17), (17, 34), (34, 50)]
         ranks = list(pool.map(lambda each: run(*each, Part(each[0], 17, (barrier, values))), bounds))
-    expected = run(0, 50, None)
+    expected = run(0, 50 if tokens is None else tokens, None)
     for rank in ranks:
         for one, other in zip(rank[:3], expected[:3], strict=True):
             assert torch.allclose(one, other, atol=1e-5)
     for place in (3, 4):
-        assert torch.allclose(torch.cat([rank[place] for rank in ranks]), expected[place], atol=1e-5)
+        known, padding = torch.cat([rank[place] for rank in ranks]).split(
+            [len(expected[place]), 50 - len(expected[place])]
+        )
+        assert torch.allclose(known, expected[place], atol=1e-5)
+        assert not padding.any()
 
 
 def test_entropies_that_nobody_wants_are_not_made() -> None:
