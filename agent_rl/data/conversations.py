@@ -310,10 +310,11 @@ Reader: TypeAlias = Callable[[Row], Chat]
 
 
 class Layout(NamedTuple):
-    """A layout: the columns that a row of it has, the public sets that use it, and its reader."""
+    """A layout: the columns that a row of it has, the public sets that use it, what becomes of them, its reader."""
 
     columns: tuple[str, ...]
     sets: str
+    becomes: str
     read: Reader
     also: tuple[str, ...] = ()
     """Further columns that the reader reads, where a row has them."""
@@ -321,6 +322,12 @@ class Layout(NamedTuple):
     def fits(self, row: Row) -> bool:
         """Whether the row has the columns."""
         return all(row.get(column) is not None for column in self.columns)
+
+    @property
+    def row(self) -> str:
+        """The layout's row of the table in `docs/data.md`."""
+        columns = ", ".join(f"`{column}`" for column in (*self.columns, *self.also))
+        return f"| {columns} | {self.sets} | {self.becomes} |"
 
 
 def read_chat(row: Row) -> Chat:
@@ -555,16 +562,45 @@ def _two_columns(question: str, answer: str, more: str = "") -> Reader:
 
 
 LAYOUTS = (
-    Layout(("messages",), "OpenAI, Tulu 3, Nemotron v1 and v2", _messages, ("metadata",)),
-    Layout(("conversations",), "ShareGPT, ToolACE, APIGen-MT", _sharegpt),
-    Layout(("system", "chat"), "Glaive v2", _glaive),
-    Layout(("query", "answers"), "APIGen, xlam-function-calling-60k", _apigen),
-    Layout(("instruction", "output"), "Alpaca", _two_columns("instruction", "output", "input"), ("input",)),
-    Layout(("input", "output"), "Llama-Nemotron", _nemotron),
-    Layout(("problem", "solution"), "Magicoder OSS-Instruct", _two_columns("problem", "solution")),
+    Layout(
+        ("messages",),
+        "OpenAI, Tulu 3, Nemotron v1 and v2",
+        "`tool_calls` go into the assistant's text; tools may also stand in `metadata`",
+        _messages,
+        ("metadata",),
+    ),
+    Layout(
+        ("conversations",),
+        "ShareGPT, APIGen-MT; ToolACE",
+        "turns of `function_call` become turns of the assistant; where `system` lists functions and asks for "
+        "`[Name(key=value)]`, these become calls, and of the system text only the functions stay",
+        _sharegpt,
+    ),
+    Layout(
+        ("system", "chat"),
+        "Glaive v2",
+        "`chat` is cut into turns; `<functioncall>` becomes a call, `FUNCTION RESPONSE` a tool's response",
+        _glaive,
+    ),
+    Layout(("query", "answers"), "APIGen, xlam-function-calling-60k", "the answers become calls", _apigen),
+    Layout(
+        ("instruction", "output"),
+        "Alpaca",
+        "the input follows the instruction",
+        _two_columns("instruction", "output", "input"),
+        ("input",),
+    ),
+    Layout(("input", "output"), "Llama-Nemotron", "`output` is the last turn of the assistant", _nemotron),
+    Layout(
+        ("problem", "solution"),
+        "Magicoder OSS-Instruct",
+        "a question and its answer",
+        _two_columns("problem", "solution"),
+    ),
     Layout(
         ("instruction", "response"),
         "Dolly, Magicoder Evol-Instruct",
+        "the context follows the instruction",
         _two_columns("instruction", "response", "context"),
         ("context",),
     ),
@@ -578,23 +614,21 @@ READ_OF_TURNS = frozenset(
     {"role", "from", "content", "value", "tool_calls", "function_call", "name", "tool_call_id", *THOUGHTS, *WEIGHTS}
 )
 LABELS = frozenset(
-    (
+    {
         "id",
-        *(
-            "uuid",
-            "uid",
-            "conversation_id",
-            "prompt_id",
-            "index",
-            "hash",
-            "url",
-            "source",
-            "dataset",
-            "subset",
-            "split",
-        ),
-        *("category", "task", "domain", "difficulty", "tags", "license", "language", "version", "generator", "model"),
-        *("created", "date"),
-    )
+        "uuid",
+        "uid",
+        "conversation_id",
+        "prompt_id",
+        "index",
+        "hash",
+        "url",
+        "source",
+        "dataset",
+        "subset",
+        "split",
+    }
+    | {"category", "task", "domain", "difficulty", "tags", "license", "language", "version", "generator", "model"}
+    | {"created", "date"}
 )
 """Fields that say where a row is from, in every layout."""

@@ -122,6 +122,12 @@ def test_a_row_of_each_public_set_becomes_a_conversation(row: Any, roles: str, n
     assert "Use them if required" not in system
 
 
+def test_the_table_of_the_documents_is_that_of_the_code() -> None:
+    lines = (Path(__file__).parents[3] / "docs/data.md").read_text(encoding="utf-8").splitlines()
+    first = lines.index("| columns | sets | what becomes of them |") + 2
+    assert lines[first : first + len(LAYOUTS) + 1] == [*(layout.row for layout in LAYOUTS), ""]
+
+
 def test_arguments_keep_their_types_whatever_python_thinks_of_their_names() -> None:
     first, second = parse_calls(conversation(TOOLACE).messages[1]["content"])
     assert first == ParsedCall("Tide Table/at", {"port": "Brest", "days": ["Mon", "Tue"], "from": 3})
