@@ -34,7 +34,7 @@ from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
-from agent_rl.rollout.supervised import Masked, sequences
+from agent_rl.rollout.supervised import Masked, demonstrated, sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -308,7 +308,7 @@ class TrainedModel:
         return sequences(self._chat, *said)
 
     def _demonstrated(self, shown: Demonstration) -> list[Masked]:
-        return [self._chat.demonstration_tokens(shown)]
+        return demonstrated(self._chat, shown)
 
     def sft_step(self, batches: SupervisedBatches[Any], stage: SftStage, step: int) -> SupervisedFigures:
         """Train the next batch. Raises NotFiniteError, with nothing changed."""

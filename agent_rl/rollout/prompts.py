@@ -21,7 +21,7 @@ from agent_rl.environments.load import sound_prompt
 from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, certain, harmless, parse_calls, without_calls
 
 if TYPE_CHECKING:
-    from agent_rl.environments.base import Demonstration, Environment
+    from agent_rl.environments.base import Environment
     from agent_rl.messages import Problem
 from pathlib import Path
 
@@ -54,7 +54,6 @@ PROBES = {
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which templates look for a thought."""
 _MARK = "ASSISTANT-MARK"
-_RESPONSE_TAGS = re.compile(r"(</?tool_response>)")
 
 
 class PromptError(Exception):
@@ -248,19 +247,6 @@ class ChatFormat:
         decode = self._tokenizer.decode if self._fast is None else self._fast.decode
         return str(decode(tokens, skip_special_tokens=False))
 
-    def demonstration_tokens(self, shown: Demonstration) -> tuple[list[int], list[int]]:
-        """A demonstration as tokens, and its loss mask: 1 for the assistant's turns with their ends."""
-        spelt = [
-            {"role": message["role"], "content": "".join(self._spelt_parts(message))} for message in shown.messages
-        ]
-        messages = [*self.messages(shown.problem), *self.demonstration(spelt)[1:]]
-        return self._conversation_tokens(messages, shown.problem)
-
-    def _spelt_parts(self, message: Mapping[str, str]) -> Iterator[str]:
-        """A source's message: its own tags around responses stay."""
-        for part in _RESPONSE_TAGS.split(message["content"]):
-            yield part if _RESPONSE_TAGS.fullmatch(part) else self.spelt(part, message["role"])
-
     def put(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]]]:
@@ -305,29 +291,6 @@ class ChatFormat:
     def holds_control(self, text: str) -> bool:
         """Whether a text holds a control token."""
         return self._controls.search(text) is not None
-
-    def _conversation_tokens(
-        self, messages: Sequence[dict[str, str]], problem: Problem | None
-    ) -> tuple[list[int], list[int]]:
-        """The messages are spelt. The prompt lists the tools of ``problem``."""
-        start = 1 + (messages[0]["role"] == "system")
-        first = list(messages[:start])
-        prompt = self.render(first, generate=True) if problem is None else self._prompt(first, problem)
-        tokens = self.encode(prompt)
-        mask = [0] * len(tokens)
-        calls: tuple[AnyCall, ...] = ()
-        for role, turns in groupby(messages[start:], key=lambda message: message["role"]):
-            contents = [turn["content"] for turn in turns]
-            if role == "assistant":
-                calls = parse_calls(contents[-1])  # whatever the format: demonstrations have tags
-                added = [token for content in contents for token in self._turn_tokens(content)]
-            elif role == "tool":
-                added = self.response_tokens(contents, calls)
-            else:
-                added = self._later_tokens([{"role": role, "content": content} for content in contents])
-            tokens += added
-            mask += [int(role == "assistant")] * len(added)
-        return tokens, mask
 
     # The format of an episode's texts.
 
@@ -388,8 +351,12 @@ class ChatFormat:
 
     def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
         """The text of a prompt about a problem."""
+        return self.render(messages, generate=True, tools=self.offered(problem))
+
+    def offered(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
+        """The schemas of the tools that the template lists itself; none where the system message lists them."""
         del problem
-        return self.render(messages, generate=True)
+        return ()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, generate: bool, tools: Sequence[Mapping[str, Any]] = ()

@@ -11,6 +11,7 @@ in another way, as many do that leave out earlier thoughts, begins a new sequenc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,10 +20,14 @@ from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import PromptError
 
 if TYPE_CHECKING:
+    from agent_rl.environments.base import Demonstration
     from agent_rl.rollout.prompts import ChatFormat
 
 Masked: TypeAlias = tuple[list[int], list[int]]
 """A sequence's tokens and its loss mask."""
+_RESPONSES = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
+_BETWEEN = re.compile(r"\n?</tool_response>\s*<tool_response>\n?")
+"""In a demonstration, responses of tools stand in the user's role."""
 
 
 def sequences(
@@ -34,7 +39,21 @@ def sequences(
     assistant's turns from 1, where the template cannot render the conversation, leaves out a thought, or writes calls
     that the format does not read again.
     """
-    put, listed = chat.put(messages, tools)
+    return _trained(chat, *chat.put(messages, tools))
+
+
+def demonstrated(chat: ChatFormat, shown: Demonstration) -> list[Masked]:
+    """The sequences of a demonstration, whose problem is put as in rollouts. Raises PromptError as `sequences` does."""
+    messages: list[dict[str, str]] = []
+    for message in shown.messages:
+        inside = _RESPONSES.fullmatch(message["content"]) if message["role"] == "user" and messages else None
+        texts = [] if inside is None else _BETWEEN.split(inside[1])
+        messages += [{"role": "tool", "content": text} for text in texts] or [message]
+    put, _ = chat.put(messages, ())
+    return _trained(chat, [*chat.messages(shown.problem), *put[1:]], chat.offered(shown.problem))
+
+
+def _trained(chat: ChatFormat, put: Sequence[Mapping[str, Any]], listed: Sequence[Mapping[str, Any]]) -> list[Masked]:
     made: list[Masked] = []
     text, number = "", 0
     for at, message in enumerate(put):
@@ -93,10 +112,16 @@ def _thought(content: str) -> str:
 
 
 def _require_calls(chat: ChatFormat, message: Mapping[str, Any], turn: str, number: int) -> None:
-    wanted = [(call.name, call.arguments) for call in message.get("calls", ())]
-    found = [(call.name, call.arguments) for call in chat.sound_calls(turn) if isinstance(call, ParsedCall)]
+    wanted = [_solid(call) for call in message.get("calls", ())]
+    found = [_solid(call) for call in chat.sound_calls(turn) if isinstance(call, ParsedCall)]
     if wanted and found != wanted:
         raise PromptError(
             f"the calls of turn {number} of the assistant are not read again: {len(wanted)} stand in the row, and the "
             f"format reads {found!r:.200} in {turn[:200]!r}"
         )
+
+
+def _solid(call: ParsedCall) -> tuple[str, dict[str, Any]]:
+    """A call without what formats in plain text leave out: empty arguments, and blanks around one."""
+    stripped = {key: each.strip() if isinstance(each, str) else each for key, each in call.arguments.items()}
+    return call.name, {key: each for key, each in stripped.items() if each not in ("", None)}

@@ -182,9 +182,9 @@ class TemplateFormat(ChatFormat):
         whole = _marked(self.render([*before, *_tool_messages(responses, calls), *others], generate=True, tools=tools))
         return ended.rpartition(self.decode([self._end_of_call]))[2] + whole[len(ended) :]
 
-    def _prompt(self, messages: Sequence[dict[str, str]], problem: Problem) -> str:
-        lists = self.environments[problem.environment].lists_tools
-        return self.render(messages, generate=True, tools=self.schemas[problem.environment] if lists else ())
+    def offered(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
+        """The schemas of the problem's tools, where its environment lists them."""
+        return self.schemas[problem.environment] if self.environments[problem.environment].lists_tools else ()
 
     def _with_tools(self, messages: list[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
         del problem

@@ -28,6 +28,7 @@ from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+from agent_rl.rollout.supervised import demonstrated
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
@@ -116,7 +117,7 @@ def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> Non
         {"role": "user", "content": "<tool_response>42</tool_response>"},
         {"role": "assistant", "content": "<answer>\\boxed{42}</answer>"},
     ]
-    tokens, mask = chat.demonstration_tokens(Demonstration(builders.problem(), tuple(messages)))
+    [(tokens, mask)] = demonstrated(chat, Demonstration(builders.problem(), tuple(messages)))
     trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
     assert trained == "```python\nprint(6*7)\n```<|end|><answer>\\boxed{42}</answer><|end|>"
     assert "```output\n42\n```" in chat.decode(tokens)

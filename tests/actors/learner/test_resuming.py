@@ -411,9 +411,11 @@ class NotingModel(TrainedModel):
         self.trainer = trainer = Noted(self.world)  # type: ignore[assignment]
         self.tools = False
         self._environments: Any = SimpleNamespace(tasks=lambda: SimpleNamespace(demonstrations=lessons))
-        self._chat: Any = SimpleNamespace(demonstration_tokens=encode)
         restored = self.checkpoints.restore(trainer.restore, lambda fault: None)
         return restored or (Position(0, 0, 0), {})
+
+    def _demonstrated(self, shown: Any) -> list[Any]:
+        return [encode(shown)]
 
     @staticmethod
     def _write(weights: Any, path: Path) -> None:

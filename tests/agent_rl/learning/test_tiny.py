@@ -16,6 +16,7 @@ from agent_rl.config.topology import InitialiseModel
 from agent_rl.environments.arithmetic import Arithmetic, ArithmeticTasks
 from agent_rl.learning.tiny import END, MARKUP, ROLES, WORDS, build_tokenizer, initialise_model
 from agent_rl.rollout.prompts import ChatFormat
+from agent_rl.rollout.supervised import demonstrated
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -125,7 +126,7 @@ def test_the_chat_format_finds_the_same_tokens_and_mask_as_the_template():
     chat = ChatFormat(TOKENIZER, {"": Arithmetic(seed=0, base=Path())})
     assert chat.end_of_turn == TOKENIZER.eos_token_id
     for shown in demonstrations(20):
-        tokens, mask = chat.demonstration_tokens(shown)
+        [(tokens, mask)] = demonstrated(chat, shown)
         messages = list(shown.messages)
         expected = TOKENIZER.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         assert tokens[: len(expected["input_ids"])] == expected["input_ids"]

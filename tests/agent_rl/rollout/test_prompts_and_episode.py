@@ -20,6 +20,7 @@ from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import CHATML as CHATML_OF_OURS
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
+from agent_rl.rollout.supervised import demonstrated
 from tests import builders
 from tests.agent_rl.rollout.templates import chat_with, turn
 
@@ -121,7 +122,7 @@ def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatF
     for part in ("<reason>", "<tools>", "<tool_call>", "<answer>", "\\boxed{}", '"python_code_with_standard_io"'):
         assert part in text
     said = ({"role": "user", "content": builders.problem().text}, {"role": "assistant", "content": ANSWER})
-    shown, _ = chat.demonstration_tokens(Demonstration(builders.problem(), said))
+    [(shown, _)] = demonstrated(chat, Demonstration(builders.problem(), said))
     assert tokenizer.decode(shown).startswith(text)  # demonstrations are of the same prompt
 
 

@@ -19,7 +19,7 @@ from agent_rl.models.plain_tokenizer import PlainTokenizer
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall, parse_list, parse_object
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
-from agent_rl.rollout.supervised import sequences
+from agent_rl.rollout.supervised import Masked, demonstrated, sequences
 from agent_rl.rollout.template import made_format
 from tests.agent_rl.rollout.templates import (
     CONTROLS,
@@ -211,9 +211,10 @@ def test_demonstrations_are_in_the_templates_layout(template: str, turns: list[t
         shown += [{"role": "assistant", "content": content + calls}, {"role": "user", "content": tagged}]
         messages += [asked(*codes, content=content.strip(), ids="call0000"), *answered(*results, ids="call0000")]
     shown.append({"role": "assistant", "content": f"{content}\\boxed{{4}}"})
-    tokens, mask = chat.demonstration_tokens(Demonstration(PROBLEM, tuple(shown)))
-    last = len(chat.encode("\\boxed{4}")) + 1 + len(chat.encode(content.removeprefix(chat.prefill)))
-    assert tokens[:-last] == whole(tokenizer, messages)
+    [(tokens, mask)] = demonstrated(chat, Demonstration(PROBLEM, tuple(shown)))
+    before, end = whole(tokenizer, messages), chat.decode([chat.end_of_turn])
+    last = f"{content.removeprefix(chat.prefill)}\\boxed{{4}}{end}"
+    assert (tokens[: len(before)], chat.decode(tokens[len(before) :]).lstrip()) == (before, last.lstrip())
     trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
     assert "result" not in trained
     assert trained.count(PYTHON) == sum(map(len, turns))
@@ -304,7 +305,11 @@ def opening(*words: str, problem: str = PROBLEM.text) -> Making:
 
 
 def all_tokens(chat: ChatFormat, messages: list[dict[str, str]]) -> list[int]:
-    return [token for tokens, _ in sequences(chat, messages) for token in tokens]
+    return all_of(sequences(chat, messages))
+
+
+def all_of(made: list[Masked]) -> list[int]:
+    return [token for tokens, _ in made for token in tokens]
 
 
 def conversation(*words: str, spelt: Callable[[str], str] = str) -> Making:
@@ -312,11 +317,11 @@ def conversation(*words: str, spelt: Callable[[str], str] = str) -> Making:
 
 
 def demonstration(*words: str, spelt: Callable[[str], str] = str) -> Making:
-    return lambda chat, text: chat.demonstration_tokens(shown(*put(words, spelt(text))))[0]
+    return lambda chat, text: all_of(demonstrated(chat, shown(*put(words, spelt(text)))))
 
 
 NESTED = CALL.replace('"print(1)"', '{"0": [{"0": "0"}]}'.replace("0", TEXT))
-WRITES, NAMES = CALL.replace("print(1)", TEXT), CALL.replace(PYTHON, TEXT)
+WRITES = CALL.replace("print(1)", TEXT)
 TOLD = f"<tool_response>{TEXT}</tool_response>"
 ENTRANCES: dict[str, tuple[list[str], Making]] = {
     "a problem": (TAGS, lambda chat, text: chat.prompt_tokens(replace(PROBLEM, text=text))),
@@ -336,7 +341,7 @@ ENTRANCES: dict[str, tuple[list[str], Making]] = {
     "a conversation's nested arguments": ([], conversation("user", "4", "assistant", NESTED, spelt=escaped)),
     "a demonstration's turns": ([], demonstration("assistant", f"<answer>{TEXT}")),
     "a demonstration's calls": ([], demonstration("assistant", WRITES, spelt=lambda text: json.dumps(text)[1:-1])),
-    "a demonstration's escapes": ([], demonstration("assistant", WRITES, "assistant", NAMES, spelt=escaped)),
+    "a demonstration's escapes": ([], demonstration("assistant", WRITES, spelt=escaped)),
     "a demonstration's responses": (TAGS[:-2], demonstration("assistant", CALL, "user", TOLD, "assistant", "4")),
 }
 """By entrance: the tags that it spells out beside all special tokens, and the tokens that it makes of a text."""
