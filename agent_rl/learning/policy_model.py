@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of
 from agent_rl.learning.tensor_files import load_whole
 from agent_rl.learning.tensor_parallel import output_layer
+from agent_rl.models import architectures
 from agent_rl.models.devices import REMEDY
 from agent_rl.models.model_files import ModelFiles
 
@@ -41,7 +43,8 @@ def usable_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-LAYERS = frozenset({"full_attention", "sliding_attention"})
+DIFFERENT = 0.05
+"""Nats a token between packed rows and transformers' own attention that bfloat16 does not explain."""
 BLOCK, SEGMENT_WEIGHTS = 16, 2**21
 """A further segment of a packed row costs a layer about as much time as this many products of a weight and a token.
 Prefixes are shared in blocks of as many tokens as are worth a segment, and of at most `BLOCK`.
@@ -102,8 +105,11 @@ class PolicyModel:
         self.module.config.use_cache = False
         self.module.config.dtype = self.dtype
         config = self.module.config.get_text_config()
-        self._refuse_other_kinds(path, config)
-        self.max_length = int(config.max_position_embeddings)
+        told = config.to_dict()
+        self._refuse(path, architectures.fault(told) or self._fault_of_head())
+        self._logit_scale = architectures.logit_scale(told)
+        self.max_length = min(int(config.max_position_embeddings), architectures.window(told) or sys.maxsize)
+        """Tokens of the longest sequence: within the window that layers attend to."""
         self.tokens = ModelFiles.read(path).tokens
         """The tokens before this number are sampled; None: all."""
         self.adapted = lora is not None
@@ -143,6 +149,8 @@ class PolicyModel:
         )
         if sharded:
             self._shard(path, options)
+        elif told["model_type"] not in architectures.EXACT:
+            self._refuse(path, self._difference())
         if lora is not None:
             sharding.initialise_adapters(self.module, seed)
 
@@ -175,18 +183,41 @@ class PolicyModel:
         with torch.no_grad():
             self.keep_pace()  # torch settles where its parts lie at the first forward pass
 
-    def _refuse_other_kinds(self, path: Path, config: Any) -> None:
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        head = self.module.get_output_embeddings()
-        fault = ""
-        if kinds - LAYERS:
-            fault = f"has layers of the kinds {sorted(kinds - LAYERS)}; sequences can only be packed for attention"
-        elif not isinstance(head, nn.Linear):
-            fault = f"has a {type(head).__name__} as output layer, and the learner needs a plain linear one"
-        elif any(getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")):
-            fault = "scales or caps its logits, which the learner does not"
+    def _refuse(self, path: Path, fault: str) -> None:
         if fault:
             raise TrainingStoppedError(f"{path} cannot be trained: it {fault}; Llama, Qwen2, Qwen3 and their like can")
+
+    def _fault_of_head(self) -> str:
+        head = self.module.get_output_embeddings()
+        if isinstance(head, nn.Linear):
+            return ""
+        return f"has a {type(head).__name__} as output layer, and the learner needs a plain linear one"
+
+    @torch.no_grad()
+    def _difference(self) -> str:
+        """How log-probabilities of a packed row differ from those of transformers' own attention; empty if not.
+
+        For types of models that nobody has compared.
+        """
+        known = torch.arange(self.tokens or len(self.module.get_output_embeddings().weight))
+        sequences = [known[:: max(1, len(known) // length)][:length] for length in (9, 14)]
+        sequences = [torch.cat([sequences[0], each]) for each in sequences]  # they share a prefix
+        config = self.module.config.get_text_config()
+        try:
+            ours = self.logprobs(sequences, [torch.arange(len(each)) > 0 for each in sequences], temperature=1.0)[0]
+            kept, config._attn_implementation = config._attn_implementation, "eager"  # noqa: SLF001 - read at each call
+            try:
+                whole = [self.module(input_ids=each[None].to(self.device), use_cache=False) for each in sequences]
+            finally:
+                config._attn_implementation = kept  # noqa: SLF001 - as above
+        except Exception as error:  # noqa: BLE001 - of many types
+            return f"cannot be computed in packed rows ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"
+        theirs = [
+            given.logits[0, :-1, : len(known)].float().log_softmax(-1).gather(-1, each[1:, None].to(self.device))[:, 0]
+            for given, each in zip(whole, sequences, strict=True)
+        ]
+        gap = float((torch.cat(theirs) - ours).abs().mean())
+        return "" if gap < DIFFERENT else f"is not computed as transformers computes it: {gap:.2g} nats a token apart"
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The trained parameters: all, or the adapters."""
@@ -228,7 +259,7 @@ class PolicyModel:
             before,
             packed.tokens[0, places],
             self._decode,
-            temperature,
+            temperature / self._logit_scale,
             tokens_at_once=self._tokens_at_once,
             with_entropy=with_entropy,
         )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_rl.files import reading_json
+from agent_rl.models import architectures
 from agent_rl.models.templates import template_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -71,9 +72,11 @@ class ModelFiles:
 
     @property
     def length(self) -> int | None:
-        """Tokens a sequence may have, prompt included; None when config.json does not say."""
+        """Tokens a sequence may have, prompt included, within a sliding window; None when config.json does not say."""
         length = self.config.get("max_position_embeddings")
-        return length if _is_size(length) else None
+        if not isinstance(length, int) or not _is_size(length):
+            return None
+        return min(length, architectures.window(self.config) or length)
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:

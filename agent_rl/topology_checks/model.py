@@ -12,6 +12,7 @@ from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.placement import KIND
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import SftStage, Topology
+from agent_rl.models import architectures
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.hub import HubError, described_model, is_hub_name
 from agent_rl.models.model_files import MEND, SAVE_AGAIN, ModelFiles, Unreadable, read_template, vocabulary_fault
@@ -54,6 +55,8 @@ def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
         return
     for message, remedy in files.faults(template=topology.model.chat_template is None, weights=here):
         yield Finding(PLACE, message, remedy)
+    if "learner" in topology.actors and (fault := architectures.fault(files.config)):
+        yield Finding(PLACE, f"{name} cannot be trained: it {fault}", "docs/families.md lists the models that can")
     if files.length is not None:
         yield from _too_long(topology, files.length, "max_position_embeddings in config.json")
 

@@ -230,9 +230,10 @@ def contiguous_attention(
     """Attention of one packed step, with the signature of transformers' attention functions.
 
     ``query`` [1, heads, n, head_dim], ``key`` and ``value`` [1, kv_heads, n, head_dim]; returns [1, n, heads,
-    head_dim]. Raises EngineError for features that it does not support: sliding windows, soft caps, sinks.
+    head_dim]. No sequence is longer than a sliding window (`agent_rl.models.architectures`). Raises EngineError for
+    features that it does not support: soft caps, sinks.
     """
-    for unsupported in ("sliding_window", "softcap", "s_aux"):
+    for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
             raise EngineError(f"the torch engine does not support attention with {unsupported}")
     layer: int = module.layer_idx  # type: ignore[assignment]

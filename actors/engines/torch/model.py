@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,6 +16,7 @@ from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
 from agent_rl.learning.rates import compute_of
 from agent_rl.learning.tensor_files import load_whole
+from agent_rl.models.architectures import window
 from agent_rl.models.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class CausalModel:
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
         self._tokens = ModelFiles.read(path).tokens
-        self.max_length: int = config.max_position_embeddings
+        self.max_length: int = min(config.max_position_embeddings, window(config.to_dict()) or sys.maxsize)
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._fused: FusedDecoder | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_rl.files.leftovers import claimed_directory, sweep_one
+from agent_rl.models.architectures import window
 from agent_rl.models.model_files import ModelFiles
 
 WORKER = "actors.engines.vllm.worker.PublishedWeightsLoader"
@@ -48,11 +50,8 @@ class VllmStart:
         """The most tokens of a sequence of the model."""
         from transformers import AutoConfig
 
-        return int(
-            AutoConfig.from_pretrained(self.model_path, trust_remote_code=False)
-            .get_text_config()
-            .max_position_embeddings
-        )
+        config = AutoConfig.from_pretrained(self.model_path, trust_remote_code=False).get_text_config()
+        return min(int(config.max_position_embeddings), window(config.to_dict()) or sys.maxsize)
 
     def environment(self) -> dict[str, str]:
         """Variables for vLLM, unless they are already set."""

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agent_rl.learning import packing
-from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.packing import pack, packed_attention
 from agent_rl.learning.policy_model import ModelOptions, PolicyModel
 
@@ -143,12 +142,6 @@ def test_windows_that_sequences_fit_into_are_no_matter_and_others_are_refused() 
     for mask, other in ((None, {"softcap": 30.0}), (torch.ones(1), {}), (None, {"is_causal": False})):
         with pytest.raises(ValueError, match="without softcap and without a mask of its own"):
             packed_attention(module, *qkv, mask, packed=row, **other)
-
-
-def test_models_whose_logits_are_scaled_are_refused_by_name(tmp_path: Path) -> None:
-    path = saved(GraniteConfig(**SHAPE, logits_scaling=8.0), tmp_path)
-    with pytest.raises(TrainingStoppedError, match=r"cannot be trained: it scales or caps its logits.* Llama, Qwen2"):
-        PolicyModel(path, dtype="float32", device="cpu", options=ModelOptions())
 
 
 @pytest.mark.parametrize("library", ["flash_attn", "torch"])
