@@ -18,7 +18,6 @@ EXACT = frozenset(
 """Types of models whose log-probabilities are transformers' own, in packed rows, in trees and in turns."""
 OTHERS = {
     "gpt_oss": "has attention sinks",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "compresses keys and values"),
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "has layers that share keys and values"),
     **dict.fromkeys(("nemotron", "stablelm", "falcon", "gptj", "mpt", "bloom"), "has attention of its own kind"),
 }
@@ -35,6 +34,11 @@ def fault(config: Mapping[str, Any]) -> str:
     if capped := [name for name in CAPS if config.get(name)]:
         return f"caps its logits ({capped[0]}), which the learner does not"
     return OTHERS.get(str(config.get("model_type")), "")
+
+
+def torch_fault(config: Mapping[str, Any]) -> str:
+    """Why the torch engine cannot serve such a model, which vLLM may serve; empty where nothing says so."""
+    return "compresses keys and values" if config.get("kv_lora_rank") else ""
 
 
 def window(config: Mapping[str, Any]) -> int | None:

@@ -57,6 +57,10 @@ def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
         yield Finding(PLACE, message, remedy)
     if "learner" in topology.actors and (fault := architectures.fault(files.config)):
         yield Finding(PLACE, f"{name} cannot be trained: it {fault}", "docs/families.md lists the models that can")
+    entry, fault = topology.actors.get(GENERATOR), architectures.torch_fault(files.config)
+    if fault and entry is not None and entry.settings.get("engine", "torch") == "torch":
+        message = f"the torch engine cannot serve {name}: it {fault}"
+        yield Finding(("actors", GENERATOR, "settings", "engine"), message, 'write engine = "vllm"')
     if files.length is not None:
         yield from _too_long(topology, files.length, "max_position_embeddings in config.json")
 

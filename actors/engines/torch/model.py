@@ -16,7 +16,7 @@ from actors.engines.weight_files import DTYPES, TensorSpec, check_file
 from agent_rl.learning.linear import bound_caches, use_one_dnn
 from agent_rl.learning.rates import compute_of
 from agent_rl.learning.tensor_files import load_whole
-from agent_rl.models.architectures import window
+from agent_rl.models.architectures import torch_fault, window
 from agent_rl.models.model_files import ModelFiles
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class CausalModel:
         self, path: Path, *, dtype: Type, device: torch.device, compute: Literal["auto"] | Type = "auto"
     ) -> None:
         """``dtype``: of the weights that come; the model holds and computes them in ``compute``."""
+        if fault := torch_fault(ModelFiles.read(path).config):
+            raise ModelError(f'the torch engine cannot serve {path}: it {fault}; write engine = "vllm"')
         self.compute = compute_of(compute, dtype, path, device)
         self.dtype = self.compute.dtype
         try:

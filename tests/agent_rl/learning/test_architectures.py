@@ -56,7 +56,8 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
     "logit_scale": 0.5,
-    "logits_scaling": 2.0, "n_shared_experts": 1,
+    "logits_scaling": 2.0,
+    "n_shared_experts": 1,
 }
 QUICK = {"cohere", "gpt2", "qwen3_moe"}
 """Beside those that other tests have; the others are slow tests."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from agent_rl.learning.tiny import initialise_model
 from agent_rl.models.devices import Machine, device_fault
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.run_directory import run_lock
+from agent_rl.topology_checks.model import model_findings
 from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.processes import port_blocks
 from tests.end_to_end.topologies import SELECT, write_micro, write_two_hosts
@@ -411,6 +413,28 @@ def test_a_model_that_cannot_be_served_is_refused_by_what_its_files_say(
         said = [str(error)]
     assert len(said) == bool(told), said
     assert all(part in said[0] for part in told.split(" ... ") if told), said
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"layer_types": ["conv"]}, "cannot be trained: it has layers of the kinds conv"),
+        ({"final_logit_softcapping": 30.0}, "cannot be trained: it caps its logits"),
+        ({"kv_lora_rank": 8}, "the torch engine cannot serve "),
+    ],
+)
+def test_an_architecture_that_cannot_be_computed_is_refused(
+    model: Path, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(model, tmp_path / "model"))
+    edit("config.json", **changes)(path)
+    file, _ = write_micro(tmp_path)
+    text = file.read_text()
+    file.write_text(
+        f'{text[: text.index("[model.initialise]")]}[model]\npath = "{path}"\n\n{text[text.index("[[env") :]}'
+    )
+    facts: Any = SimpleNamespace(base=tmp_path)
+    assert told in " ".join(each.message for each in model_findings(load_topology(file), facts))
 
 
 CARD = Machine("cuda", ["nvidia0"], None)
