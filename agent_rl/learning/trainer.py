@@ -30,7 +30,8 @@ from agent_rl.learning.batching import split_evenly
 from agent_rl.learning.checkpoints import StagedCheckpoint, load_checkpoint
 from agent_rl.learning.exporting import Shares, refuse_together, write_served
 from agent_rl.learning.finite import NotFiniteError, refuse_not_finite
-from agent_rl.learning.guard import Guard, Sampled
+from agent_rl.learning.guard import Guard
+from agent_rl.learning.guard_causes import Sampled
 from agent_rl.learning.heap import GIVE_BACK_SECONDS, give_heap_back
 from agent_rl.learning.losses.base import LossSums, MicroBatch, named_loss, reduced
 from agent_rl.learning.mismatch import OlderWeights, measure

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from agent_rl.config.topology import Lora
-from agent_rl.learning.guard import Sampled
+from agent_rl.learning.guard_causes import Sampled
 from benchmarks import bench_guard
-from benchmarks.bench_guard import FAULTS, Pair, plain, top_k, top_p, write_model
 from benchmarks.command import call
+from benchmarks.guard_faults import FAULTS, FRESH, Pair, plain, top_k, top_p, write_model
 
 PLAIN = Sampled(1.0)
 
@@ -45,7 +45,7 @@ def pair(pairs: dict[bool, Pair]) -> Pair:
 
 
 def anew(pair: Pair) -> Pair:
-    pair.guard._steps = pair.guard._suspected = 0
+    pair.guard._steps, pair.guard._suspected, pair.guard._found = 0, 0, ""
     return pair
 
 
@@ -59,6 +59,21 @@ def test_a_fault_is_found_at_once_and_named(name: str, pairs: dict[bool, Pair]) 
     assert all(torch.equal(tensor, weights[name]) for name, tensor in pair.model.trained().items())
 
 
+@pytest.mark.parametrize("name", ["logits scaled", "end masked", "epsilon", "norm of a layer old", "learner's dropout"])
+def test_a_small_fault_or_one_of_the_learner_is_named(name: str, path: Path) -> None:
+    fault = FRESH[name]
+    pair = Pair(path)
+    assert fault.named in pair.guard.check(fault.rollouts(pair), fault.known)
+
+
+def test_a_small_difference_that_nothing_explains_is_reported_by_the_second_check(pair: Pair) -> None:
+    wrong = pair.rollouts(plain(pair.engine))
+    for rollout in wrong:
+        rollout.behaviour += 0.01 * torch.linspace(-1.0, 1.0, len(rollout.behaviour)).roll(int(rollout.tokens[0]))
+    assert pair.guard.check(wrong, PLAIN) == ""
+    assert "engine and learner differ by 0.0" in pair.guard.check(wrong, PLAIN)
+
+
 @pytest.mark.slow
 def test_the_benchmark_counts_what_is_found_and_what_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -66,8 +81,10 @@ def test_the_benchmark_counts_what_is_found_and_what_is_named(
     cold = FAULTS["cold"]
     faults = {"cold": cold, "by another name": cold._replace(named="hot"), "none": cold._replace(rollouts=sound)}
     monkeypatch.setattr(bench_guard, "FAULTS", faults)
+    monkeypatch.setattr(bench_guard, "FRESH", {})
     assert call("guard", ["--updates", "4"]) == 1
     counts = {"faults": 3, "found": 2, "named": 1, "updates": 4, "false_alarms": 0}
+    counts |= {"fresh_faults": 0, "fresh_found": 0, "fresh_named": 0}
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures == {f"guard.{name}": count for name, count in counts.items()}
 
