@@ -39,6 +39,8 @@ above so many deviations of chance: all kernels share the rounding of weights, a
 FACTOR, SURE_FACTOR, ALIKE, CLOSE = 4.0, 3.0, 1.5, 0.7
 """What a cause leaves of a difference is smaller by this factor; the second is for sure ones of a pair that rounds
 much. A second cause is named that leaves at most so many times as much; the closest, if it leaves less than a share."""
+UNEXPLAINED = "?"
+"""Found by a check in place of a cause. Parts of weights, which take most passes, are then tried less often."""
 TOKENS, FIRST, EVERY, SEARCH_EVERY = 256, 2, 4, 4
 """Tokens of a check; checks after each of the first steps, then every few steps; of those, which look for causes of
 differences that may be of types."""
@@ -101,20 +103,22 @@ class Guard:
         if not sure and not before and self._suspected > FIRST and self._suspected % SEARCH_EVERY:
             return ""
         self._simulator.types = limit.types
-        text, named = self._cause(checked, how, limit, sure=sure)
+        parts = sure and (before != UNEXPLAINED or self._suspected % SEARCH_EVERY == 0)
+        text, named = self._cause(checked, how, limit, sure=sure, parts=parts)
         self._simulator.types = None
-        self._found = re.sub(r"\d+", "", text) if named else text[:20]
+        self._found = re.sub(r"\d+", "", text) if named or not sure else UNEXPLAINED
         surely = sure and (named or differ > limit.rough)
         if not text or (not surely and self._found != before):
             return ""  # a cause may fit a few tokens by chance, and a type may not seem alike; the next check tells
         return f"engine and learner differ by {differ:.2g} nats a token{where}: {text}"
 
-    def _cause(self, checked: Checked, how: Sampled, limit: Limit, *, sure: bool) -> tuple[str, bool]:
+    def _cause(self, checked: Checked, how: Sampled, limit: Limit, *, sure: bool, parts: bool) -> tuple[str, bool]:
         """What explains the difference, and whether it is a cause; empty when types may, or it is meant to be so."""
         differ = gap(limit.ours, checked.said)
         logits = [self._simulator.logits(rollout) for rollout in checked.rollouts]
         found: list[Cause] = []
-        for cause in chain(of_logits(checked, logits, how, sure=sure), self._simulator.causes(checked, how, sure=sure)):
+        of_model = self._simulator.causes(checked, how, sure=sure, parts=parts)
+        for cause in chain(of_logits(checked, logits, how, sure=sure), of_model):
             found.append(cause)
             if cause.left < LEAST and cause.left * FACTOR < differ:
                 break
@@ -246,7 +250,7 @@ def _pattern(checked: Checked, limit: Limit) -> str:
         text = f"the same token after the same text has log-probabilities that differ by {spread:.2g}"
         return f"{text}: it computes at random (dropout), or {rows}"
     if right:
-        return f"{right} of {len(checked.rollouts)} rollouts are right: {rows}, a cache is wrong, or tokens are exchanged"
+        return f"{right} of {len(checked.rollouts)} rollouts are right: {rows}, a cache is wrong, or ids are exchanged"
     if len(torch.cat(later)) and float(torch.cat(first).mean()) < limit.most:
         return "it is right until the first text of a tool: it does not see the text of tools, or its cache is wrong"
     return ""

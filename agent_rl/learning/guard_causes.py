@@ -265,14 +265,14 @@ class Simulator:
                 yield module.register_forward_pre_hook(before)
                 yield module.register_forward_hook(after)
 
-    def causes(self, checked: Checked, how: Sampled, *, sure: bool) -> Iterator[Cause]:
-        """Those that change what a model computes, the most usual first; ``sure``: all, some 60 passes and more."""
+    def causes(self, checked: Checked, how: Sampled, *, sure: bool, parts: bool) -> Iterator[Cause]:
+        """Those that change what a model computes; ``sure``: more of them, ``parts``: also with single tensors old."""
         olds = list(self._olds(checked, sure=sure))
         for what, old in olds:
             yield from self._of_old(checked, how, what, old)
         for text, changes in self._changes(sure=sure):
             yield Cause(text, gap(self.ours(checked, how, changes), checked.said))
-        for what, old in olds[:: max(1, len(olds) - 1)] if sure else ():  # the newest and the first
+        for what, old in olds[:: max(1, len(olds) - 1)] if parts else ():  # the newest and the first
             yield from self._of_parts(checked, how, what, old)
 
     def _olds(self, checked: Checked, *, sure: bool) -> Iterator[tuple[str, Weights]]:
