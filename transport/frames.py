@@ -82,7 +82,7 @@ class Heartbeat(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """This process of the sender leaves on purpose, so its silence is not reported.
+    """The sender's process leaves on purpose, so its silence is not reported.
 
     Sent over every connection, in both directions.
     """

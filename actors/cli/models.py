@@ -49,8 +49,8 @@ def spell(
 ) -> None:
     """Give tokens that a model never learned rows: the mean of the rows of their spelling."""
     from agent_rl.files.disk import DiskError
+    from agent_rl.learning.spelling import spelt_rows
     from agent_rl.models.model_files import Unreadable
-    from agent_rl.models.untrained import spelt_rows
 
     if not tokens:
         raise Mistake("name one token or more, as in agent-rl model spell MODEL --out DIR '<tool_call>'")

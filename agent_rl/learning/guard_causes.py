@@ -208,12 +208,12 @@ class Simulator:
         """None: as the learner computes."""
 
     def logits(self, r: TrainingSequence, skip: int = 0, **more: Any) -> Tensor:
-        """[m, vocabulary] float32 before each sampled token; ``skip``: so many tokens are in a cache already."""
+        """[m, tokens that are sampled] float32 before each sampled token; ``skip``: so many are in a cache already."""
         head = self.model.module.get_output_embeddings()
         with self._plainly():
             states = self._states(r.tokens[skip:], **more)
             found: Tensor = head(states.last_hidden_state[0, (places(r) - 1 - skip).to(self.model.device)])
-        return found.float().cpu()
+        return found[:, : self.model.tokens].float().cpu() * self.model.logit_scale
 
     def _states(self, tokens: Tensor, **more: Any) -> Any:
         return self.model.module.base_model(input_ids=tokens.unsqueeze(0).to(self.model.device), **more)

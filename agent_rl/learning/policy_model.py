@@ -107,7 +107,7 @@ class PolicyModel:
         config = self.module.config.get_text_config()
         told = config.to_dict()
         self._refuse(path, architectures.fault(told) or self._fault_of_head())
-        self._logit_scale = architectures.logit_scale(told)
+        self.logit_scale = architectures.logit_scale(told)
         self.max_length = min(int(config.max_position_embeddings), architectures.window(told) or sys.maxsize)
         """Tokens of the longest sequence: within the window that layers attend to."""
         self.tokens = ModelFiles.read(path).tokens
@@ -259,7 +259,7 @@ class PolicyModel:
             before,
             packed.tokens[0, places],
             self._decode,
-            temperature / self._logit_scale,
+            temperature / self.logit_scale,
             tokens_at_once=self._tokens_at_once,
             with_entropy=with_entropy,
         )

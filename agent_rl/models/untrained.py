@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.files.disk import whole
-from agent_rl.models.model_files import EMBEDDING, Unreadable, tensors
+from agent_rl.models.model_files import EMBEDDING, tensors
 
 HEAD = "lm_head.weight"
 NEAR, MANY = 0.05, 32
@@ -66,33 +65,3 @@ def _rows(stored: NDArray[Any]) -> NDArray[np.float32]:
     if stored.dtype == np.uint16:  # bfloat16: the upper half of a float32
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)
-
-
-def spelt_rows(directory: Path, out: Path, texts: Collection[str]) -> dict[str, list[str]]:
-    """Write the model with rows for these tokens that are the mean of the rows of their spelling.
-
-    Returns each token's spelling. In the embeddings and, where it is another, in the output matrix. Raises Unreadable
-    for a text that is no token of the model, and DiskError.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype="auto")
-    spelt: dict[str, list[str]] = {}
-    matrices = {id(each.weight): each.weight for each in (model.get_input_embeddings(), model.get_output_embeddings())}
-    with torch.no_grad():
-        for text in texts:
-            token = tokenizer.convert_tokens_to_ids(text)
-            if token is None or token == tokenizer.unk_token_id or len(text) < 2:
-                raise Unreadable(f"{text!r} is no token of {directory} that can be spelt with others")
-            pieces = [  # apart, since together they are the token
-                piece for part in (text[:1], text[1:]) for piece in tokenizer.encode(part, add_special_tokens=False)
-            ]
-            spelt[text] = tokenizer.convert_ids_to_tokens(pieces)
-            for matrix in matrices.values():
-                matrix[token] = matrix[pieces].float().mean(0)
-    with whole(out) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-    return spelt
