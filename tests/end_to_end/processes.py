@@ -115,8 +115,9 @@ class Traces:
         return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def finish(process: subprocess.Popen[str], code: int = 0, seconds: float = SECONDS) -> Said:
-    """Wait for the end of a run, which must have this exit code."""
+def finish(process: subprocess.Popen[str], code: int = 0, seconds: float | None = None) -> Said:
+    """Wait for the end of a run, which must have this exit code, for ``SECONDS`` by default."""
+    seconds = SECONDS if seconds is None else seconds
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

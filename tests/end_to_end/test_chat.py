@@ -109,7 +109,7 @@ def test_a_pipe_asks_saves_and_the_row_can_be_trained_on(tmp_path: Path) -> None
         message["content"] = "Hello."
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["data", "sft", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "sft.jsonl")]) == 0
-    assert "<tools>" in json.loads((tmp_path / "sft.jsonl").read_text())["messages"][0]["content"]
+    assert json.loads((tmp_path / "sft.jsonl").read_text())["tools"] == row["tools"]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ async def stand(
             )
 
     async with stand_ins(topology, "rollout_generator", "gateway") as stage:
-        stage["learner"].announce("policy", "rollout_generator.0").set(builders.published(3))
+        # An engine of its own has the weights that it begins with.
+        present = builders.published(3) if engine is not None else builders.published(0, epoch=0)
+        stage["learner"].announce("policy", "rollout_generator.0").set(present)
         generating = running(Scripted, topology, "rollout_generator", folder, stage)
         serving = running(Gateway, topology, "gateway", folder, stage)
         async with generating as generator, serving:
