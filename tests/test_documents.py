@@ -38,7 +38,8 @@ RATE = re.compile(r"\d[\d,.]*\s?(?:µs\b|ms\b|[A-Za-z]+/s\b|/s\b)")
 """Units of what was measured wherever they stand; other units are those of limits and settings as well."""
 OF_MEASUREMENTS = {"README.md", "docs/measurements.md"}
 GENERATED = {
-    f"docs/{name}.md" for name in ("command_line", "configuration", "conformance_checks", "messages", "python")
+    f"docs/{name}.md"
+    for name in ("command_line", "configuration", "conformance_checks", "families", "messages", "python")
 }
 MACHINE = re.compile(r"Machine [A-Z]: ")
 BLOCK = re.compile(r"(?ms)^```.*?^```$|^#[^\n]*$|(?:^(?!```|#)[^\n]*\S[^\n]*\n?)+")

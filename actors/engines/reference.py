@@ -19,6 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_rl.models.model_files import ModelFiles
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -32,12 +34,13 @@ TINY_MAX_LENGTH = 512
 
 
 class Reference:
-    """A plain forward pass of a tiny model, without a cache."""
+    """A plain forward pass of a Hugging Face model, without a cache."""
 
     def __init__(self, path: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(
             path, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        self._known = ModelFiles.read(path).tokens
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """The ``count`` likeliest tokens after ``tokens``, one at a time."""
@@ -76,7 +79,8 @@ class Reference:
     def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
-            logits[:, TINY_KNOWN:] = -torch.inf
+            if self._known is not None:
+                logits[:, self._known :] = -torch.inf
             return logits
 
 

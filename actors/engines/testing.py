@@ -89,7 +89,8 @@ def save_other_weights(subject: Subject, directory: Path, seed: int) -> Referenc
     }
     directory.mkdir()
     save_file(others, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_bytes((subject.model_path / "config.json").read_bytes())
+    for name in ("config.json", "tokenizer.json"):
+        (directory / name).write_bytes((subject.model_path / name).read_bytes())
     return Reference(directory)
 
 

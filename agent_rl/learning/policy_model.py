@@ -127,7 +127,7 @@ class PolicyModel:
             # renamed in transformers 5.20; checkpoints only what is in training mode
             renamed = getattr(self.module, "activation_checkpointing_enable", None)
             (renamed or self.module.gradient_checkpointing_enable)({"use_reentrant": False})
-        self._whole_block = self.block
+        self._drops, self._whole_block = False, 0
         self._checkpointed = [each for each in self.module.modules() if getattr(each, "gradient_checkpointing", False)]
         self._rates = [
             (each, name, value)
@@ -168,7 +168,9 @@ class PolicyModel:
         draws noise of its own.
         """
         self.module.train(on)
-        self.block = 0 if on else self._whole_block
+        if on != self._drops:  # on, nothing else may set it
+            self.block, self._whole_block = (0, self.block) if on else (self._whole_block, 0)
+        self._drops = on
         for layer in self._checkpointed:  # transformers checkpoints only layers in training mode
             layer.training = True
         for layer, name, value in self._rates:  # what such a layer drops by itself

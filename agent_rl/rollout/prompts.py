@@ -468,6 +468,12 @@ class ChatFormat:
             raise PromptError(
                 f"the chat template ends an assistant's turn with {between!r}, which no single token begins"
             )
+        added = {*getattr(self._tokenizer, "added_tokens_decoder", {}), self._tokenizer.eos_token_id}
+        if between[:1] in "<[" and first[0] not in added:
+            raise PromptError(
+                f"the chat template ends an assistant's turn with {between!r}, and the tokenizer has no such "
+                "token: name a template that belongs to the tokenizer as chat_template in [model]"
+            )
         self._find_controls(rendered.removesuffix(self.prefill), first[0])
         return between[len(end_of_turn) :], after, first[0]
 

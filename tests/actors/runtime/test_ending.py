@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,6 +23,14 @@ __all__ = ["world"]  # the fixture
 SLOW, FIRST = (f'class = "tests.actors.runtime.virtual_run:{name}"' for name in ("Slow", "First"))
 MISTAKE = "first.0: it cannot save: make room"
 SPENT = "first.0 exited with status 7, and its 1 restarts in 60 s are spent"
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_terminal() -> Iterator[None]:
+    """Hangups are heard, also where the tests run under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 async def press(*numbers: int) -> None:

@@ -101,7 +101,7 @@ def test_the_topology_may_name_another_template(tmp_path: Path, named: str | Non
     assert load_tokenizer(tmp_path / "model", topology, tmp_path).chat_template == expected
 
 
-@pytest.mark.parametrize("template", [None, CHATML_OF_OURS])
+@pytest.mark.parametrize("template", [None, CHATML_OF_OURS.replace("<|im_end|>", "<|end|>")])
 def test_a_check_reads_the_prompt_that_a_generator_reads(tmp_path: Path, template: str | None) -> None:
     tokenizer = build_tokenizer(byte_fallback=True)
     tokenizer.save_pretrained(tmp_path)
@@ -124,6 +124,13 @@ def test_the_rstar2_prompt_asks_for_what_the_paper_asks(chatml: tuple[Any, ChatF
     said = ({"role": "user", "content": builders.problem().text}, {"role": "assistant", "content": ANSWER})
     [(shown, _)] = demonstrated(chat, Demonstration(builders.problem(), said))
     assert tokenizer.decode(shown).startswith(text)  # demonstrations are of the same prompt
+
+
+def test_a_template_whose_markers_are_no_tokens_is_refused() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = CHATML_OF_OURS
+    with pytest.raises(PromptError, match=r"'<\|im_end\|>.*, and the tokenizer has no such token: name a template"):
+        ChatFormat(tokenizer)
 
 
 def test_stop_tokens_are_end_of_turn_and_end_of_sequence(chatml: tuple[Any, ChatFormat]) -> None:
