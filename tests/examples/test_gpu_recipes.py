@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from actors.cli.main import main
 from actors.learner import Learner
@@ -46,6 +47,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16, byte_fallback=True)
     for name, sizes in SIZES.items():
         initialise_model(tiny, folder / name, 0)
+        tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
+        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+        tokenizer.save(str(folder / name / "tokenizer.json"))
         config = json.loads((folder / name / "config.json").read_text())
         tied = {"tie_word_embeddings": "14B" not in name}
         (folder / name / "config.json").write_text(
