@@ -1,7 +1,4 @@
-"""A tiny random model of each architecture: engine, learner and transformers agree, and a checkpoint is the same bits.
-
-``python -m tests.agent_rl.learning.test_architectures`` prints the table of `docs/families.md`.
-"""
+"""A tiny random model of each architecture: engine, learner and transformers agree, and a checkpoint is the same bits."""
 
 from __future__ import annotations
 
@@ -78,6 +75,12 @@ def save(kind: str, path: Path, **more: Any) -> Any:
     known = WordLevel({str(number): number for number in range(KNOWN)}, unk_token="0")
     Tokenizer(known).save(str(path / "tokenizer.json"))
     return model
+
+
+def test_the_documents_list_the_architectures() -> None:
+    page = (Path(__file__).parents[3] / "docs/families.md").read_text("utf-8")
+    assert f"| exact | {', '.join(sorted(EXACT))} |" in page
+    assert all(f"| refused: {why} |" in page for why in OTHERS.values())
 
 
 def learner_of(path: Path) -> PolicyModel:
