@@ -27,7 +27,7 @@ from transport import (
     encode,
 )
 from transport.codec import size_of
-from transport.frames import CallFrame, Heartbeat, PushFrame, ReplyFrame, pack
+from transport.frames import CallFrame, Goodbye, Heartbeat, PushFrame, ReplyFrame, pack
 from transport.inbound import Dispatcher
 from transport.network import MemoryPort
 
@@ -58,6 +58,19 @@ def test_links_are_made_once_and_lead_somewhere():
         node.push("others", ["b"], window=0)
     with pytest.raises(ValueError, match="outstanding of link others must be at least 1, got 0"):
         node.call("others", ["b"], outstanding=0, timeout=1.0)
+
+
+async def test_a_goodbye_counts_for_the_process_that_said_it():
+    case = InMemory()
+    async with case.world("a", "b") as world:
+        a = await world.start("a")
+        await world.start("b", incarnation=1)
+        link = a.node.push("items", ["b"], window=1)
+        await link.send(Item(0))
+        await link.drained()
+        for incarnation, gone in ((0, set()), (1, {"b"})):  # that of an earlier process comes late
+            a.node.on_back("b", pack(Goodbye(incarnation)))
+            assert set(a.node.gone) == gone
 
 
 async def test_errors_of_the_sender_are_raised_at_once():
