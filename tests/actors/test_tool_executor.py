@@ -419,10 +419,16 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
     killed: dict[str, int] = {}
 
     class Counting(ToolExecutor):
-        """Says which calls it was given, and when all rollouts are in the cell that takes long."""
+        """Says which calls it was given, and when all rollouts are in the cell that takes long.
+
+        First cells wait for one another: none is done, and counts as no work, before the last one has its executor.
+        """
 
         async def execute(self, call: ToolCall) -> ToolResult:
             given.setdefault(self.context.name, []).append(call)
+            if sum(map(len, given.values())) == ROLLOUTS:
+                all_placed.set()
+            await all_placed.wait()
             if "sleep" in call.arguments.get("code", ""):
                 at_once.append(1)
                 if len(at_once) == ROLLOUTS:
@@ -431,7 +437,7 @@ def test_a_killed_executors_calls_and_sessions_go_on_at_the_other(
 
     responses: dict[str, str] = {}
     given: dict[str, list[ToolCall]] = {}
-    all_sleep = trio.Event()
+    all_placed, all_sleep = trio.Event(), trio.Event()
 
     async def first_lives(until: trio.Event, stage: Any, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         async with running(Counting, topology, "tool_executor", tmp_path, stage, kill=True):
