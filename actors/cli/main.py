@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from actors.cli.output import MISTAKE, Mistake, complain, drop_output, hold_standard_files
+from actors.cli.output import MISTAKE, Mistake, complain, drop_output, hold_standard_files, say
 from actors.runtime.interrupts import INTERRUPTED, raise_from_now_on
 from agent_rl.config.user_modules import look_in_working_directory
 
@@ -70,7 +70,6 @@ COMMANDS = {
         Command("model", "models:app", "Import a model from a GGUF file; give tokens rows."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
         Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
-        Command("import-config", "import_config:import_config", "Write a topology from settings of verl or TRL."),
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),
@@ -167,7 +166,7 @@ def _install_completion(
         place = command_line().install_completion(shell=shell)
     except ShellDetectionError as error:
         raise Mistake("the shell is not known; name it, as in --shell bash") from error
-    print(f"wrote {place}; new shells complete agent-rl")
+    say(f"wrote {place}; new shells complete agent-rl")
 
 
 class _Columns:
