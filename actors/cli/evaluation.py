@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.cli.output import Mistake, showing, table_console
+from actors.cli.output import Mistake, complain, say, showing, table_console
 from actors.cli.parameters import ActorsOf, ModelNamed, Overrides, Positive, PositiveNumber, TopP, several
 from actors.cli.records import decode_stored
 from actors.cli.topologies import sound_topology, supervise
@@ -103,7 +103,7 @@ def evaluate(
         for override in overrides:
             if override.startswith(OPTIONS):
                 raise Mistake(f"--set {override}: an evaluation sets this key itself; use the command's own options")
-        path, name, prompt_of_run = find_model(model, lambda text: print(text, file=sys.stderr))
+        path, name, prompt_of_run = find_model(model, complain)
         base = (topology_file(str(topology[0])), *topology[1:]) if topology else None
         if base is not None:
             _find_modules_beside(base[0])
@@ -111,7 +111,7 @@ def evaluate(
         chosen = chosen_problems(data, base, problems, prompt=prompt_name, seed=seed)
         longest, _ = model_config(path)
         if longest is not None and longest < max_tokens:
-            print(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
+            say(f"the model's sequences have at most {longest} tokens, prompt included: no response is longer")
             max_tokens = longest
         lengths = {"max_response_tokens": max_tokens, "max_turns": max_turns}
         sampling = {"temperature": temperature, "top_p": top_p, **({} if top_k is None else {"top_k": top_k})}
@@ -160,8 +160,8 @@ def _evaluate(
     found = write_results(directory / FILE, settings, results)
     with showing(directory / FILE):
         print_results(name, found, results if show_problems else ())
-        print(f"{directory / FILE} holds every problem's answers")
-        print(json.dumps(found["overall"]), flush=True)
+        say(f"{directory / FILE} holds every problem's answers")
+        say(json.dumps(found["overall"]), flush=True)
     return 0
 
 
@@ -274,6 +274,9 @@ def print_results(name: str, found: Mapping[str, Any], problems: Sequence[Proble
             table.add_row(key, _share(overall, key) + missing)
         if key == "pass@1":  # the length that the accuracy costs stands beside it
             table.add_row("response tokens", _number(overall["response_tokens"]))
+            if more := overall["right_by_value"]:
+                share = overall["pass@1"] + more / (overall["problems"] * overall["samples"])
+                table.add_row("right by value, counted as wrong", f"{more:,.0f}: pass@1 would be {_percent(share)}")
     for key in ("turns", "tool_calls"):
         table.add_row(key.replace("_", " "), _number(overall[key]))
     for key in ("tool_error_share", "truncated_share"):
@@ -313,7 +316,7 @@ def print_comparison(a: str, b: str, found: PairedComparison, alone: int) -> Non
     )
     table.add_row("p, exact paired permutation test, two-sided", f"{found.p:.3g}")
     table_console().print(table)
-    print(json.dumps(asdict(found)), flush=True)
+    say(json.dumps(asdict(found)), flush=True)
 
 
 def _missing(figures: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_rl.config.selection import Solved
 from agent_rl.environments.judging import LOST
+from agent_rl.environments.maths.environment import BY_VALUE
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value, read_json
@@ -49,6 +50,8 @@ class ProblemResult:
     lost: int
     no_room: int = 0
     """Of the lost rollouts, those whose prompt left no room for an answer."""
+    right_by_value: int = 0
+    """Of the wrong rollouts, those whose answer only is not worked out."""
 
     @property
     def solved(self) -> Solved:
@@ -123,6 +126,7 @@ def _problem_result(
         truncated=sum(rollout.status == "truncated" for rollout in rollouts),
         lost=samples - len(judged),
         no_room=sum(row.status == "prompt_too_long" for row in stored),
+        right_by_value=sum(judgement.note == BY_VALUE for _, judgement in judged),
     )
 
 
@@ -158,6 +162,7 @@ def figures(results: Sequence[ProblemResult]) -> dict[str, float | None]:
         "truncated_share": share(sum(result.truncated for result in results), rollouts),
         "lost": float(sum(result.lost for result in results)),
         "no_room": float(sum(result.no_room for result in results)),
+        "right_by_value": float(sum(result.right_by_value for result in results)),
     }
 
 

@@ -22,6 +22,8 @@ Put your reasoning between <reason> and </reason>, and your final answer between
 """The prompt ``rstar2`` (paper, section Prompt and format)."""
 USER = "{problem}\n\nGive the final answer inside <answer> and \\boxed{{}}."
 CHECK = "agent_rl.environments.maths.rewards:check"
+BY_VALUE = "right by value"
+"""The verdict, and the note of the judgement, on an answer that is right but for the work that is left in it."""
 
 
 class BoxedAnswers(Environment):
@@ -42,10 +44,11 @@ class BoxedAnswers(Environment):
         """Judge by meaning, in a child that may die of the answer, which counts as wrong then."""
         prediction = final_answer(*transcript.texts) or ""
         try:
-            equal = await context.check(CHECK, problem.answer, prediction, problem.text) == "equal"
+            verdict = await context.check(CHECK, problem.answer, prediction, problem.text)
         except CheckError as error:
             return _judgement(transcript, prediction, str(error), equal=False)
-        return _judgement(transcript, prediction, "symbolic", equal=equal)
+        note = verdict if verdict == BY_VALUE else "symbolic"
+        return _judgement(transcript, prediction, note, equal=verdict == "equal")
 
     def control(self) -> tuple[Problem, Transcript]:
         """A half is 0.5, which only a checker that works can tell."""

@@ -8,7 +8,7 @@ but sets no alarm: call it only in a process that can be killed, such as a child
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from agent_rl.environments.base import beyond_thoughts
 
@@ -100,20 +100,20 @@ def answers_equal(gold: str, prediction: str, problem: str = "") -> bool:
     can't be read, or has a meaning that depends on the reader, is not equal. With the text of the ``problem``, neither
     is what is copied from it. Takes milliseconds.
     """
+    return check(gold, prediction, problem) == "equal"
+
+
+def check(gold: str, prediction: str, problem: str = "") -> Literal["equal", "right by value", "different"]:
+    """Whether answers are equal, as `answers_equal` says; "right by value" if only work is missing: 6/2 for 3."""
     decided = exactly_equal(gold, prediction)
     if decided is not None:
-        return decided
-    from agent_rl.environments.maths.answers.comparing import check
+        return "equal" if decided else "different"
+    from agent_rl.environments.maths.answers import comparing
 
     try:
-        return check(gold, prediction, problem)
+        return comparing.check(gold, prediction, problem)
     except RecursionError:  # nested too deeply
-        return False
-
-
-def check(gold: str, prediction: str, problem: str = "") -> str:
-    """``equal`` or ``different``, for a checker's child."""
-    return "equal" if answers_equal(gold, prediction, problem) else "different"
+        return "different"
 
 
 def boxes_in(text: str) -> list[tuple[int, int, str]]:

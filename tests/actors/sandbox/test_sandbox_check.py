@@ -20,7 +20,7 @@ CASES: list[tuple[str, ...]] = [  # gold, prediction, perhaps the problem; and t
     ("42", "42", "equal"),
     ("42", "43", "different"),
     ("\\frac{1}{2}", "0.5", "equal"),
-    ("\\frac{1}{2}", "0.5", "Write 0.5 as a fraction.", "different"),
+    ("\\frac{1}{2}", "0.5", "Write 0.5 as a fraction.", "right by value"),
     ("x^2+2x+1", "(x+1)^2", "equal"),
     ("x", "\\frac{1}{", "different"),
     ("3", "\ud800\0", "different"),

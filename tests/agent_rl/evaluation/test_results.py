@@ -6,16 +6,20 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio
 
 from actors.cli.evaluation import print_results
 from actors.roc_filter.replay import decode_stored, encode_stored
+from agent_rl.environments.base import Context
 from agent_rl.environments.judging import LOST
+from agent_rl.environments.maths.environment import BoxedAnswers
+from agent_rl.environments.maths.rewards import check
 from agent_rl.evaluation.problems import EvaluationError
 from agent_rl.evaluation.results import ProblemResult, all_figures, load_results, paired, read_results, write_results
-from agent_rl.messages import Judgement
+from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.journal import Journal
 from tests.builders import call, opened, trajectory
 
@@ -128,6 +132,34 @@ def test_rollouts_without_room_are_named_beside_each_share(tmp_path: Path, capsy
     shares = [line for line in capsys.readouterr().out.splitlines() if "95 %" in line and "rollouts" in line]
     assert [line.split()[1] for line in shares] == ["pass@1", "pass@2", "maj@2"]
     assert all("of 6 rollouts, 2 without room and 1 lost count as wrong" in line for line in shares)
+
+
+def test_answers_that_are_right_by_value_are_told_beside_the_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Checker:
+        async def check(self, _function: str, *texts: str) -> str:
+            return check(*texts)
+
+    environment, context = BoxedAnswers(), cast("Context", Checker())
+    asked, wrote = Problem("1", "2 + 2?", "4"), Transcript((r"<answer>\boxed{8/2}</answer>",))
+    judgement = trio.run(environment.judge, asked, wrote, context)
+    assert (judgement.reward, judgement.success) == (0, False)  # training asks for the work
+    journal = Journal(tmp_path / "journal.sqlite")
+    group = opened(samples=2, purpose="evaluate_sampled")
+    journal.open_group(group.group, 0, 0, group.purpose, encode_stored(group))
+    for sample, each in enumerate((judgement, Judgement(0.0, success=False, note="symbolic"))):
+        made = trajectory(group, sample)
+        journal.add_trajectory(group.group, sample, 0, made.status, encode_stored(made))
+        journal.judge(group.group, sample, 0, each)
+    journal.evaluated(group.group)
+    journal.close()
+    found = all_figures(read_results(tmp_path, 1, 2, decode_stored))
+    assert (found["overall"]["pass@1"], found["overall"]["right_by_value"]) == (0, 1)
+    print_results("m", found, [])
+    assert "1: pass@1 would be 50.0 %" in capsys.readouterr().out
+    print_results("m", all_figures([result("4", "4")]), [])
+    assert "by value" not in capsys.readouterr().out
 
 
 def test_the_response_length_stands_beside_the_accuracy(capsys: pytest.CaptureFixture[str]) -> None:

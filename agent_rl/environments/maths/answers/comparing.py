@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
+from typing import Literal
 
 from agent_rl.environments.maths.answers.evaluation import (
     Undefined,
@@ -57,11 +58,12 @@ from agent_rl.environments.maths.answers.statements import (
 _FUNCTION_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 _ROOT = re.compile(r"([a-zA-Z])_([0-9])")
 _OPTION = re.compile(
-    r"\W*(?:\\text(?:bf)?\s*\{)?\s*(?:\(([A-J])\)[\s}~\\]+(?=\S)|([A-J])[.):][\s}~\\]+(?=\S)"
-    r"|([A-J])\s+(?=[A-Z][a-z])(?!.*\b(?:or|and|not)\b))|(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?\.?$",
+    r"\W*(?:\\text(?:bf)?\s*\{\s*)?(?:(?:(?:[Oo]ption|[Cc]hoice)\s+)?(?:\(([A-J])\)|([A-J])[.):])[\s}~\\]+(?=\S)"
+    r"|([A-J])\s+(?=[A-Z][a-z])(?!.*\b(?:or|and|not)\b)"
+    r"|(?:(?:[Oo]ption|[Cc]hoice)\s*\(?([A-J])\)?|([A-J])[):])[\s}.]*$)",
     re.DOTALL,
 )
-"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``A Peter``, ``option B``."""
+"""A choice, as the label of what is chosen: ``(C) 12``, ``D. none of these``, ``A Peter``, ``option B``, ``C)``."""
 _MATHS = re.compile(
     r"\$\$?(.+?)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end"
     r"|(?<![\w.])([0-9]+(?:\.[0-9]+|/[0-9]+))(?![\w.])",
@@ -74,34 +76,36 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 """Words by which a problem asks for an order."""
-_OTHER_OPTION = re.compile(r"\s*(?:or|and|,|/|&|[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):])", re.DOTALL)
+_OTHER_OPTION = re.compile(
+    r"\s*(?:or|and|,|/|&|(?!I(?: only| and I|, I)|A (?!or|and|is|are|was|may|can|could|if|but|not|as|also)[a-z]{3})"
+    r"[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):]|\bor [A-J]\W*$)",
+    re.DOTALL,
+)
+"""What makes a choice doubtful: another one. "I only" and "A line" are the text of one."""
 
 
-def check(gold: str, prediction: str, problem: str = "") -> bool:
-    """Whether the content of a box states the gold answer, worked out and not copied from the text of the problem."""
+def check(gold: str, prediction: str, problem: str = "") -> Literal["equal", "right by value", "different"]:
+    """Whether the content of a box states the gold answer; "right by value" if it is not worked out, or is copied from
+    the text of the problem.
+    """
     # 1. Read both. A text may have two readings, as where a comma could separate thousands.
     ours = [_with_one_function_name(answer) for answer in readings(gold, trusted=True)]
     theirs = [_with_one_function_name(answer) for answer in readings(prediction)]
-    if not ours:
-        return False
     # 2. A choice is told by its letter, with or without the text of the option.
-    letters = _bare_choice(ours), _bare_choice(theirs)
+    letters = _bare_choice(ours, gold), _bare_choice(theirs, prediction)
     if any(letters):
         choices = letters[0] or chosen_option(gold), letters[1] or chosen_option(prediction)
         if letters[0] or all(choices):
-            return choices[0] == choices[1]
-    # 3. Any other answer is what it means.
-    found = [(a, b) for a in ours for b in theirs if _equal(a, b) and _is_worked_out(a, b)]
-    if not problem or not found:
-        return bool(found)
-    # 4. A list is in the order that the problem asks for.
-    if _ORDER.search(problem):
-        found = [(a, b) for a, b in found if _keeps_order(a, b)]
-    # 5. What stands in the problem is no answer, unless it is gold itself, in whatever notation.
-    return any(
-        _forms(a) == _forms(b) or not (_stands(prediction, b, problem) or _is_rewritten(a, b, problem))
-        for a, b in found
-    )
+            return "equal" if choices[0] == choices[1] else "different"
+    # 3. Any other answer is what it means; a list is in the order that the problem asks for.
+    ordered = _ORDER.search(problem)
+    found = [(a, b) for a in ours for b in theirs if _equal(a, b) and not (ordered and not _keeps_order(a, b))]
+    # 4. A number is worked out. What stands in the problem is no answer, unless it is gold, in whatever notation.
+    for a, b in found:
+        own = not problem or _forms(a) == _forms(b)
+        if _is_worked_out(a, b) and (own or not (_stands(prediction, b, problem) or _is_rewritten(a, b, problem))):
+            return "equal"
+    return "right by value" if found else "different"
 
 
 def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
@@ -170,8 +174,11 @@ def chosen_option(text: str) -> str | None:
     return None if not option or _OTHER_OPTION.match(text, option.end()) else next(filter(None, option.groups()))
 
 
-def _bare_choice(answers: Sequence[Answer]) -> str | None:
+def _bare_choice(answers: Sequence[Answer], text: str) -> str | None:
     """The letter of a choice that stands alone."""
+    option = _OPTION.match(text)
+    if option and option.end() == len(text):  # C), option C
+        return chosen_option(text)
     first = answers[0] if answers else None
     return first.letters if isinstance(first, Value) and re.fullmatch("[A-J]", first.letters) else None
 

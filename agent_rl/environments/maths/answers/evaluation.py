@@ -53,13 +53,15 @@ def infinite(formula: Formula) -> int:
     return int(formula == INFINITY)
 
 
-def evaluate(formula: Formula, point: Mapping[str, Fraction]) -> Result:
-    """The value at a point, within mpmath's current precision. Raises Undefined."""
+def evaluate(formula: Formula, point: Mapping[str, Fraction], *, real: bool = False) -> Result:
+    """The value at a point, within mpmath's current precision; ``real``: of real parts only. Raises Undefined."""
     if isinstance(formula, Number):
         return formula.value
     if isinstance(formula, Name):
         return _name(formula.text, point)
-    values = [evaluate(argument, point) for argument in formula.arguments]
+    values = [evaluate(argument, point, real=real) for argument in formula.arguments]
+    if real and any(isinstance(value, mpmath.mpc) for value in values):
+        raise Undefined("not real")
     if formula.function.startswith(CALL):
         return _unknown(formula.function, values)
     if formula.function not in _FUNCTIONS:  # a sign that is left open
@@ -360,27 +362,60 @@ def _same_function(first: Formula, second: Formula) -> bool:
 
 
 def _values(first: Formula, second: Formula) -> Iterator[tuple[Result, Result]]:
-    """The values of two functions at the points where both are defined."""
+    r"""The values of two functions at the points where both are defined.
+
+    Roots and logarithms of letters are those of real numbers. A point where a part of each function is not real counts
+    only if hardly another is left. Where one function is real, the other has its value: ``\ln x`` is not ``\ln|x|``;
+    but several letters are not negative at once, so ``\sqrt a \sqrt b`` is ``\sqrt{ab}``.
+    """
+    complex_numbers = _is_complex(first) or _is_complex(second)
+    doubtful: list[tuple[Result, Result]] = []
+    real_points = 0
     for point in _points(first, second):
         with mpmath.mp.workdps(DIGITS):
             try:
-                values = evaluate(first, point), evaluate(second, point)
+                (a, ours), (b, theirs) = _value_at(point, first), _value_at(point, second)
             except Undefined:
                 continue
-        yield values
+        real_points += ours and theirs
+        several_negative = sum(value < 0 for value in point.values()) > 1
+        if complex_numbers or (ours and theirs) or (ours != theirs and not several_negative):
+            yield a, b
+        else:
+            doubtful.append((a, b))
+    if real_points < MIN_POINTS:
+        yield from doubtful
+
+
+def _value_at(point: Mapping[str, Fraction], formula: Formula) -> tuple[Result, bool]:
+    """The value at a point, and whether it and all its parts are real. Raises Undefined."""
+    try:
+        value = evaluate(formula, point, real=True)
+        return value, not isinstance(value, mpmath.mpc)
+    except Undefined:
+        return evaluate(formula, point), False
+
+
+def _is_complex(formula: Formula) -> bool:
+    """Whether a formula is about complex numbers: it has ``i``, or a power of a negative constant, ``(-1)^n``."""
+    powers = [part.arguments for part in parts_of(formula) if isinstance(part, Apply) and part.function == "pow"]
+    bases = [closed_value(base) for base, exponent in powers if names_in(exponent) and not names_in(base)]
+    return Name("i") in parts_of(formula) or any(isinstance(base, mpmath.mpc) or base < 0 for base in bases)
 
 
 def _points(first: Formula, second: Formula) -> Iterator[dict[str, Fraction]]:
-    """Points with fractions of both signs, some of them farther out; the same for the same variables.
+    """Points with fractions of both signs, some of them farther out; the same for the same variables. A function with
+    branches also has positive points, since real roots of many variables are rare.
 
     Some have even denominators: by its odd roots a power of a negative number could be that of its absolute value.
     """
     variables = sorted(names_in(first) | names_in(second))
     random = Random(",".join(variables))
-    count = BRANCHING_POINTS if _branches(first) or _branches(second) else POINTS
-    for scale in islice(cycle(_SCALES), count):
+    count, positive = (BRANCHING_POINTS, POINTS) if _branches(first) or _branches(second) else (POINTS, 0)
+    for place, scale in enumerate(islice(cycle(_SCALES), count + positive)):
         yield {
-            name: random.choice((1, -1)) * Fraction(random.randint(5 * scale, 45 * scale), random.choice(_DENOMINATORS))
+            name: random.choice((1, -1 if place < count else 1))
+            * Fraction(random.randint(5 * scale, 45 * scale), random.choice(_DENOMINATORS))
             for name in variables
         }
 
@@ -398,8 +433,9 @@ def _branches(formula: Formula) -> bool:
 def _spells(formula: Formula, other: Formula) -> bool:
     """Whether a formula is a plain decimal, of enough digits, that the other one rounds to.
 
-    A number that a decimal spells exactly must be spelt exactly. The exception is what binary64 arithmetic prints for
-    it, ``0.30000000000000004``: the number next to it in that format, in the digits of its own spelling.
+    An integer, a decimal, and any number that a short decimal spells, must be spelt exactly. The exception is what
+    binary64 arithmetic prints for it, ``0.30000000000000004``: the number next to it in that format, in the digits of
+    its own spelling.
     """
     number, sign = formula, 1
     if isinstance(number, Apply) and number.function == "neg":
@@ -408,15 +444,22 @@ def _spells(formula: Formula, other: Formula) -> bool:
         return False
     decimal, value = sign * number.value, closed_value(other)
     printed = FLOAT_DIGITS < number.digits <= MOST_FLOAT_DIGITS
-    if isinstance(value, Fraction) and _is_decimal(value):
-        return printed and _is_next_float(decimal, value)
+    if isinstance(value, Fraction) and (_is_short(value) or _is_in_decimals(other, value)):
+        return printed and _is_short(value) and _is_next_float(decimal, value)
     return rounds_to(decimal, FLOAT_DIGITS if printed else number.digits, value)
 
 
-def _is_decimal(value: Fraction) -> bool:
+def _is_short(value: Fraction) -> bool:
     """Whether a decimal of at most FLOAT_DIGITS digits spells a number."""
     scale: int = 10**FLOAT_DIGITS
     return abs(value.numerator) < scale and scale % value.denominator == 0
+
+
+def _is_in_decimals(formula: Formula, value: Fraction) -> bool:
+    """Whether a number is an integer, or a decimal that is written as one, or with powers of ten."""
+    decimals = any(isinstance(part, Number) and (part.digits or part.value == 10) for part in parts_of(formula))
+    ends = pow(10, value.denominator.bit_length(), value.denominator) == 0
+    return value.denominator == 1 or (decimals and ends)
 
 
 def _is_next_float(decimal: Fraction, value: Fraction) -> bool:

@@ -81,6 +81,11 @@ _SEPARATORS = frozenset({",", "and", "or"})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
 _OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
+_ORDINAL = re.compile(
+    r"(?:\\text\s*\{)?(?=[0-9]*?(?:(?<!1)(?:1\D*st|2\D*nd|3\D*rd)|(?:1[0-9]|[04-9])\D*th)\W*$)([0-9]+)"
+    r"(?:\^?\s*\{?\s*\\(?:text|textrm|mathrm)\s*\{\s*[a-z]{2}\s*\}\s*\}?|\^?\{?th\}?|(?<=[0-9])[a-z]{2}\})"
+)
+"""``12\\text{th}``, ``3^{\\text{rd}}``. Where the suffix is not upright, ``2^{nd}`` may be a formula."""
 _TIME = re.compile(r"(?i)[0-9]\s*[ap]\.?\s*m\b")
 """A time of day, which is compared as a text and is no ratio."""
 _MATRIX = re.compile(r"[pbB]?(?:small)?matrix|array")
@@ -154,7 +159,13 @@ def readings(text: str, *, trusted: bool = False) -> list[Answer]:
     if text.endswith("?"):  # a question is no answer
         return found
     unclear = trusted and MAYBE_LIST.fullmatch(text)
-    for reading in (None if unclear else _without_thousands(text), text, _with_decimal_point(text)):
+    ordinal = _ORDINAL.fullmatch(text)
+    for reading in (
+        None if unclear else _without_thousands(text),
+        text,
+        _with_decimal_point(text),
+        ordinal and ordinal[1],
+    ):
         for lenient in (False, True)[: 1 + trusted]:
             try:
                 answer = _joined(_Reader(reading, trusted=lenient).answer(tokens_of(reading))) if reading else None
