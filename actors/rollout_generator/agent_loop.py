@@ -34,6 +34,10 @@ class EnvironmentFaultError(Exception):
     """A fault of the environment: it did not answer a turn. The message says where."""
 
 
+class TaskFaultError(Exception):
+    """A fault of a single task: nothing says whether its rollout is right. The message names the task."""
+
+
 def sequence_name(rollout: str, strand: Strand) -> str:
     """The name by which the engine knows a sequence of a rollout."""
     return f"{rollout}+{strand.number}" if strand.number else rollout

@@ -19,14 +19,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from os.path import normpath
+from os.path import normpath, realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
-from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError, TaskFaultError
+from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
@@ -35,11 +36,13 @@ from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zy
 from actors.sandbox.owner.relay import relay
 from agent_rl import adapters
 from agent_rl.config.addresses import is_loopback
-from agent_rl.config.hidden import HIDDEN, is_secret, with_environment
-from agent_rl.environments.harness import HarnessOutcome, told_of
+from agent_rl.config.hidden import is_reference, with_environment, without
+from agent_rl.config.plugins import called
+from agent_rl.environments.harness import HarnessOutcome, told_of, whose_fault
 from agent_rl.environments.load import sound_files, sound_prompt
 from agent_rl.files.leftovers import temporary_directory
-from agent_rl.messages import EnvironmentMessage
+from agent_rl.groups.outages import TASK_FAULT
+from agent_rl.messages import EnvironmentMessage, Problem
 from agent_rl.rollout.keys import MODEL
 
 if TYPE_CHECKING:
@@ -51,13 +54,25 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 5.0
 """How long a program may go on once it was told that its rollout has ended."""
+TRIES = 3
+"""Rollouts of a task whose own check is broken. Then the task is left out."""
 STARTS = 4
 """Of the program of a rollout, as gateways are lost while they answer it."""
+WORD_SECONDS = 1.0
+"""How long after a program that failed the word may come that a gateway was lost."""
+GATEWAY_SECONDS = 30.0
+"""How long a program is not started while no gateway is heard."""
+SECRET_CHARS = 8
+"""Of a value that is removed from what a program left: shorter ones stand in any text."""
 MIB = 1024 * 1024
 MOST_TASKS = 32768
 """Processes and threads of all programs of a generator."""
 MOST_REFUSED, ADDRESS_CHARS = 32, 256
 """Of addresses that a program did not get: how many are told, and how much of each."""
+STARVED = (
+    "the kernel ended a program for memory that other programs took; lower `memory_mib` of harnesses, or run fewer "
+    "rollouts at once"
+)
 _JAILED = (WORK, "/tests", "/logs")
 _PLAIN = ("{folder}/app", "{folder}/tests", "{folder}/logs")
 """The folders of a program, of its check and of what that writes."""
@@ -78,51 +93,103 @@ class Harnesses:
         base: Path,
         log: structlog.typing.FilteringBoundLogger,
         owner: str = "",
+        hidden: Sequence[str] = (),
     ) -> None:
         """``url``: the gateway's; ``base``: the topology file's folder; ``nursery``: for programs that are forked.
-        ``owner``: a name for containers, the same in the next process of this generator.
+        ``owner``: a name for containers, the same in the next process of this generator. ``hidden``: what no jail shows
+        unless it is named itself, wherever it lies.
         """
-        self._owner = owner
+        self._owner, self._hidden = owner, hidden
         self._agent, self._served, self._nursery = agent, served, nursery
         self._url, self._base, self._log = url, base, log
         self._zygotes: dict[str, Zygote | Containers] = {}
         self._groups: ControlGroups | None = None
         self._starting = trio.Lock()
         self._refused: set[tuple[str, str]] = set()
+        self._broken: dict[tuple[str, str], list[str]] = {}
+        """What was said of checks that are broken themselves, by environment and problem."""
 
     async def run(
         self, environment: Environment, episode: Episode, written: Callable[[Written], None] | None = None
     ) -> None:
         """Run the program of a rollout to its end; ``written`` is told of each turn.
 
-        Raises EngineError, ContractError, and EnvironmentFaultError for the program's faults.
+        Raises EngineError, ContractError, EnvironmentFaultError for the program's faults, TaskFaultError, and
+        ToolsUnavailableError for faults of the infrastructure.
         """
         name = episode.request.problem.environment
+        self._refuse_broken(episode.request.problem, TRIES)
         outcome = HarnessOutcome("")
-        async with self._served.serving(self._agent, episode, written) as (key, rollout):
+        secrets = self._secrets(environment)
+        async with self._served.serving(self._agent, episode, written, secrets=secrets) as (key, rollout):
             for _ in range(STARTS):
+                await self._served.gateways_heard(GATEWAY_SECONDS)
                 with temporary_directory("harness") as folder:
                     try:
                         outcome = await self._run(environment, episode, key, folder, rollout.over)
                     except* (StartError, OSError) as errors:
-                        outcome = HarnessOutcome(str(_first(errors)))
-                if not (outcome.failed and rollout.begin_again()):
+                        outcome = HarnessOutcome(str(_first(errors)), lost=bool(episode.turns))
+                well = episode.turns and not outcome.failed
+                if not well:  # a connection breaks before anybody says why
+                    with trio.move_on_after(WORD_SECONDS):
+                        await rollout.disturbed.wait()
+                if not (disturbed := rollout.begin_again()) or well:
                     break
-                why = "a reply to it was cut, and it ended with " + outcome.status
+                why = "a gateway was lost meanwhile, and it ended with " + outcome.status
                 self._log.warning("a program is started again", rollout=episode.request.rollout, why=why)
         for address in outcome.refused:
             self._told_refused(name, address)
         if rollout.failure is not None:
             raise rollout.failure
-        if not episode.turns and rollout.overflowed:
+        fault = whose_fault(outcome, turns=episode.turns, overflowed=rollout.overflowed, disturbed=disturbed)
+        if fault == "infrastructure":
+            raise ToolsUnavailableError(f"a program came to no end of its own: {outcome.status}")
+        if fault == "model":
             episode.ended = "prompt_too_long"
             return
-        if not episode.turns:
+        if fault == "program":
             said = outcome.output.strip()[-2000:] or "nothing"
             why = f"its harness asked for no turn; it ended with {outcome.status}, and wrote: {said}; {_MEND}"
             raise EnvironmentFaultError(f"environment {name!r}: {why}")
+        await self._try_check(environment, episode, outcome)
         episode.said([EnvironmentMessage(episode.turns, role, text) for role, text in told_of(outcome)])
         episode.finish()
+
+    async def _try_check(self, environment: Environment, episode: Episode, outcome: HarnessOutcome) -> None:
+        """Where a check decided nothing, find out whose fault it is. Raises TaskFaultError if it is not the program's.
+
+        The check runs once more, on files that no program has changed: a program must not get rid of its judgement.
+        """
+        problem = episode.request.problem
+
+        def fault() -> str:
+            name = f"{type(environment).__name__}.check_fault"
+            return called(name, lambda: environment.check_fault(outcome), f"for the problem {problem.id!r}")
+
+        if not (environment.harness and environment.harness.check and fault()):
+            return
+        with temporary_directory("harness") as folder:
+            try:
+                outcome = await self._run(environment, episode, "", folder, None)
+            except* (StartError, OSError) as errors:
+                outcome = HarnessOutcome("", check_status=str(_first(errors)))
+        if outcome.lost:
+            raise ToolsUnavailableError(outcome.status)
+        if found := fault():
+            wrote = outcome.check_output.strip()[-1000:] or "nothing"
+            said = self._broken.setdefault((problem.environment, problem.id), [])
+            said.append(f"{found}, also where no program has run; they wrote: {wrote}")
+            self._refuse_broken(problem, 1)
+
+    def _refuse_broken(self, problem: Problem, count: int) -> None:
+        """Raises TaskFaultError if the task's own check was broken so often."""
+        said = self._broken.get((problem.environment, problem.id), [])
+        if len(said) >= count:
+            left = "left out for the rest of the run" if len(said) >= TRIES else "not judged"
+            where = f"task {problem.id!r} of environment {problem.environment!r}"
+            if count < TRIES:
+                self._log.warning(f"the check of a task is broken: {left}", task=where, why=said[-1])
+            raise TaskFaultError(f"{TASK_FAULT}{where} is {left}: {said[-1]}; mend its tests")
 
     def _told_refused(self, name: str, address: str) -> None:
         """Say once for each environment and address that programs cannot reach it."""
@@ -132,9 +199,9 @@ class Harnesses:
             self._log.warning("programs ask for an address", environment=name, address=address, remedy=remedy)
 
     async def _run(
-        self, environment: Environment, episode: Episode, key: str, folder: Path, over: trio.Event
+        self, environment: Environment, episode: Episode, key: str, folder: Path, over: trio.Event | None
     ) -> HarnessOutcome:
-        """How it ended, what it wrote, and what is left of it. Raises StartError."""
+        """How it ended, and what is left of it. ``over`` None: run the check alone. Raises StartError."""
         harness, problem = environment.harness, episode.request.problem
         assert harness is not None
         zygote = await self._zygote(problem.environment, harness)
@@ -170,25 +237,35 @@ class Harnesses:
             "check": check,
             "check_files": sound_files(environment, problem, "check_files") if check else {},
             "check_seconds": harness.check_seconds,
-            "seconds": harness.seconds,
+            "seconds": 0.0 if over is None else harness.seconds,
         }
-        secrets = [key, *(value for name, value in variables.items() if is_secret(name))]
+        secrets = [*self._secrets(environment), *filter(None, [key])]
         refused = _Refused()
         wanted = harness.seconds + (harness.check_seconds if check else 0.0) + START_SECONDS
         async with zygote.program(asked) as program, trio.open_nursery() as nursery:
             if program.listener is not None:
                 nursery.start_soon(relay, self._url, program.listener, harness.named, refused.add)
-            nursery.start_soon(_stops, program, over)
+            if over is not None:
+                nursery.start_soon(_stops, program, over)
             nursery.start_soon(program.read, harness.output_mib * MIB)
             with trio.move_on_after(wanted):
                 told = await program.result()
                 with trio.move_on_after(0.1):  # what it wrote last; what it has started may hold the pipe
                     await program.written_all.wait()
                 nursery.cancel_scope.cancel()
+                if program.starved():
+                    return HarnessOutcome(STARVED, lost=True)
                 return replace(_outcome(told, program, secrets), refused=tuple(refused))
             nursery.cancel_scope.cancel()
-        text = _without(secrets, program.text)
+        text = without(secrets, program.text)
         return HarnessOutcome(f"no word of it within {wanted:g} s", text, refused=tuple(refused))
+
+    @staticmethod
+    def _secrets(environment: Environment) -> list[str]:
+        """What an environment's programs have of this host's variables."""
+        assert environment.harness is not None
+        given = environment.harness.environment.values()
+        return [each for each in map(with_environment, filter(is_reference, given)) if len(each) >= SECRET_CHARS]
 
     async def _zygote(self, name: str, harness: Harness) -> Zygote | Containers:
         """What starts this environment's programs. Raises StartError."""
@@ -233,14 +310,16 @@ class Harnesses:
     def _jail(self, harness: Harness, command: Sequence[str]) -> Jail:
         shown = [str(Path(part)) for part in command if Path(part).is_absolute() and Path(part).exists()]
         shown += [str((self._base / each).absolute()) for each in harness.shows]
-        shown += installation(command[0])
+        for each in installation(command[0]):
+            whole = realpath(each) not in map(realpath, self._hidden)  # else a project that is a prefix, too
+            shown += [each] if whole else [f"{each}/{part}" for part in ("bin", "lib", "lib64")]
         if harness.network != "gateway":
             shown += ["/etc/ssl", "/etc/ca-certificates"]
         if harness.network == "host":
             shown += ["/etc/resolv.conf"]
         first, users, blocks = outer_users() if os.geteuid() == 0 else (0, 1, 1)
         return Jail(
-            plan=[list(step) for step in visible(shown, ()).plan],
+            plan=[list(step) for step in visible(shown, self._hidden).plan],
             port=0 if harness.network == "host" else self._port,
             memory=harness.memory_mib * MIB,
             disk=harness.disk_mib * MIB,
@@ -274,8 +353,8 @@ class Harnesses:
 
 
 async def _held_groups(*, task_status: trio.TaskStatus[ControlGroups] = trio.TASK_STATUS_IGNORED) -> None:
-    """Control groups of all programs, as the host permits: memory, tasks, and a share of processor time for each."""
-    async with control_groups("host", None, MOST_TASKS) as groups:
+    """Control groups of all programs and of each, as the host permits: memory, tasks, a share of processor time."""
+    async with control_groups("host", None, MOST_TASKS, programs=True) as groups:
         task_status.started(groups)
         await trio.sleep_forever()
 
@@ -312,22 +391,17 @@ def _filled(part: str, values: Mapping[str, str]) -> str:
     return part.replace("{prompt}", values.get("{prompt}", "{prompt}"))
 
 
-def _without(secrets: Sequence[str], text: str) -> str:
-    """A text without the values of secrets."""
-    for secret in filter(None, secrets):
-        text = text.replace(secret, HIDDEN)
-    return text
-
-
 def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) -> HarnessOutcome:
     status = str(told.get("status") or told.get("fault"))
     if program.flooded:
         status = "more output than `output_mib` allows"
-    check: dict[str, Any] = {name: _without(secrets, text) for name, text in told.get("check", {}).items()}
-    files = {name: _without(secrets, text) for name, text in told.get("files", {}).items()}
-    return HarnessOutcome(
-        status, _without(secrets, program.text), files, **{f"check_{name}": text for name, text in check.items()}
-    )
+    check: dict[str, Any] = {
+        name: text if name == "reward" else without(secrets, text) for name, text in told.get("check", {}).items()
+    }
+    files = {name: without(secrets, text) for name, text in told.get("files", {}).items()}
+    checked = {f"check_{name}": text for name, text in check.items()}
+    lost = bool(told.get("fault"))  # of the warden: what a program does ends in a status
+    return HarnessOutcome(status, without(secrets, program.text), files, **checked, lost=lost)
 
 
 async def _stops(program: Program, over: trio.Event) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
@@ -25,6 +25,13 @@ _TELLING = re.compile(r"\w+://[^/@\s]*:[^/@\s]+@\S*|(authorization|cookie|x-api-
 HIDDEN = "(a secret)"
 """What reports, journals and messages hold in place of a secret. A changed secret is no other setting."""
 _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def without(secrets: Iterable[str], text: str) -> str:
+    """A text without the values of secrets."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
 def is_secret(name: str) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from agent_rl.config.suggestions import suggest
+from agent_rl.files.reading_json import sound_text
 
 T = TypeVar("T")
 
@@ -258,7 +259,7 @@ def needs_start(error: BaseException, actor: object) -> bool:
 def described(error: BaseException) -> str:
     """An exception's type and message, and where in the user's own code it was raised."""
     place = place_of(error)
-    message = f"{type(error).__name__}: {error}"
+    message = sound_text(f"{type(error).__name__}: {error}")
     return message + (f" ({place})" if place and place not in message else "")
 
 

@@ -15,6 +15,10 @@ from agent_rl.config.schema import inner, names_of, plain, stage_key
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
 from agent_rl.config.topology import Topology
+from agent_rl.files.reading_json import read_text
+
+TOPOLOGY_BYTES = 16 << 20
+"""The most of a topology file."""
 
 
 class Finding(NamedTuple):
@@ -120,7 +124,7 @@ class Source:
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         text = ""
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_text(path, TOPOLOGY_BYTES)
             return tomllib.loads(text), key_lines(text)
         except OSError as error:
             remedy = named_example(path) if isinstance(error, FileNotFoundError) else ""

@@ -133,7 +133,7 @@ class Harness(Part):
     container: Container | None = None
     """A container in place of a jail; ``isolation`` does not count. The image has ``sh`` and ``tar``."""
     memory_mib: PositiveInt = 4096
-    """Private memory of each process in a jail; all memory of a container."""
+    """Private memory of each process in a jail, and where groups count it of all; all memory of a container."""
     disk_mib: PositiveInt = 512
     """All files that a program in a jail writes; they are in memory."""
     processes: PositiveInt = 256

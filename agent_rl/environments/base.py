@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import Harness
+    from agent_rl.environments.harness import HarnessOutcome
 
 from agent_rl.messages import Judgement, Problem, ToolOutcome, Transcript
 
@@ -150,7 +151,8 @@ class Context(Protocol):
     ) -> ToolOutput:
         """Call a tool of an MCP server of the environment. ``again``: the rollout's own server has served it before.
 
-        Raises BadArgumentError for arguments that the server refuses.
+        Raises BadArgumentError for arguments that the server refuses, and CheckUnavailableError where a judgement needs
+        a server that does not start.
         """
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -284,7 +286,7 @@ class Environment(Protocol):
         """Training and held-out problems, and demonstrations. Problem ids are unique within the environment."""
 
     def files(self, problem: Problem) -> Mapping[str, str]:
-        """The files, by path, with which a harness's folder begins."""
+        """The files, by path, with which a harness's folder begins: texts, or what `harness.packed` makes of bytes."""
         del problem
         return {}
 
@@ -292,6 +294,15 @@ class Environment(Protocol):
         """The files, by path, of a harness's check, which come once the program has ended."""
         del problem
         return {}
+
+    def check_fault(self, outcome: HarnessOutcome) -> str:
+        """Why the check of a harness has decided nothing; "" where it has decided.
+
+        The check is then tried on the problem's own files. If it decides nothing of these, its task is at fault, and
+        the rollout is not judged. Else the program is at fault, and ``judge`` says what that costs.
+        """
+        del outcome
+        return ""
 
     def image_folder(self, problem: Problem) -> str:
         """The folder of a Dockerfile that makes the image of a harness's container; "": the topology names one."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from agent_rl.messages import Transcript
 
+Fault: TypeAlias = Literal["", "model", "program", "infrastructure"]
 OUTPUT, REST = "harness", "harness_outcome"
 """The roles of the two messages that end the transcript of a rollout by a program."""
 
@@ -31,6 +33,8 @@ class HarnessOutcome:
     check_reward: str = ""
     reward: float | None = None
     refused: Sequence[str] = ()
+    lost: bool = False
+    """The host did not let it run to its end."""
 
     @property
     def failed(self) -> bool:
@@ -38,9 +42,33 @@ class HarnessOutcome:
         return self.status.startswith("status ") and self.status != "status 0"
 
 
+def packed(data: bytes, *, executable: bool = False) -> str:
+    """A file as `Environment.files` gives it: its text, or a NUL, its mode, a space, and its bytes in base64."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if not executable and not text.startswith("\0"):
+        return text
+    return f"\0{0o755 if executable else 0o644:o} {b64encode(data).decode()}"
+
+
+def whose_fault(outcome: HarnessOutcome, *, turns: int, overflowed: bool, disturbed: bool) -> Fault:
+    """Whose fault the end of a rollout by a program is, before its check runs; empty: the rollout is judged.
+
+    ``turns``: of the model. ``overflowed``: the prompt left no room. ``disturbed``: a gateway was lost meanwhile.
+    A program that fails by itself is judged, so that it cannot get rid of a reward.
+    """
+    if outcome.lost or (disturbed and (outcome.failed or not turns)):
+        return "infrastructure"
+    if not turns:
+        return "model" if overflowed else "program"
+    return ""
+
+
 def told_of(outcome: HarnessOutcome) -> list[tuple[str, str]]:
     """The messages that tell it, as role and content."""
-    rest = {name: value for name, value in asdict(outcome).items() if name != "output"}
+    rest = {name: value for name, value in asdict(outcome).items() if name not in {"output", "lost"}}
     return [(REST, json.dumps(rest)), (OUTPUT, outcome.output)]
 
 

@@ -27,7 +27,9 @@ from agent_rl.messages import Trajectory
 MOST_LOST = 64
 """Groups lost in a row that end a run, however many groups a step or an evaluation has."""
 TOO_LONG = 100
-"""The same for training groups whose prompts are too long: sound data may have many such problems in a row."""
+"""The same for training groups whose tasks are at fault: sound data may have many such tasks in a row."""
+TASK_FAULT = "a fault of one task: "
+"""How the reason of a rollout begins that was lost to its task's own check."""
 DOUBTS = 8
 """Answers in a row whose checks died, before the control is judged."""
 UNAVAILABLE = 30
@@ -64,7 +66,7 @@ class LostGroups:
         self._attempts += len(attempts)
         last = attempts[-1]
         too_long = last.status == "prompt_too_long"
-        self._too_long += too_long
+        self._too_long += too_long or last.reason.startswith(TASK_FAULT)
         limit = min(self.limit, MOST_LOST)
         if self.trains and self._too_long:
             limit = max(limit, TOO_LONG)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
+from agent_rl.environments.harness import REST
 from tests.actors.gateway.stand import free_port
 from tests.end_to_end import agent
 from tests.end_to_end.processes import (
@@ -95,15 +96,45 @@ def test_killed_an_actor_costs_the_turn_under_way_and_leaves_no_program(tmp_path
 
 
 @pytest.mark.slow
+def test_a_program_whose_gateway_is_killed_is_not_at_fault(tmp_path: Path) -> None:
+    """The program repeats nothing: it fails wherever a connection breaks."""
+    path, directory = write_half_right(tmp_path, steps=6)
+    words = "[agent.ask([{'role': 'user', 'content': sys.argv[2]}] * (n + 1)) and time.sleep(0.2) for n in range(4)]"
+    program = f"import sys, time; sys.path.insert(0, sys.argv[1]); import agent; {words}"
+    command = [sys.executable, "-c", program, str(Path(agent.__file__).parent), "{prompt}"]
+    process = start(
+        path,
+        'run.keep_trajectories="all"',
+        f"environments.0.harness={{command={json.dumps(command)}}}",
+        f"actors.gateway.settings.port={free_port()}",
+        "stages.0.max_turns=8",
+        "stages.0.max_response_tokens=220",
+    )
+    for steps in (1, 3):
+        wait_for(lambda steps=steps: steps_trained(directory) >= steps, "a step")
+        signal_actor(path, "gateway.0")
+    finish(process)
+    balanced(directory, steps=6)
+    assert main(["export", str(directory)]) == 0
+    found = rows(directory / "trajectories.jsonl")
+    said = [reply for row in found if row["kept"] for reply in row["transcript"]["replies"]]
+    ends = [json.loads(reply["content"])["status"] for reply in said if reply["role"] == REST]
+    assert set(ends) == {"status 0"}
+    log = "".join(each.read_text() for each in (directory / "logs").iterdir())
+    assert "a program is started again" in log
+
+
+@pytest.mark.slow
 def test_the_tests_of_a_task_folder_decide_the_reward(tmp_path: Path) -> None:
     path, directory = write_half_right(tmp_path, steps=2)
-    for number in range(8):
+    for number in range(4):
         task = tmp_path / "tasks" / f"task-{number}"
         (task / "tests").mkdir(parents=True)
         (task / "task.toml").write_text('version = "1.0"\n')
         (task / "instruction.md").write_text(f"Do {number}.")
         (task / "tests" / "test.sh").write_text(
-            "mkdir -p /logs/verifier; grep -q 1 /app/seed && echo 1 > /logs/verifier/reward.txt; ls /app /tests\n"
+            "mkdir -p /logs/verifier; ls /app /tests\n"
+            + ("no_such_program" if number == 3 else "grep -c 1 /app/seed > /logs/verifier/reward.txt; exit 0\n")
         )
     program = "sys.path.insert(0, sys.argv[1]); import agent; open('seed', 'w').write(str(int(sys.argv[3]) % 2))"
     program = f"import sys; {program}; agent.ask([{{'role': 'user', 'content': sys.argv[2]}}])"
@@ -122,9 +153,11 @@ def test_the_tests_of_a_task_folder_decide_the_reward(tmp_path: Path) -> None:
             f"actors.gateway.settings.port={free_port()}",
         )
     )
+    log = "".join(each.read_text() for each in (directory / "logs").iterdir())
+    assert "the check of a task is broken: left out for the rest of the run" in log
     balanced(directory, steps=2)
     assert main(["export", str(directory)]) == 0
-    found = rows(directory / "trajectories.jsonl")
+    found = [row for row in rows(directory / "trajectories.jsonl") if row["reward"] is not None]
     assert {row["reward"] for row in found} == {0.0, 1.0}
     told = json.loads(found[0]["transcript"]["replies"][0]["content"])
     assert (told["status"], told["check_output"]) == ("status 0", "/app:\nseed\n\n/tests:\ntest.sh\n")

@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -65,6 +66,10 @@ KILLS = {1: "memory.oom_control", 2: "memory.events"}
 """The file in which the kernel counts processes that it ended for lack of memory in the group."""
 OWN_KILLS = {1: "memory.oom_control", 2: "memory.events.local"}
 """The same without those of the groups below."""
+PEAKS = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
+"""The most memory that the group has had."""
+NEARLY = 0.9
+"""The kernel charges memory in batches: a group that has met its limit may have had a little less."""
 
 
 class ControlGroupsError(Exception):
@@ -166,9 +171,14 @@ class ControlGroups:
         """The group that is divided among calls."""
         self._calls_made = 0
         self._free: list[Path] = []
+        self._left: list[Path] = []
+        self._opened = self._open = 0
 
-    def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT) -> None:
-        """Make the groups that the host permits. ``memory_bytes`` None: half of the memory."""
+    def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT, *, programs: bool = False) -> None:
+        """Make the groups that the host permits. ``memory_bytes`` None: half of the memory.
+
+        ``programs``: they are for `open`, and processor time is not divided among calls.
+        """
         try:
             mounts = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
             self._held = claimed_directory("groups")
@@ -184,25 +194,26 @@ class ControlGroups:
                 limit = weight if controller == "cpu" else processes
                 if controller == "memory":
                     limit = memory_bytes or half_of_memory(hierarchy.own, hierarchy.top)
-                self._make_one(hierarchy, controller, limit, self._held[0])
+                self._make_one(hierarchy, controller, limit, self._held[0], programs=programs)
             except OSError as error:
                 self.lacking.append(f"{controller}: {error}")
 
-    def _make_one(self, hierarchy: Hierarchy, controller: Controller, limit: int, links: Path) -> None:
+    def _make_one(
+        self, hierarchy: Hierarchy, controller: Controller, limit: int, links: Path, *, programs: bool = False
+    ) -> None:
         parent = _parent(hierarchy, controller) if hierarchy.version == 2 else hierarchy.own
         directory = parent / links.name
         if directory not in self._made:
             (links / controller).symlink_to(directory)
             directory.mkdir()
             self._made.append(directory)
-        first, *others = LIMITS[hierarchy.version, controller]
-        (directory / first).write_text(str(limit if controller != "cpu" else in_units(limit, hierarchy.version)))
-        for name in (*others, *([SWAP] if controller == "memory" else [])):
-            if (directory / name).exists():  # missing where the kernel does not count swap
-                (directory / name).write_text("0" if name == SWAP else str(limit))
-        self.groups.append(ControlGroup(controller, hierarchy.version, directory, limit))
-        if controller == "cpu":
-            self._divide(self.groups[-1])
+        group = ControlGroup(controller, hierarchy.version, directory, limit)
+        _set_limit(group, directory, limit)
+        self.groups.append(group)
+        if programs and hierarchy.version == 2:
+            (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+        elif controller == "cpu" and not programs:
+            self._divide(group)
 
     def _divide(self, group: ControlGroup) -> None:
         """Make the interpreters' group and the first group of a call. In version 2 both divide only processor time."""
@@ -233,6 +244,49 @@ class ControlGroups:
         """Return groups that are empty again."""
         self._free += calls
 
+    def open(self, memory_bytes: int) -> list[list[Path]]:
+        """Groups of one program, and of its warden and check apart from it. ``memory_bytes``: of each; 0: no limit.
+
+        Raises OSError.
+        """
+        self._opened, self._open = self._opened + 1, self._open + 1
+        parts: list[list[Path]] = [[], []]
+        for group in self.groups:
+            for part, name in zip(parts, ("program", "check"), strict=True):
+                directory = group.directory / f"{name}-{self._opened}"
+                if directory not in part:
+                    directory.mkdir()
+                    part.append(directory)
+                if group.controller == "memory" and memory_bytes:
+                    _set_limit(group, directory, memory_bytes)
+        return parts
+
+    def joins(self, part: list[Path]) -> list[str]:
+        """The files with which a task moves itself to these groups."""
+        return [str(each / ("tasks" if (each / "tasks").exists() else "cgroup.procs")) for each in part]
+
+    def starved(self, parts: list[list[Path]], memory_bytes: int) -> bool:
+        """Whether the kernel ended a process of a program for memory that others took: it had less than its limit, and
+        than its share of all memory.
+        """
+        for group in self.groups:
+            if group.controller == "memory":
+                most = NEARLY * min(memory_bytes or group.limit, group.limit // max(1, self._open))
+                own = [each for part in parts for each in part if each.parent == group.directory]
+                kills = sum(_kills((each / KILLS[group.version]).read_text()) for each in own)
+                peaks = [each / PEAKS[group.version] for each in own]
+                return kills > 0 and all(int(each.read_text()) < most for each in peaks if each.exists())
+        return False
+
+    def close(self, parts: list[list[Path]]) -> None:
+        """Remove the groups of a program. What still ends there is looked for at the next call."""
+        self._open -= 1
+        self._left += [each for part in parts for each in part]
+        for each in list(self._left):
+            with contextlib.suppress(OSError):
+                each.rmdir()
+                self._left.remove(each)
+
     @property
     def alone(self) -> str:
         """The name of the file with which a child moves itself to a call's group."""
@@ -249,12 +303,6 @@ class ControlGroups:
         if shared is not None:  # in version 2: from the group above, which counts memory and processes
             files.append(shared.directory / INTERPRETERS / self.alone)
         return list(map(str, files))
-
-    def joining(self, calls: list[Path]) -> list[str]:
-        """The files with which a process that is no interpreter joins the groups, and of these one of ``calls``."""
-        if self._shared is None:
-            return self.to_join
-        return [*self.to_join[:-1], *(str(each / self.alone) for each in calls)]
 
     @property
     def limits(self) -> dict[str, str]:
@@ -291,13 +339,14 @@ class ControlGroups:
 
 @contextlib.asynccontextmanager
 async def control_groups(
-    wanted: Wanted, memory_bytes: int | None, processes: int, weight: int = WEIGHT
+    wanted: Wanted, memory_bytes: int | None, processes: int, weight: int = WEIGHT, *, programs: bool = False
 ) -> AsyncIterator[ControlGroups]:
-    """Groups for the duration of the context. Raises ControlGroupsError."""
+    """Groups for the duration of the context, as of `ControlGroups.make`. Raises ControlGroupsError."""
     groups = ControlGroups()
     try:
         if wanted != "off":
-            await trio.to_thread.run_sync(groups.make, memory_bytes, processes, weight)
+            make = partial(groups.make, programs=programs)
+            await trio.to_thread.run_sync(make, memory_bytes, processes, weight)
         if wanted == "required" and groups.lacking:
             raise ControlGroupsError(
                 f'control_groups = "required" is not available on this host: {"; ".join(groups.lacking)}. Give the '
@@ -308,6 +357,15 @@ async def control_groups(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(groups.remove)
+
+
+def _set_limit(group: ControlGroup, directory: Path, limit: int) -> None:
+    """Set the limit of a directory of the group. Raises OSError."""
+    first, *others = LIMITS[group.version, group.controller]
+    (directory / first).write_text(str(limit if group.controller != "cpu" else in_units(limit, group.version)))
+    for name in (*others, *([SWAP] if group.controller == "memory" else [])):
+        if (directory / name).exists():  # missing where the kernel does not count swap
+            (directory / name).write_text("0" if name == SWAP else str(limit))
 
 
 def _make_part(directory: Path, version: int) -> None:

@@ -9,7 +9,8 @@ The root shows system directories and what the jail's plan names, read-only. A f
 the only place to write. With a ``port``, the network has one address, ``127.0.0.1:port``, whose connections the owner
 of the jail answers; nothing else can be reached. When process 1 ends, the kernel ends every process in the jail.
 
-Unlike a tool call a program may run other programs, make sessions and open sockets, so no system calls are filtered.
+Unlike a tool call a program may run other programs, make sessions and open sockets. So few system calls are refused.
+Where the host has users to spare, process 1 and the check are another user than the program.
 """
 
 # pathlib takes memory, and every fork would pay for it:
@@ -27,7 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.sandbox.isolation import kernel
-from actors.sandbox.isolation.namespaces import DEVICES, INSIDE, bind, write_maps
+from actors.sandbox.isolation.namespaces import DEVICES, INSIDE, Mapper, bind, write_maps
+from actors.sandbox.isolation.rlimits import NO_DUMP
 
 STAGING = "/sys"
 """The directory in which the root is built; no file in it is shown."""
@@ -37,10 +39,17 @@ WRITABLE = (WORK, "/tmp")  # noqa: S108 - private to the jail
 CHECKED = ("/logs", "/tests")
 """What is writable too, on a file system of its own, so that a program cannot fill that of its check."""
 CHECK_BYTES = 64 << 20
+"""The least size of that."""
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-FILES = {"/etc/passwd": f"agent:x:{INSIDE}:{INSIDE}::{WORK}:/bin/sh\n", "/etc/hosts": "127.0.0.1 localhost\n"}
+CHECKER = INSIDE + 1
+"""The user of process 1 and of the check. The program's is INSIDE."""
+OF_PROCESS_1 = sum(1 << capability for capability in (0, 1, 2, 3, 5, 7))
+"""What process 1 may do to files and processes of both users: CAP_CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, KILL,
+SETUID."""
+FILES = {"/etc/hosts": "127.0.0.1 localhost\n"}
+FILES |= {"/etc/passwd": f"agent:x:{INSIDE}:{INSIDE}::{WORK}:/bin/sh\ncheck:x:{CHECKER}:{INSIDE}::/tests:/bin/sh\n"}
 FILES |= {"/etc/group": f"agent:x:{INSIDE}:\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
 
 
@@ -48,8 +57,8 @@ FILES |= {"/etc/group": f"agent:x:{INSIDE}:\n", "/etc/nsswitch.conf": "hosts: fi
 class Jail:
     """What a jail shows and allows. ``plan`` as of `levels.visible`; all sizes in bytes.
 
-    ``port`` 0: the host's network. ``memory``: of private data, a process. ``first_user``, ``users``: of the host, one
-    of which a program of root becomes; without root 0.
+    ``port`` 0: the host's network. ``memory``: of private data, a process. ``first_user``, ``users``: of the host, two
+    of which a program of root and its check become, or one if there is no other; without root 0.
     """
 
     plan: list[list[str]]
@@ -59,6 +68,8 @@ class Jail:
     processes: int
     first_user: int
     users: int
+    filter: str = ""
+    """The seccomp filter in hexadecimal digits: `syscalls.jail_program`."""
 
 
 def leave(jail: Jail) -> None:
@@ -78,15 +89,16 @@ def leave(jail: Jail) -> None:
 def settle(jail: Jail, number: int) -> socket.socket | None:
     """In process 1: make the root and the network, and give up all rights. Returns the socket that listens at the port.
 
-    ``number`` chooses root's user. Raises OSError.
+    ``number`` chooses root's users. Raises OSError.
     """
     os.umask(0o022)
     listener = _network(jail.port) if jail.port else None
     is_root = os.geteuid() == 0 and jail.first_user > 0
-    user = jail.first_user + number % jail.users if is_root else None
+    spare = int(is_root and jail.users > 1)
+    user = jail.first_user + (1 + spare) * (number % (jail.users // (1 + spare))) if is_root else None
     _root(jail, user)
     for limit, most in (
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, NO_DUMP),
         (resource.RLIMIT_DATA, jail.memory),
         (resource.RLIMIT_FSIZE, jail.disk),
         (resource.RLIMIT_NOFILE, 4096),
@@ -95,24 +107,34 @@ def settle(jail: Jail, number: int) -> socket.socket | None:
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (allowed, allowed))
     if user is not None:
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        mapper = Mapper(proc, f"{INSIDE} {user} 1\n{CHECKER} {user + 1} 1") if spare else None
         kernel.keep_capabilities_through_change_of_user(user)
         group = os.getegid()
-        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         kernel.control(kernel.PR_SET_DUMPABLE, 1)
         kernel.unshare(kernel.CLONE_NEWUSER)
-        write_maps(proc, user, group)
+        if mapper is not None and not mapper.has_mapped():
+            raise OSError("the users of a program and of its check cannot be mapped")
+        write_maps(proc, None if spare else user, group)
         os.close(proc)
     with open("/proc/sys/user/max_user_namespaces", "w") as most_namespaces:  # of this namespace: none within it
         most_namespaces.write("0")
     resource.setrlimit(resource.RLIMIT_NPROC, (jail.processes, jail.processes))
     kernel.libc.syscall(SYS_KEYCTL[os.uname().machine], KEYCTL_JOIN_SESSION_KEYRING, None)  # where there are keyrings
-    call, arguments = kernel.drop_capabilities()
-    if call(*arguments) != 0:
-        raise OSError("capset failed")
-    kernel.control(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if spare:
+        os.setresuid(CHECKER, CHECKER, CHECKER)
+    kernel.keep_capabilities(OF_PROCESS_1 if spare else 0)
+    kernel.install_filter(bytes.fromhex(jail.filter))
     kernel.control(kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    kernel.control(kernel.PR_SET_DUMPABLE, 0)  # the program, which is of the same user, cannot trace process 1
+    kernel.control(kernel.PR_SET_DUMPABLE, 0)  # a program that is of the same user cannot trace process 1
     return listener
+
+
+def become(*, checks: bool) -> None:
+    """In a fork of process 1: be the user of the program, or of its check, without rights. Raises OSError."""
+    if os.getuid() == CHECKER and not checks:
+        os.setresuid(INSIDE, INSIDE, INSIDE)
+    kernel.keep_capabilities(0)
 
 
 def _network(port: int) -> socket.socket:
@@ -143,7 +165,7 @@ def _root(jail: Jail, user: int | None) -> None:
         os.symlink(f"/proc/self/fd{end}", f"{STAGING}/dev/{name}")
     os.symlink("/tmp", f"{STAGING}/dev/shm")  # noqa: S108 - of the jail
     _disk(WRITABLE, jail.disk, user)
-    _disk(CHECKED, CHECK_BYTES, user)
+    _disk(CHECKED, max(CHECK_BYTES, jail.disk), user)
     for kind, path in jail.plan:
         target = STAGING + path
         if kind == "link":
@@ -156,6 +178,9 @@ def _root(jail: Jail, user: int | None) -> None:
             kernel.mount("tmpfs", target, "tmpfs", flags, "mode=755,size=1m")
         elif kind == "hide" and os.path.lexists(target):
             kernel.mount("/dev/null", target, None, kernel.MS_BIND)
+    for kind, path in jail.plan:
+        if kind == "hide" and os.path.isdir(STAGING + path):  # with all that is shown in it
+            kernel.make_read_only(STAGING + path)
     for path in {_first_below(path) for kind, path in jail.plan if kind == "bind"} - {""}:
         whole = STAGING + path  # a program may rename a folder in its own /tmp, but neither a mount nor what is in one
         if os.path.isdir(whole):
@@ -186,5 +211,5 @@ def _disk(folders: Sequence[str], size: int, user: int | None) -> None:
         folder = f"{whole}{path}"
         os.mkdir(folder, 0o755)
         if user is not None:
-            os.chown(folder, user, os.getegid())
+            os.chown(folder, user, user)
         kernel.mount(folder, STAGING + path, None, kernel.MS_BIND)

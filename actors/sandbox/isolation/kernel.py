@@ -184,6 +184,12 @@ def drop_capabilities() -> IsolationStep:
     return direct.capset, (ctypes.byref(CAPABILITY_HEADER), NO_CAPABILITIES)
 
 
+def keep_capabilities(kept: int) -> None:
+    """Give up every capability but those of the mask ``kept``."""
+    mask = (ctypes.c_uint32 * 6)(kept, kept)
+    _checked(libc.capset(ctypes.byref(CAPABILITY_HEADER), mask), "capset")
+
+
 def install_filter(program: bytes) -> None:
     """Filter all later system calls of this process and its children with a seccomp program."""
     control(PR_SET_NO_NEW_PRIVS, 1)

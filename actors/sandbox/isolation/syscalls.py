@@ -69,7 +69,9 @@ def _group(entry: dict[str, Any]) -> SyscallGroup:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-CHECKED, ALLOWED, SIGNALLING = (tuple(map(_group, _TABLE[name])) for name in ("checked", "allowed", "signalling"))
+CHECKED, ALLOWED, SIGNALLING, JAILED = (
+    tuple(map(_group, _TABLE[name])) for name in ("checked", "allowed", "signalling", "jailed")
+)
 ENTERING, LEADING, IGNORED, MARKING, SHORTENING, MISSING, REFUSED = (
     _group(_TABLE[name]) for name in ("entering", "leading", "ignored", "marking", "shortening", "missing", "refused")
 )
@@ -180,6 +182,16 @@ def program(machine: str, *, strong: bool, may_continue: bool = False) -> bytes:
         for number in numbers(calls, machine).values():
             parts += [_instruction(_EQUAL, number, 0, len(body) // 8), body]
     return b"".join([*parts, _refuse(errno.ENOSYS)])
+
+
+def jail_program(machine: str) -> bytes:
+    """The filter of programs in jails, which lets through what it does not list. Raises KeyError likewise."""
+    parts = _head(machine)
+    for group in JAILED:
+        body = b"".join(map(_check, group.checks)) + _PASS
+        for number in numbers(group.calls, machine).values():
+            parts += [_instruction(_EQUAL, number, 0, len(body) // 8), body]
+    return b"".join([*parts, _PASS])
 
 
 def sealing_program(machine: str) -> bytes:

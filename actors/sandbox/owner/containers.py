@@ -28,7 +28,15 @@ from typing import Any, Protocol
 import trio
 
 from actors.sandbox.owner.programs import OUTPUT_CHARS, START_SECONDS, Program, StartError
-from actors.sandbox.programs.warden import FILE_BYTES, FILES_BYTES, MOST_ENTRIES, MOST_FILES, matches
+from actors.sandbox.programs.warden import (
+    FILE_BYTES,
+    FILES_BYTES,
+    MOST_ENTRIES,
+    MOST_FILES,
+    content_of,
+    matches,
+    of_check,
+)
 
 LABEL, NETWORK = "agent-rl", "agent-rl"
 MAKE_SECONDS = 600.0
@@ -41,9 +49,19 @@ REWARD_BYTES = 64 * 1024
 WAIT = 'n=0; while [ $n -lt "$0" ]; do sleep 60 & wait; n=$((n + 1)); done'
 """Process 1 of a container: it waits for so many minutes, so that none outlives a lost owner for long."""
 BEGIN = 'eval "$(cat)"; cd "$0" && exec "$@" </dev/null'
-END = ("sh", "-c", "kill -9 -1")
+APART = """unset ENV BASH_ENV CDPATH JAVA_TOOL_OPTIONS $(set | while IFS= read -r each
+do case ${each%%=*} in *[!A-Z0-9_]*) ;; LD_*|PYTHON*|PERL*|RUBY*|NODE_*|GIT_*) echo "${each%%=*}";; esac; done)
+IFS=:; kept=; for each in $PATH; do
+case $each in /*) each=$(cd -P "$each" 2>/dev/null && pwd) || continue;; *) continue;; esac
+case $each/ in /app/*|/tmp/*|/var/tmp/*|/dev/*|/logs/*|/tests/*) continue;; esac
+[ -w / ] || ! [ -w "$each" ] || continue; kept=$kept${kept:+:}$each; done; PATH=$kept; unset IFS; """
+"""Of the image's variables, none that leads what comes after the program to what that could write. Only the shell's own
+commands run before that.
+"""
+END = ("/bin/sh", "-c", "kill -9 -1")
 """Ends every process but process 1, which no process inside can end."""
 UNPACK = 'mkdir -p "$0" && tar -xf - -C "$0"'
+PACK = 'tar -cf - -C "$0" .'
 EMPTY = 'rm -rf "$0"; '
 REWARD = 'cat "$0/verifier/reward.json" 2>/dev/null || cat "$0/verifier/reward.txt" 2>/dev/null'
 Command = tuple[Sequence[str], bytes]
@@ -232,9 +250,8 @@ class Contained(Program):
     async def _checked(self) -> dict[str, str]:
         asked, kept = self._asked, bytearray()
         for folder, files in ((asked["logs"], {}), (asked["tests"], asked["check_files"])):
-            await unpacked(self._inside, folder, files, before=EMPTY)
-        variables = {**asked["env"], "HOME": asked["tests"], "PYTHONNOUSERSITE": "1"}
-        process = await begun(self._inside, asked["check"], variables, asked["folder"])
+            await unpacked(self._inside, folder, files, before=APART + EMPTY)
+        process = await begun(self._inside, asked["check"], of_check(asked["tests"]), asked["folder"], before=APART)
         async with trio.open_nursery() as nursery:
 
             async def read() -> None:
@@ -246,13 +263,14 @@ class Contained(Program):
             nursery.start_soon(read)
             status = await self._ended(process, asked["check_seconds"], stops=False)
             nursery.cancel_scope.deadline = trio.current_time() + 1.0
-        reward = await said((*self._inside, "sh", "-c", REWARD, asked["logs"]), most=REWARD_BYTES, codes=None)
+        look = (*self._inside, "/bin/sh", "-c", APART + REWARD, asked["logs"])
+        reward = await said(look, most=REWARD_BYTES, codes=None)
         return {"status": status, "output": kept.decode(errors="replace"), "reward": reward.decode(errors="replace")}
 
     async def _collected(self) -> dict[str, str]:
         if not self._asked["collect"]:
             return {}
-        words = (*self._inside, "tar", "-cf", "-", "-C", self._asked["folder"], ".")
+        words = (*self._inside, "/bin/sh", "-c", APART + PACK, self._asked["folder"])
         return texts_of(await said(words, most=ARCHIVE_BYTES, codes=None), self._asked["collect"])
 
     async def close(self) -> None:
@@ -304,7 +322,8 @@ class Containers:
             for words, given in self._runner.make(self._owner, name, image, self._limits):
                 await said(words, given)
             await unpacked(inside, asked["folder"], asked["files"])
-            process = await begun(inside, asked["argv"], variables, asked["folder"])
+            argv = asked["argv"] if asked["seconds"] else ["true"]  # else the check is tried
+            process = await begun(inside, argv, variables, asked["folder"])
             program = Contained(inside, {**asked, "env": variables}, process)
             program.listener = listener
             yield program
@@ -339,11 +358,11 @@ def _digest(folder: Path) -> str:
 
 
 async def begun(
-    inside: Sequence[str], command: Sequence[str], variables: Mapping[str, str], folder: str
+    inside: Sequence[str], command: Sequence[str], variables: Mapping[str, str], folder: str, *, before: str = ""
 ) -> trio.Process:
     """Start a command in a container. Its variables come by standard input. Raises StartError."""
     lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    words = [*inside, "sh", "-c", BEGIN, folder, *command]
+    words = [*inside, "/bin/sh", "-c", before + BEGIN, folder, *command]
     try:
         process = await trio.lowlevel.open_process(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -362,11 +381,11 @@ async def unpacked(inside: Sequence[str], folder: str, files: Mapping[str, str],
     with io.BytesIO() as whole:
         with tarfile.open(fileobj=whole, mode="w") as archive:
             for name, text in files.items():
-                data = text.encode()
+                data, mode = content_of(text)
                 found = tarfile.TarInfo(name)
-                found.size, found.mode = len(data), 0o755 if data.startswith(b"#!") else 0o644
+                found.size, found.mode = len(data), 0o755 if data.startswith(b"#!") else mode
                 archive.addfile(found, io.BytesIO(data))
-        await said((*inside, "sh", "-c", before + UNPACK, folder), whole.getvalue())
+        await said((*inside, "/bin/sh", "-c", before + UNPACK, folder), whole.getvalue())
 
 
 async def said(

@@ -7,7 +7,9 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from os.path import normpath
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,9 @@ from actors.fair_queue import FairQueue
 from actors.sandbox.owner.interpreter import ROOT, Importable, WarmUpError
 from actors.sandbox.owner.pool import Pool, PoolSettings
 from agent_rl.config.plugins import described
+from agent_rl.config.topology import Topology
 from agent_rl.environments.base import CheckError, CheckUnavailableError, ToolOutput
+from agent_rl.environments.task_files import named_in
 
 FUNCTIONS_SEE = ("agent_rl", "actors")
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -116,6 +120,24 @@ def places(names: Iterable[str], without: Iterable[str] = ()) -> tuple[str, ...]
     found = list(dict.fromkeys(place for module in loaded for place in _places(module)))
     bytecode = [file for place in found for file in (place.parent / "__pycache__").glob(f"{place.stem}.*.pyc")]
     return tuple(map(str, (*found, *bytecode)))
+
+
+def hidden_of(topology: Topology, base: Path, without: Iterable[str] = ()) -> tuple[str, ...]:
+    """The user's folders, the run's, the files and folders that settings name, and the environments' packages.
+
+    ``base`` is the topology file's folder; for ``without`` see `places`.
+    """
+    entries = topology.environments
+    folders = {base.absolute() / entry.base for entry in entries}
+    with suppress(FileNotFoundError):  # it was removed
+        folders |= {Path.cwd(), Path(topology.run.directory).absolute()}
+    for entry in entries:
+        of_entry = base.absolute() / entry.base
+        folders |= {path.absolute() for path in named_in(entry.settings, of_entry)}
+        texts = (value for value in entry.settings.values() if isinstance(value, str))
+        folders |= {of_entry / each for each in texts if (of_entry / each).is_dir()}
+    named = (name for entry in entries for name in (entry.class_path, entry.rollout or "", *entry.tools))
+    return (*map(normpath, folders), *places(named, without=without))
 
 
 def _place(module: ModuleType) -> Path | None:

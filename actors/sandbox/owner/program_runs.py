@@ -45,4 +45,5 @@ def run_of(ending: Ending, limits: ExecutionLimits) -> Run:
                 status = FAILED
     elif ended.out_of_memory:
         stderr += "The memory of all calls together was used up, and this one was ended.\n"
-    return Run(status, stdout, stderr, ended.seconds, report.files, report.fault)
+    cut = len(ended.stdout) > limits.output_bytes
+    return Run(status, stdout, stderr, ended.seconds, report.files, report.fault, cut)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import trio
 
 from actors.sandbox.isolation.control_groups import ControlGroups
 from actors.sandbox.isolation.jail import Jail
+from actors.sandbox.isolation.syscalls import ARCHITECTURES, jail_program
 from agent_rl.files.leftovers import temporary_directory
 
 OUTPUT_CHARS = 16 * 1024
@@ -51,6 +53,8 @@ class Program:
         self.listener: trio.SocketListener | None = None
         self.written_all = trio.Event()
         self.flooded = False
+        self.starved: Callable[[], bool] = lambda: False
+        """Whether the kernel ended a process of it, or of its check, for memory that others took."""
         self._output, self._control = output, control
         self._written = bytearray()
         self._told = bytearray()
@@ -135,8 +139,11 @@ class Zygote:
     """A process that starts programs (`zygote.py`); with a ``script``, it has loaded that and forks for each run."""
 
     def __init__(self, interpreter: str, script: str, jail: Jail | None, groups: ControlGroups | None = None) -> None:
-        """``groups``: in which each program has a share of processor time."""
-        self._interpreter, self._script, self._jail = interpreter, script, jail
+        """``groups``: in which each program has groups of its own."""
+        machine = platform.machine()
+        filters = jail_program(machine).hex() if machine in ARCHITECTURES else ""  # without one there are no jails
+        self._jail = jail and replace(jail, filter=filters)
+        self._interpreter, self._script = interpreter, script
         self._groups = groups or ControlGroups()
         self._loaded = trio.Event()
         self._folder = Path()
@@ -212,8 +219,10 @@ class Zygote:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         program = Program(trio.lowlevel.FdStream(reads), trio.socket.from_stdlib_socket(ours))
-        share = self._groups.take_calls(1)
-        start = {"jailed": asked["jailed"], "groups": self._groups.joining(share)}
+        memory = self._jail.memory + self._jail.disk if self._jail is not None and asked["jailed"] else 0
+        parts = self._groups.open(memory)
+        program.starved = lambda: self._groups.starved(parts, memory)
+        start = {"jailed": asked["jailed"], "groups": [self._groups.joins(part) for part in parts]}
         try:
             try:
                 await self._fork(json.dumps(start).encode() + b"\n", [writes, theirs.fileno()])
@@ -226,9 +235,9 @@ class Zygote:
         except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError) as error:
             raise StartError(f"the process that starts programs has failed: {error!r}") from error
         finally:
-            self._groups.give_back(share)
             with trio.CancelScope(shield=True):
                 await program.close()
+            self._groups.close(parts)
 
     async def _fork(self, asked: bytes, fds: list[int]) -> None:
         """Have a program started. Raises OSError, ValueError, TooSlowError, BrokenResourceError."""

@@ -43,9 +43,11 @@ async def relay(
 
     async def one(stream: trio.SocketStream) -> None:
         until = trio.current_time() + CONNECTION_SECONDS
-        async with stream:
-            with suppress(trio.BrokenResourceError):
+        try:
+            async with stream:
                 await _served(stream, url, {each.lower() for each in named}, refused)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            pass  # one of the two has gone
         await trio.sleep_until(until)
         places.release()
 

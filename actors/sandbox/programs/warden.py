@@ -12,6 +12,9 @@
 
 In a jail the warden is process 1, so that nothing outlives it, and files are read where their links lead nowhere else.
 Without a jail the program is a plain process, with all that it starts in its group.
+
+What the program wrote is data for its check: no variable of the check names a folder that the program could write, and
+the check's limits are those of the warden. Where users are to spare, the check gets the program's files as its own.
 """
 
 # A process 1 stays small:
@@ -19,6 +22,7 @@ Without a jail the program is a plain process, with all that it starts in its gr
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -32,9 +36,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from actors.sandbox.isolation import kernel
+from actors.sandbox.isolation.jail import CHECKED, CHECKER, WRITABLE, become
+from actors.sandbox.isolation.namespaces import INSIDE
 
 MOST_DESCRIPTORS = 4096
 FILE_BYTES, FILES_BYTES, MOST_FILES = 64 * 1024, 1024 * 1024, 256
@@ -46,10 +53,12 @@ CHECK_BYTES = 16 * 1024
 
 
 class Warden:
-    """Of one program. ``jailed``: this is process 1 of a jail."""
+    """Of one program. ``jailed``: this is process 1 of a jail. ``joins``: files by which the program joins its groups,
+    which are not those of its warden and of its check.
+    """
 
-    def __init__(self, control: socket.socket, *, jailed: bool) -> None:
-        self._control, self._jailed = control, jailed
+    def __init__(self, control: socket.socket, joins: Sequence[int], *, jailed: bool) -> None:
+        self._control, self._joins, self._jailed = control, joins, jailed
         self._woken, wakes = os.pipe()
         for end in (self._woken, wakes):
             os.set_blocking(end, False)
@@ -91,18 +100,19 @@ class Warden:
             self._end_all(child)
         self._hear()
 
-    def run(self, begin: Callable[[], None], output: int, folder: str, seconds: float, *, stops: bool = True) -> str:
+    def run(self, begin: Callable[[], None], output: int, folder: str, seconds: float, *, checks: bool = False) -> str:
         """How a process ended, which becomes what ``begin`` does; all that it has started is ended too.
 
-        ``stops``: the owner may stop it.
+        ``checks``: it is the check, which the owner does not stop.
         """
         child = os.fork()
         if child == 0:
-            _become(begin, output, folder)
+            change = partial(become, checks=checks) if self._jailed else None
+            _become(begin, output, folder, change, () if checks else self._joins)
         status, until = "", time.monotonic() + seconds
         while not status:
             left = until - time.monotonic()
-            if stops and any("stop" in each for each in self._heard):
+            if not checks and any("stop" in each for each in self._heard):
                 status = "stopped"
             elif left <= 0:
                 status = f"no end within {seconds:g} s"
@@ -131,12 +141,41 @@ class Warden:
                     status = f"status {code}" if code >= 0 else _signal_name(-code)
         return status
 
+    def give(self, folders: Sequence[str], user: int) -> None:
+        """Make all that is in folders the files of ``user``, where the host has users to spare."""
+        left = list(folders) if self._jailed and os.getuid() == CHECKER else []
+        while left:
+            at = left.pop()
+            with contextlib.suppress(OSError), os.scandir(at) as entries:  # a path may be too long for the kernel
+                os.chown(at, user, -1)
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    else:
+                        with contextlib.suppress(OSError):  # it is shown from the host
+                            os.chown(entry.path, user, -1, follow_symlinks=False)
+
+    def trusts(self, place: str, folder: str) -> bool:
+        """Whether a place in which commands are looked for was out of the program's reach."""
+        real, written = os.path.realpath(place), WRITABLE if self._jailed else (folder,)
+        near = any(_within(os.path.normpath(place), each) for each in written)
+        if not place.startswith("/") or (near and real != os.path.normpath(place)):
+            return False  # the program may have made the link
+        try:
+            return bool(os.statvfs(real).f_flag & os.ST_RDONLY) if self._jailed else not _within(real, folder)
+        except OSError:
+            return False
+
     def _end_all(self, child: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL) if self._jailed else os.killpg(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
+
+
+def _within(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def _signal_name(number: int) -> str:
@@ -146,10 +185,17 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _become(begin: Callable[[], None], output: int, folder: str) -> None:
-    """In the fork: a session of its own, ``output`` for all that is written, and nothing else that is open."""
+def _become(
+    begin: Callable[[], None], output: int, folder: str, change: Callable[[], None] | None, joins: Sequence[int]
+) -> None:
+    """In the fork: a session of its own, ``output`` for all that is written, and nothing else that is open.
+
+    ``change`` makes it another user.
+    """
     code = 1
     try:
+        for each in joins:
+            os.write(each, b"0")
         os.setsid()
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
@@ -158,6 +204,8 @@ def _become(begin: Callable[[], None], output: int, folder: str) -> None:
         for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(source, target)
         os.closerange(3, MOST_DESCRIPTORS)
+        if change is not None:
+            change()
         os.chdir(folder)
         kernel.control(kernel.PR_SET_DUMPABLE, 1)  # it may look at itself, as after an exec
         begin()
@@ -198,13 +246,22 @@ def _not_started(name: str, error: OSError) -> int:
     return 127
 
 
+def content_of(text: str) -> tuple[bytes, int]:
+    """The bytes and the mode of a file, which is its text, or packed (`agent_rl.environments.harness`)."""
+    if not text.startswith("\0"):
+        return text.encode(), 0o644
+    mode, _, data = text[1:].partition(" ")
+    return base64.b64decode(data), int(mode, 8)
+
+
 def write_files(folder: str, files: Mapping[str, str]) -> None:
-    """Write texts by path. Raises OSError."""
-    for name, content in files.items():
+    """Write files by path. Raises OSError."""
+    for name, text in files.items():
         path = os.path.join(folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(content)
+        data, mode = content_of(text)
+        with open(path, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:  # noqa: B023
+            file.write(data)
 
 
 def collected(folder: str, patterns: Sequence[str]) -> dict[str, str]:
@@ -257,8 +314,11 @@ def guard(output: int, warden: Warden, script: str | None) -> None:
     for each in (folder, asked["tests"], asked["logs"]):
         os.makedirs(each, exist_ok=True)
     write_files(folder, asked["files"])
-    begin = program(asked["argv"], asked["env"], script)
-    told: dict[str, Any] = {"status": warden.run(begin, output, folder, asked["seconds"])}
+    warden.give((*WRITABLE, *CHECKED), INSIDE)
+    told: dict[str, Any] = {"status": "not run"}
+    if asked["seconds"]:  # else the check is tried on files that no program has changed
+        begin = program(asked["argv"], asked["env"], script)
+        told["status"] = warden.run(begin, output, folder, asked["seconds"])
     os.close(output)
     warden.tell({"ended": True})
     wanted = warden.wanted()
@@ -275,16 +335,25 @@ def _checked(asked: Mapping[str, Any], warden: Warden) -> dict[str, str]:
     for folder in (asked["tests"], asked["logs"]):
         _empty(folder)  # of what the program has put there
     os.chmod(asked["folder"], 0o700)
+    warden.give((*WRITABLE, *CHECKED), CHECKER)
     write_files(asked["tests"], asked["check_files"])
-    path = os.path.join(asked["logs"], ".check")
+    scratch, path = (os.path.join(asked["logs"], name) for name in (".tmp", ".check"))
+    os.mkdir(scratch)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
-    variables = {**asked["env"], "HOME": asked["tests"], "PYTHONNOUSERSITE": "1"}  # the program's home may hold traps
+    places = asked["env"].get("PATH", os.defpath).split(":")
+    variables = {"PATH": ":".join(each for each in places if warden.trusts(each, asked["folder"]))}
+    variables |= {"TMPDIR": scratch, "LANG": "C.UTF-8", **of_check(asked["tests"])}
     with open(os.open(path, flags, 0o600), "rb") as file:
         begin = program(asked["check"], variables, None)
-        status = warden.run(begin, file.fileno(), asked["folder"], asked["check_seconds"], stops=False)
+        status = warden.run(begin, file.fileno(), asked["folder"], asked["check_seconds"], checks=True)
         file.seek(max(0, os.fstat(file.fileno()).st_size - CHECK_BYTES))
         text = file.read(CHECK_BYTES).decode(errors="replace")
     return {"status": status, "output": text, "reward": _reward(asked["logs"])}
+
+
+def of_check(tests: str) -> dict[str, str]:
+    """Variables of every check: no module is looked for in the working folder, nor in the program's home."""
+    return {"HOME": tests, "PYTHONPATH": tests, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
 def _empty(folder: str) -> None:

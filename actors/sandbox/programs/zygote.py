@@ -46,8 +46,10 @@ def _start(jail: Jail | None, number: int, asked: dict[str, Any], fds: list[int]
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         listener = None
-        for each in asked["groups"]:  # one task moves itself, and with it all that it starts
+        of_program, own = asked["groups"]
+        for each in own:  # one task moves itself, and with it all that it starts
             Path(each).write_text("0")
+        joins = [os.open(each, os.O_WRONLY) for each in of_program]
         if jail is not None:
             leave(jail)
             if child := os.fork():
@@ -55,7 +57,7 @@ def _start(jail: Jail | None, number: int, asked: dict[str, Any], fds: list[int]
                 os.close(output)
                 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
             listener = settle(jail, number)
-        warden = Warden(control, jailed=jail is not None)
+        warden = Warden(control, joins, jailed=jail is not None)
         warden.tell({"ready": True}, listener)
         if listener is not None:
             listener.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,22 @@ async def test_whatever_a_program_does_its_check_runs(state: Path, runner: Runne
     assert (told["status"], told["check"]["status"]) == (status, "status 0"), program.text
     assert "sleep 77" not in told["check"]["output"]
     assert containers(state) == []
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+async def test_neither_check_nor_reward_is_by_what_a_program_planted(
+    state: Path, monkeypatch: pytest.MonkeyPatch, runner: Runner
+) -> None:
+    monkeypatch.setenv("PATH", f"/app/bin:.:{os.environ['PATH']}")
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "BASH_ENV"):
+        monkeypatch.setenv(name, "/app/bin")
+    plant = "mkdir bin; for each in sh bash cat tar grep rm; do printf '#!/bin/sh\necho 1' >bin/$each; done; "
+    plant += "chmod +x bin/*"
+    check = ["sh", "-c", 'grep -c x /dev/null; echo "$PYTHONPATH$LD_LIBRARY_PATH$BASH_ENV$KEY"']
+    more = {"collect": ["bin/tar"], "argv": ["/bin/sh", "-c", plant]}
+    told, program = await ran(Containers(runner, "run.a.0", LIMITS), "", check=check, **more)
+    assert (program.text, told["check"]) == ("", {"status": "status 0", "output": "0\n/tests\n", "reward": ""})
+    assert told["files"] == {"bin/tar": "#!/bin/sh\necho 1"}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -14,7 +14,11 @@ import pytest
 
 from actors.sandbox.isolation.control_groups import (
     CONTROLLERS,
+    KILLS,
+    LIMITS,
+    PEAKS,
     REST,
+    ControlGroup,
     ControlGroups,
     Hierarchy,
     _parent,
@@ -231,3 +235,26 @@ def test_an_interpreter_that_finds_too_little_memory_says_so() -> None:
         pytest.RaisesExc(Exception, match="memory limit of all calls together"), flatten_subgroups=True
     ):
         run_with(sandbox, lambda sandbox: sandbox.execute("1"))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("peak", "kills", "neighbours", "starved"),
+    [(300, 1, 1, True), (300, 0, 1, False), (395, 1, 1, False), (300, 1, 3, False), (100, 1, 3, True)],
+)
+def test_whose_fault_it_is_that_a_program_lacked_memory(
+    tmp_path: Path, version: int, peak: int, kills: int, neighbours: int, starved: bool
+) -> None:
+    groups = ControlGroups()
+    groups.groups = [ControlGroup("memory", version, tmp_path, 1000), ControlGroup("pids", version, tmp_path, 9)]
+    parts = groups.open(400)
+    for _ in range(neighbours):
+        groups.open(400)
+    for directory in (each for part in parts for each in part):
+        (directory / KILLS[version]).write_text("under_oom 0\noom_kill 0\n")
+        (directory / PEAKS[version]).write_text("1")
+        assert (directory / LIMITS[version, "memory"][0]).read_text() == "400"
+    (parts[0][0] / KILLS[version]).write_text(f"oom_kill {kills}\n")
+    (parts[0][0] / PEAKS[version]).write_text(str(peak))
+    assert groups.starved(parts, 400) is starved
+    assert groups.joins(parts[0]) == [str(tmp_path / "program-1" / "cgroup.procs")]

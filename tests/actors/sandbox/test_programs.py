@@ -16,6 +16,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.programs import Program, StartError, Zygote, installation
@@ -39,9 +40,9 @@ def jail(*, network: bool = True, **more: Any) -> Jail:
 
 
 @asynccontextmanager
-async def zygote(made: Jail | None, script: str = "") -> AsyncIterator[Zygote]:
+async def zygote(made: Jail | None, script: str = "", groups: ControlGroups | None = None) -> AsyncIterator[Zygote]:
     async with trio.open_nursery() as nursery:
-        found = Zygote(sys.executable, script, made)
+        found = Zygote(sys.executable, script, made, groups)
         nursery.start_soon(found.run, {"PATH": os.environ["PATH"]})
         await found.loaded()
         if made is not None and found.why_plain:
@@ -78,6 +79,8 @@ async def ran(at: Zygote, folder: Path, code: str, *, most: int = MIB, **more: A
             with trio.move_on_after(1):
                 await program.written_all.wait()
             nursery.cancel_scope.cancel()
+            starved = program.starved()
+            program.starved = lambda: starved
             return told, program
 
 
@@ -107,7 +110,11 @@ async def test_a_program_has_its_files_and_leaves_its_own(tmp_path: Path, jailed
         ("import os; [open(f'/app/{n}', 'wb').write(bytes(1 << 20)) for n in range(9)]", "No space left"),
         ("b = bytearray(600 << 20)", "MemoryError"),
         ("import os, time\nwhile True: os.fork() or time.sleep(9)", "BlockingIOError"),
-        ("import os; os.kill(1, 9); print('alive', flush=True); open('/proc/1/mem', 'rb')", "alive\n.*Permission"),
+        (
+            "import os\ntry: os.kill(1, 9)\nexcept OSError: pass\nprint('alive', flush=True); open('/proc/1/mem', 'rb')",
+            "alive\n.*Permission",
+        ),
+        ("import socket; socket.socket(40, 1)", "not supported"),
         ("import os; os.setuid(0)", "not permitted|Invalid"),
         ("import subprocess; subprocess.run(['unshare', '-U', 'true'], check=True)", "unshare failed"),
         ("import socket; socket.create_connection(('10.0.0.1', 80), 3)", "unreachable"),
@@ -145,6 +152,13 @@ async def test_a_program_that_hangs_ends_and_its_check_runs(tmp_path: Path) -> N
     async with zygote(jail()) as at:
         told, _ = await ran(at, tmp_path, "import time; time.sleep(99)", seconds=0.3, check=["true"])
     assert (told["status"], told["check"]["status"]) == ("no end within 0.3 s", "status 0")
+
+
+async def test_a_check_is_tried_without_its_program(tmp_path: Path) -> None:
+    more = {"files": {"given": "x"}, "check": ["sh", "-c", "cat given; ls"], "seconds": 0.0}
+    async with zygote(jail()) as at:
+        told, program = await ran(at, tmp_path, "open('by-the-program', 'w'); print('ran')", **more)
+    assert (told["status"], program.text, told["check"]["output"]) == ("not run", "", "xgiven\n")
 
 
 async def test_a_program_that_floods_its_output_is_stopped(tmp_path: Path) -> None:
@@ -205,6 +219,48 @@ async def test_the_home_of_a_program_sets_no_traps_for_its_check(tmp_path: Path)
     assert (program.text, told["check"]["output"]) == ("", "")
 
 
+PLANTED = """
+import os, resource
+for folder in ("/app", "/app/bin", "/tmp/bin"):
+    os.makedirs(folder, exist_ok=True)
+    for name, text in {"grep": "#!/bin/sh\\necho planted", "json.py": "planted", "env": "echo planted"}.items():
+        open(f"{folder}/{name}", "w").write(text)
+        os.chmod(f"{folder}/{name}", 0o755)
+os.symlink("/app/bin", "/tmp/link")
+open("/app/own", "w").write("#!/bin/sh\\ntouch /app/made; echo own")
+os.chmod("/app/own", 0o755)
+for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+    try: resource.prlimit(1, limit, (16, 16))
+    except OSError: pass
+try: os.setpriority(os.PRIO_PROCESS, 1, 19); os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))
+except OSError: pass
+"""
+
+
+CHECKS = {
+    "grep -c none /dev/null": "0\n",
+    "python3 -c 'import json; json.dumps'": "",
+    "bash -c true": "",
+    "./own && ls made": "own\nmade\n",
+    "ulimit -n; [ $(nice) -lt 19 ] && head -c 100 /dev/zero | tail -c 1 | od -An -c": "4096\n  \\0\n",
+    "echo $HOME $KEY; id -u": "/tests\n%d\n",
+}
+
+
+@pytest.mark.parametrize("users", [1, 4096])
+async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, users: int) -> None:
+    places = f"/app/bin:/tmp/bin:/tmp/link:.::/app/../tmp/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    traps = {"PYTHONPATH": WORK, "BASH_ENV": "/app/env", "ENV": "/app/env", "KEY": "k"}
+    more = {"argv": [sys.executable, "-Ic", PLANTED], "env": {"PATH": places, "HOME": WORK, **traps}}
+    said, user = {}, 1000 + (users > 1 and os.geteuid() == 0)
+    async with zygote(jail(users=users)) as at:
+        for check in CHECKS:
+            told, program = await ran(at, tmp_path, "", check=["sh", "-c", check], **more)
+            said[check] = told["check"]["output"].replace(str(user), "%d")
+            assert program.text == ""
+    assert said == CHECKS
+
+
 async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "check.sh").write_text("echo true check\n")
@@ -247,6 +303,45 @@ async def test_a_forked_program_knows_neither_check_nor_what_others_were_given(t
         more = {"check": ["true"], "check_files": {"test.sh": "of-the-" + "check"}}
         _, program = await ran(at, tmp_path, "", argv=["second"], **more)
     assert program.text == "False\nFalse ['second']\n"
+
+
+TAKES = """
+import os, sys, time
+kept = [os.memfd_create("x") for _ in range(int(sys.argv[1]))]
+for each in kept: os.write(each, bytes(1 << 20))
+print("took", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+"""Memory that is of no process: the kernel would end another one for it."""
+
+
+@asynccontextmanager
+async def crowd(memory: int) -> AsyncIterator[tuple[Zygote, ControlGroups]]:
+    """Programs that have 160 MiB together, and each ``memory`` and a disk of 8 MiB."""
+    async with control_groups("host", 160 * MIB, 1000, programs=True) as groups:
+        if groups.memory_bytes is None:
+            pytest.skip(f"no control groups here: {groups.lacking}")
+        async with zygote(jail(memory=memory), groups=groups) as at:
+            yield at, groups
+
+
+async def test_a_program_that_takes_all_memory_ends_itself_and_is_judged(tmp_path: Path) -> None:
+    async with crowd(24 * MIB) as (at, groups):
+        told, program = await ran(at, tmp_path, "", argv=["python3", "-c", TAKES, "110", "0"], check=["true"])
+        await ran(at, tmp_path, "")
+        left = [each.name for group in groups.groups for each in group.directory.glob("*-1")]
+    assert (told["status"], told["check"]["status"], program.starved(), left) == ("SIGKILL", "status 0", False, [])
+
+
+async def test_a_program_that_ends_for_memory_of_its_neighbours_is_not_at_fault(tmp_path: Path) -> None:
+    async with crowd(512 * MIB) as (at, _), trio.open_nursery() as nursery:
+        async with at.program(asked(at, tmp_path, "", argv=["python3", "-c", TAKES, "110", "20"])) as hog:
+            nursery.start_soon(hog.read, MIB)
+            await trio.to_thread.run_sync(wait_for, lambda: "took" in hog.text, "the memory to be taken")
+            told, program = await ran(at, tmp_path, "b = bytearray(60 << 20); print(b.count(1))", check=["true"])
+            assert not hog.starved()
+            nursery.cancel_scope.cancel()
+    assert (told["status"], told["check"]["status"], program.starved()) == ("SIGKILL", "status 0", True)
 
 
 async def test_links_lead_to_nothing_of_the_host(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import trio
 
+from actors.sandbox.programs.warden import write_files
 from agent_rl.config.topology import Harness
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.harbor import Harbor, read_reward
@@ -57,6 +59,18 @@ def test_a_folder_of_tasks_is_an_environment(tmp_path: Path) -> None:
         ("FROM x\n\nCOPY none.txt /app/", "line 3: there is no "),
         ("FROM x\nCOPY Dockerfile /etc/", "line 2: /etc is not below /app"),
         ("FROM x\nCOPY Dockerfile ../../etc/x", "is not below /app"),
+        ("FROM x\nCOPY ../../two/tests/test.sh ./", "one/environment/Dockerfile, line 2: there is no "),
+        ("FROM x\nCOPY ../tests /app/", "line 2: there is no "),
+        ("FROM x\nRUN echo it's", "line 2: RUN needs a container"),
+        ("FROM x\nCOPY it's /app/", "line 2: COPY cannot be read: No closing quotation"),
+        ('FROM x\nCOPY ["a", /app/', "line 2: COPY cannot be read"),
+        ("FROM x\nCOPY <<EOF /app/x\nhello\nEOF", "line 2: COPY of <<EOF needs a container"),
+        ("FROM x\nCOPY --from=builder /app/x ./", "line 2: COPY --from needs a container"),
+        ("FROM x\nCOPY --chmod=u+x Dockerfile ./", "line 2: --chmod=u.x needs a container"),
+        ("ARG V=1\nFROM x:$V", "line 1: ARG needs a container"),
+        ("FROM x\nWORKDIR $HOME", r"line 2: WORKDIR of \$HOME needs a container"),
+        ("FROM x\nADD https://example.com/x ./", "line 2: ADD of https://example.com/x needs a container"),
+        ("# escape=`\nFROM x", "line 1: another escape character needs a container"),
     ],
 )
 def test_what_a_jail_cannot_do_of_a_dockerfile_is_refused(tmp_path: Path, dockerfile: str, said: str) -> None:
@@ -68,6 +82,48 @@ def test_what_a_jail_cannot_do_of_a_dockerfile_is_refused(tmp_path: Path, docker
         harbor(tmp_path, dockerfile="ignore").files(harbor(tmp_path, dockerfile="ignore").problems().problem(0, 0))
         == {}
     )
+
+
+ODD = """\
+FROM builder AS first
+COPY secret ./
+FROM x
+
+COPY\t["my file", "tool.sh", \\
+# a comment
+  "./"]
+COPY --chmod=755 data.bin bin/
+CMD echo it's ready
+"""
+
+
+def test_files_keep_their_bytes_and_may_be_executed(tmp_path: Path) -> None:
+    contents = {"my file": b"a\r\nb\rc\n", "tool.sh": b"#!/bin/sh\r\n", "data.bin": b"\xff\0", "secret": b"s"}
+    folder = task(tmp_path) / "environment"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(ODD)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+        (folder / name).chmod(0o755 if name == "tool.sh" else 0o644)
+    made = harbor(tmp_path)
+    write_files(str(tmp_path / "app"), made.files(made.problems().problem(0, 0)))
+    found = {path.relative_to(tmp_path / "app").as_posix(): path for path in (tmp_path / "app").rglob("*.*")}
+    assert {name: (path.read_bytes(), os.access(path, os.X_OK)) for name, path in found.items()} == {
+        "tool.sh": (contents["tool.sh"], True),
+        "bin/data.bin": (contents["data.bin"], True),
+    }
+    assert made.files(made.problems().problem(0, 0))["my file"] == "a\r\nb\rc\n"
+    assert "secret" not in made.files(made.problems().problem(0, 0))
+
+
+@pytest.mark.parametrize("at", ["environment/link", "environment/deep/link", "tests/link"])
+@pytest.mark.parametrize("to", ["/etc/passwd", "../../two/tests/test.sh", "/etc"])
+def test_links_out_of_a_task_are_refused(tmp_path: Path, at: str, to: str) -> None:
+    task(tmp_path, "two")
+    link = task(tmp_path, environment__Dockerfile="FROM x\nCOPY . ./\n", environment__deep__x="x") / at
+    link.symlink_to(Path("..", to) if at.count("/") == 2 and to[0] == "." else to)
+    with pytest.raises(TaskError, match=r"one/(environment/Dockerfile, line 2|tests/link): .*link.*; copy"):
+        harbor(tmp_path)
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -87,19 +143,19 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reward"),
-    [("1\n", 1.0), ("", 0.0), ('{"reward": 0.5, "a": 1}', 0.5), ('{"passed": 1}', 1.0), ("-2", -2.0)],
+    [("1\n", 1.0), ('{"reward": 0.5, "a": 1}', 0.5), ('{"passed": 1}', 1.0), ("-2", -2.0)],
 )
 def test_rewards(text: str, reward: float) -> None:
-    assert read_reward(text, "the tests") == reward
+    assert read_reward(text) == reward
 
 
 @pytest.mark.parametrize(
     "text",
-    ["yes", "nan", "[1]", '{"a": 1, "b": 2}', '{"reward": "much"}', "1e999", "null", "1" + "0" * 400, "[" * 50_000],
+    ["", "yes", "nan", "[1]", '{"a": 1, "b": 2}', '{"reward": "much"}', "1e999", "null", "1" + "0" * 400, "[" * 50_000],
 )
 def test_a_reward_that_is_no_number(text: str) -> None:
-    with pytest.raises(TaskError, match="the tests wrote the reward"):
-        read_reward(text, "the tests")
+    with pytest.raises(ValueError, match="the tests wrote the reward" if text else "the tests wrote no reward"):
+        read_reward(text)
 
 
 def test_the_check_decides(tmp_path: Path) -> None:
@@ -116,7 +172,9 @@ def test_the_check_decides(tmp_path: Path) -> None:
         judged()
     made.harness = Harness(command=("agent",), check=("bash", "{tests}/test.sh"))
     assert judged(check_status="status 0", check_reward="1") == 1.0
-    assert judged(check_status="no end within 120 s") == 0.0
+    assert judged(check_status="status 1", check_reward="1") == 1.0
+    assert judged(check_status="no end within 120 s", check_reward="1") == 0.0
+    assert judged(check_status="status 0", check_reward="nan") == 0.0
 
 
 def test_an_outcome_goes_through_the_transcript(tmp_path: Path) -> None:
