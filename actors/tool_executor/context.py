@@ -14,7 +14,7 @@ from actors.sandbox.owner.functions import FunctionSandbox
 from actors.sandbox.owner.interpreter import ExecutionLimits
 from actors.tool_executor.mcp_servers import McpServers
 from actors.user_threads import Deadline, Pause, Threads
-from agent_rl.environments.base import BadArgumentError, BlockedError, ToolOutput
+from agent_rl.environments.base import BadArgumentError, BlockedError, CheckUnavailableError, ToolOutput
 from agent_rl.messages import JudgementWanted, ObserveTurn, ToolCall
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class ExecutorContext:
         """
         self._services = services
         self.seconds, self._deadline = seconds, Deadline(seconds)
-        self._name, self._key = name, key
+        self._name, self._key, self._judges = name, key, isinstance(asked, JudgementWanted)
         self.rollout, self.problem, self.seed, self._log = asked.rollout, asked.problem, asked.seed, log
         self.queue_seconds = 0.0
         """Waiting for the sandbox so far."""
@@ -113,9 +113,15 @@ class ExecutorContext:
     async def ask_server(
         self, server: str, tool: str, arguments: Mapping[str, Any], *, again: bool = False
     ) -> ToolOutput:
-        """Call a tool of an MCP server of the environment. Raises BadArgumentError."""
+        """Call a tool of an MCP server of the environment. Raises BadArgumentError, and CheckUnavailableError where a
+        judgement needs a server that does not start: it is asked for again.
+        """
         call, environment = self._services.servers.call, self.problem.environment
-        return await call(environment, server, tool, arguments, rollout=self.rollout, again=again)
+        waiting = self._deadline.suspended
+        output = await call(environment, server, tool, arguments, rollout=self.rollout, again=again, waiting=waiting)
+        if self._judges and output.outcome == "unavailable":
+            raise CheckUnavailableError(output.stderr)
+        return output
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run what blocks in one of the executor's threads."""

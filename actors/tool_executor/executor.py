@@ -11,12 +11,10 @@ that the model reads.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
 import trio
@@ -26,7 +24,7 @@ from actors.base import Actor, Call, Settings
 from actors.sandbox.isolation.control_groups import WEIGHT, Wanted
 from actors.sandbox.isolation.levels import Isolation
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
-from actors.sandbox.owner.functions import FunctionSandbox, places
+from actors.sandbox.owner.functions import FunctionSandbox, hidden_of
 from actors.sandbox.owner.interpreter import Scratch
 from actors.sandbox.owner.pool import Pool
 from actors.tool_executor.context import ExecutorContext, Services, session_name
@@ -38,7 +36,6 @@ from agent_rl.environments.base import (
     Tool,
 )
 from agent_rl.environments.load import Environments
-from agent_rl.environments.task_files import named_in
 from agent_rl.figures import ActorFigures, ExecutorFigures
 from agent_rl.messages import (
     JudgementReply,
@@ -148,7 +145,7 @@ class ToolExecutor(Actor):
             control_groups=settings.control_groups,
             memory_bytes=settings.calls_memory_mib and settings.calls_memory_mib * 2**20,
             weight=settings.calls_weight,
-            hidden=self._hidden(),
+            hidden=hidden_of(self.context.topology, self.context.base, settings.warm_modules),
         )
         await self.context.nursery.start(self._sandbox.run)
         functions_checked = [name for environment in self._environments.values() for name in environment.checks]
@@ -183,17 +180,6 @@ class ToolExecutor(Actor):
         self._queued, self._ran, self._checked = Histogram(), Histogram(), Histogram()
         self._busy = 0.0
         self._rate = Rate(self.context.now)
-
-    def _hidden(self) -> tuple[str, ...]:
-        """The user's folders, the run's, the files that settings name, and the environments' packages."""
-        entries = self.context.topology.environments
-        folders = {self.context.base.absolute() / entry.base for entry in entries}
-        with contextlib.suppress(FileNotFoundError):  # it was removed
-            folders |= {Path.cwd(), Path(self.context.topology.run.directory).absolute()}
-        for entry in entries:
-            folders |= {path.absolute() for path in named_in(entry.settings, self.context.base / entry.base)}
-        named = (name for entry in entries for name in (entry.class_path, entry.rollout or "", *entry.tools))
-        return (*map(str, folders), *places(named, without=self.context.settings.warm_modules))
 
     async def _warm_up(self, pool: Pool) -> None:
         """Run a pool. At a first start, or a swap, it must be warm: what cannot warm up is then refused or named.

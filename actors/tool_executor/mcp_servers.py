@@ -5,7 +5,7 @@
     McpServers.call --> the server of all rollouts, or of this one, started if need be --> ToolOutput
                              `--a task of the nursery--> _Program: a child process | _Address: streamable HTTP
 
-A server that ends is logged once, and fails the calls that wait for it. The next call starts it again.
+A server that ends is logged once. The calls that wait for it start it again, and are made again, once and one by one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.client import HTTPException
@@ -43,8 +44,8 @@ LEAVE_SECONDS = 2.0
 """How long a server may take to end once its standard input is closed."""
 PING_SECONDS = 15.0
 """How long a program may take to answer a ping, once a call was given up at its deadline. One that hangs is ended."""
-MESSAGE_BYTES = 1 << 26
-"""The longest message of a server."""
+PAUSES = (1.0, 2.0)
+"""Seconds between the starts that a call waits for, when its server does not start."""
 ERROR_BYTES = 2000
 """The end of what a program writes to standard error that messages show."""
 ROLLOUT_ENDED = "was ended with its rollout"
@@ -89,11 +90,11 @@ class _Server:
             with trio.fail_after(START_SECONDS):
                 self.headers["MCP-Protocol-Version"] = mcp.revision(await self.request("initialize", mcp.HELLO))
                 await self.exchange(mcp.notification("notifications/initialized"), None)
-                page: Mapping[str, Any] = {"nextCursor": None}
-                while "nextCursor" in page:
-                    cursor = page["nextCursor"]
-                    page = await self.request("tools/list", {"cursor": cursor} if cursor else {})
-                    self.listed += mcp.tools_of(page)
+                listing = mcp.Listing()
+                cursor = listing.add(await self.request("tools/list", {}))
+                while cursor is not None:
+                    cursor = listing.add(await self.request("tools/list", {"cursor": cursor}))
+                self.listed = listing.tools
         except McpError as error:
             self.end(str(error))
         except trio.TooSlowError:
@@ -199,9 +200,9 @@ class _Program(_Server):
                     self.end(f"{error}; its logs belong on standard error")
                 data.clear()
             data += rest
-            if len(data) > MESSAGE_BYTES:
-                self.end(f"wrote a message of more than {MESSAGE_BYTES} bytes")
-                data.clear()
+            if len(data) > mcp.MESSAGE_BYTES:
+                self.end(f"wrote a message of more than {mcp.MESSAGE_BYTES} bytes")
+                return
         status = await _exited(process)
         said = self._errors.decode(errors="replace").strip() or "nothing"
         self.end(f"ended with exit status {status} and wrote: {said}")
@@ -251,13 +252,22 @@ class _Address(_Server):
             if session := response.headers.get("Mcp-Session-Id"):
                 self.headers["Mcp-Session-Id"] = session
             streamed = response.headers.get_content_type() == "text/event-stream"
-            for data in () if number is None else mcp.events(response) if streamed else [response.read()]:
+            lines = mcp.bounded(self._lines(response))
+            for data in () if number is None else mcp.events(lines) if streamed else [b"".join(lines)]:
                 reply = mcp.received(data)
                 if reply.get("id") == number and "method" not in reply:
                     return reply
         if number is not None:
             raise HTTPException("it closed the connection without a response")
         return {}
+
+    def _lines(self, response: IO[bytes]) -> Iterator[bytes]:
+        """The lines of a body, as long as anybody may wait for it. Raises OSError."""
+        until = time.monotonic() + max(self.settings.seconds, START_SECONDS) + LEAVE_SECONDS
+        while line := response.readline(mcp.MESSAGE_BYTES + 1):
+            yield line
+            if time.monotonic() > until:
+                raise TimeoutError("its answer has no end")
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> int:
@@ -282,7 +292,12 @@ class _Place:
     """Where a server is, or will be."""
 
     lock: trio.Lock = field(default_factory=trio.Lock)
+    alone: trio.Lock = field(default_factory=trio.Lock)
+    """Held by a call that is made again because the server ended during it."""
     server: _Server | None = None
+    starts: int = 0
+    fault: str = ""
+    """Of the last start. Those that waited for it do not start the server again at once."""
 
 
 class McpServers:
@@ -327,9 +342,20 @@ class McpServers:
                 self._end((environment, name, ""))
 
     async def call(
-        self, environment: str, server: str, tool: str, arguments: Mapping[str, Any], *, rollout: str, again: bool
+        self,
+        environment: str,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rollout: str,
+        again: bool,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> ToolOutput:
-        """Call a tool. Raises BadArgumentError for arguments that the server refuses."""
+        """Call a tool, again if its server ends or does not start. ``waiting`` is entered while the server starts.
+
+        Raises BadArgumentError for arguments that the server refuses.
+        """
         if (settings := self._entries[environment].mcp.get(server)) is None:
             missing = (
                 f"environment {environment!r} has no MCP server {server!r}; write it as [environments.mcp.{server}]"
@@ -337,19 +363,43 @@ class McpServers:
             raise ContractError(missing)
         private = settings.per == "rollout"
         key = (environment, server, rollout if private else "")
-        before = self._places.get(key, _Place()).server
+        place = self._places.setdefault(key, _Place())
+        before = place.server
+        asked = {"name": tool, "arguments": arguments}
         try:
-            serving = await self._serving(key)
+            serving, output = await self._asked(key, asked, waiting)
+            if serving.fault not in ("", ROLLOUT_ENDED):
+                with waiting():
+                    await place.alone.acquire()  # so that a call which ends its server ends no other call again
+                try:
+                    serving, output = await self._asked(key, asked, waiting)
+                finally:
+                    place.alone.release()
         except McpError as error:
             return ToolOutput("unavailable", stderr=str(error))
-        try:
-            output = mcp.output_of(await serving.request("tools/call", {"name": tool, "arguments": arguments}))
-        except McpError as error:
-            ended = ToolOutput("error", stderr="The server of this tool ended during the call. It is started again.")
-            output = ended if serving.fault else mcp.refused_call(error)
         if private and again and serving is not before:
             return replace(output, note="The server was started again: its state is lost.")
         return output
+
+    async def _asked(
+        self, key: Key, asked: Mapping[str, Any], waiting: Callable[[], AbstractContextManager[None]]
+    ) -> tuple[_Server, ToolOutput]:
+        """What came of a call, and the server, which may have ended meanwhile. Raises McpError if it does not start."""
+        with waiting():
+            serving = await self._patiently(key)
+        try:
+            return serving, mcp.output_of(await serving.request("tools/call", asked))
+        except McpError as error:
+            ended = ToolOutput("error", stderr=f"The server {key[1]!r} of this tool ended during the call.")
+            return serving, ended if serving.fault else mcp.refused_call(error)
+
+    async def _patiently(self, key: Key) -> _Server:
+        """The server of a key, which may need several starts. Raises McpError as `_serving` does."""
+        for pause in PAUSES:
+            with suppress(McpError):
+                return await self._serving(key)
+            await trio.sleep(pause)
+        return await self._serving(key)
 
     def end(self, environment: str, rollout: str) -> None:
         """The rollout has ended, and so do its servers."""
@@ -364,7 +414,10 @@ class McpServers:
         """The server of a key, started where there is none. Raises McpError with environment, server and remedy."""
         environment, name, _ = key
         place = self._places.setdefault(key, _Place())
+        starts = place.starts
         async with place.lock:
+            if place.starts > starts and place.fault:
+                raise McpError(place.fault)
             if place.server is None or place.server.fault:
                 entry = self._entries[environment]
                 settings = entry.mcp[name]
@@ -372,8 +425,10 @@ class McpServers:
                 await self._nursery.start(self._keep, key, server)
                 if self._places.get(key) is not place:
                     server.end(ROLLOUT_ENDED)
-                if server.fault:
-                    raise McpError(self._said(key, server))
+                place.starts += 1
+                place.fault = self._said(key, server) if server.fault else ""
+                if place.fault:
+                    raise McpError(place.fault)
                 place.server = server
             return place.server
 

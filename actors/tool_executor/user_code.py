@@ -116,7 +116,7 @@ async def run_tool(
             returned = await tool.call(call.arguments, call.state, context)
         return bounded(as_output(returned), output_bytes, stateful=tool.stateful)
     except BadArgumentError as error:
-        return ToolOutput("malformed", stderr=str(error))
+        return bounded(ToolOutput("malformed", stderr=str(error)), output_bytes, stateful=False)
     except DeadlineError as error:
         given_up_at = str(error) or _defined(tool)
         hung = f"{len(threads.hung)} of {threads.most} threads"

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import trio
 
-from actors.http import ClientLeft, Reply, Request, Server
+from actors.http import ClientLeft, Reply, Request, Server, foreign
 from actors.sandbox.owner.client import Sandbox
 from agent_rl.tool_protocols import code_judge, sandbox_fusion
 from agent_rl.tool_protocols.base import BodyError, Bounds, Program, ProgramEnd, Run, detail
@@ -29,6 +29,8 @@ PINGS = ("/ping", "/v1/ping")
 STATUS = "/status"
 CONNECTIONS = 8192
 """The most at once; further ones get status 503."""
+OUTPUT_BYTES = (16 << 20) - 1
+"""The most of an output that is compared with one that is expected. A program's next write fails."""
 BINARY_BYTES = 16 << 20
 """The most that a compiled program may have, in base64."""
 COMPILER = "g++"
@@ -50,9 +52,14 @@ NO_COMPILER = f"there is no {COMPILER}, which compiles programs in C++, on the P
 class ToolServer:
     """Serves the sandbox. At most as many programs run at once as the sandbox has places; the others wait."""
 
-    def __init__(self, sandbox: Sandbox, bounds: Bounds, body_bytes: int, complain: Callable[[str], None]) -> None:
-        """``body_bytes``: the most that a request may have; ``complain`` is told of faults of the server itself."""
-        self._sandbox, self._bounds, self._complain = sandbox, bounds, complain
+    def __init__(
+        self, sandbox: Sandbox, bounds: Bounds, body_bytes: int, complain: Callable[[str], None], *, local: bool = True
+    ) -> None:
+        """``body_bytes``: the most that a request may have; ``complain`` is told of faults of the server itself.
+
+        ``local``: it is reached at names of this host alone.
+        """
+        self._sandbox, self._bounds, self._complain, self._local = sandbox, bounds, complain, local
         self.places = sandbox.settings.interpreters * sandbox.settings.children
         self._free = trio.CapacityLimiter(self.places)
         self._waiting = 0
@@ -85,6 +92,9 @@ class ToolServer:
 
     async def _route(self, request: Request, reply: Reply) -> None:
         path, _, _ = request.path.partition("?")
+        if why := foreign(request.headers, local=self._local):
+            await reply.send(403, detail(why))
+            return
         pages: dict[str, object] = dict.fromkeys(PINGS, "pong")
         pages[STATUS] = {"queue": self._waiting, "num_workers": self.places}
         wanted = "GET" if path in pages else "POST"
@@ -140,6 +150,7 @@ class ToolServer:
             wall_seconds=program.seconds,
             cpu_seconds=program.seconds + 1,
             memory_bytes=program.memory_bytes,
+            output_bytes=max(self._sandbox.settings.limits.output_bytes, min(program.output_bytes, OUTPUT_BYTES)),
         )
         if program.language == "python":
             return ProgramEnd(await self._sandbox.run_program(program, limits))

@@ -12,7 +12,6 @@ compares what the environment shows then with what the model has read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from agent_rl.environments.base import ChatMessages, Context, Environment, Obser
 from agent_rl.environments.task_files import read_rows
 from agent_rl.environments.tasks import ListedTasks
 from agent_rl.environments.tools import rendered
-from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.files.reading_json import JsonError, parse_json, sound_json
 from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.rollout.parsing import harmless
 
@@ -160,13 +159,10 @@ class OpenEnv(Environment):
 async def _played(
     server: str, context: Context, *, last: bool = False, **actions: Any
 ) -> tuple[list[dict[str, Any]], ToolOutput]:
-    """What came of the actions, nothing if there is no answer. An environment whose server ended is asked once more."""
+    """What came of the actions, nothing if there is no answer."""
     given = {"rollout": context.rollout, "seed": int(context.problem.id), "last": last, **actions}
-    for _ in range(2 if "actions" in actions else 1):
-        output = await context.ask_server(server, "play", given)
-        if output.outcome == "success":
-            return json.loads(output.value), output
-    return [], output
+    output = await context.ask_server(server, "play", given)
+    return sound_json(output.value.encode()) if output.outcome == "success" else [], output
 
 
 def _call(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pydantic import NonNegativeInt
 from agent_rl.environments.base import ChatMessages, Context, Environment, TaskError
 from agent_rl.environments.task_files import read_rows
 from agent_rl.environments.tasks import ListedTasks
+from agent_rl.files.reading_json import sound_json
 from agent_rl.messages import Judgement, Problem, Transcript
 
 
@@ -67,7 +67,7 @@ class Verifiers(Environment):
         output = await context.ask_server(self._server, "score", {**task, "messages": messages})
         if output.outcome != "success":
             raise RuntimeError(f"verifiers gave no score: {output.stderr}")
-        score = json.loads(output.value)
+        score = sound_json(output.value.encode())
         parts = {name: float(value) for name, value in {**score["metrics"], **score["rewards"]}.items()}
         return Judgement(float(score["reward"]), score["reward"] >= self._success_at, parts, note="verifiers")
 

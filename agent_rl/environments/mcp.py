@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_rl.environments.base import BadArgumentError, Context, ToolOutput
 from agent_rl.environments.schemas import ToolError, schema_fault
 from agent_rl.environments.tools import rendered
-from agent_rl.files.reading_json import JsonError, parse_json, read_json
+from agent_rl.files.reading_json import JsonError, read_json, sound_json
 
 if TYPE_CHECKING:
     from agent_rl.config.topology import EnvironmentEntry
@@ -37,8 +37,12 @@ KEPT = ("name", "description", "inputSchema")
 """What the file says of each tool."""
 INVALID_PARAMS = -32602
 """JSON-RPC's code for wrong arguments, and for an unknown tool."""
-SHOWN = 200
-"""Characters of a wrong message that an error shows."""
+SHOWN, SAID = 200, 2000
+"""Characters of a wrong message that an error shows, and of an error that a server tells."""
+MESSAGE_BYTES = 1 << 24
+"""The longest answer of a server, and the longest list of tools."""
+MOST_PAGES, MOST_TOOLS = 100, 1000
+"""What a server may list."""
 
 
 class McpError(Exception):
@@ -147,14 +151,24 @@ def revision(result: Mapping[str, Any]) -> str:
 
 def received(data: bytes) -> Mapping[str, Any]:
     """A message of a server. Raises McpError for what is none."""
-    message: Any
+    why = "is no JSON-RPC message"
     try:
-        message = parse_json(data)
-    except JsonError:
-        message = None
+        message: Any = sound_json(data)
+    except JsonError as error:
+        message, why = None, f"{why}: {error}"
     if isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("id", 0), int | str):
         return message
-    raise McpError(f"wrote {data[:SHOWN].decode(errors='replace')!r}, which is no JSON-RPC message")
+    raise McpError(f"wrote {data[:SHOWN].decode(errors='replace')!r}, which {why}")
+
+
+def bounded(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a body. Raises McpError beyond ``MESSAGE_BYTES``, before a longer one is in memory."""
+    size = 0
+    for line in lines:
+        size += len(line)
+        if size > MESSAGE_BYTES:
+            raise McpError(f"answered with more than {MESSAGE_BYTES} bytes")
+        yield line
 
 
 def events(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -168,12 +182,35 @@ def events(lines: Iterable[bytes]) -> Iterator[bytes]:
             data = []
 
 
-def tools_of(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tools in a result of ``tools/list``. Raises McpError for what is none."""
-    tools = page.get("tools")
-    if not isinstance(tools, list) or not all(isinstance(each, Mapping) and "name" in each for each in tools):
-        raise McpError(f"answered tools/list with {page!r:.{SHOWN}}, whose tools are no list of objects with names")
-    return [{key: each[key] for key in KEPT if key in each} for each in tools]
+@dataclass(slots=True)
+class Listing:
+    """The tools that a server has listed so far, page by page."""
+
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    _cursors: list[str] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, page: Mapping[str, Any]) -> str | None:
+        """Take a result of ``tools/list``. Returns the cursor of the next page, None after the last: where there is no
+        cursor, null or an empty one. Raises McpError for what is no page, and for a list without an end.
+        """
+        tools, cursor = page.get("tools"), page.get("nextCursor") or None
+        if not isinstance(tools, list) or not all(isinstance(each, Mapping) and "name" in each for each in tools):
+            raise McpError(f"answered tools/list with {page!r:.{SHOWN}}, whose tools are no list of objects with names")
+        if cursor is not None and not isinstance(cursor, str):
+            raise McpError(f"answered tools/list with the cursor {cursor!r:.{SHOWN}}, which is no text")
+        if cursor in self._cursors:
+            raise McpError(
+                f"answered tools/list with the cursor {cursor!r:.{SHOWN}} again, so that its list has no end"
+            )
+        self.tools += [{key: each[key] for key in KEPT if key in each} for each in tools]
+        self._bytes += len(json.dumps(tools))
+        if cursor is not None:
+            self._cursors.append(cursor)
+        if max(len(self._cursors) / MOST_PAGES, len(self.tools) / MOST_TOOLS, self._bytes / MESSAGE_BYTES) > 1:
+            limits = f"{MOST_TOOLS} tools, {MOST_PAGES} pages or {MESSAGE_BYTES} bytes"
+            raise McpError(f"lists more than {limits}; offer fewer tools")
+        return cursor
 
 
 def answer(message: Mapping[str, Any]) -> bytes | None:
@@ -189,7 +226,7 @@ def result_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The result in a response. Raises McpError for an error, and for what is no response."""
     if isinstance(error := message.get("error"), Mapping):
         code = error.get("code")
-        raise McpError(str(error.get("message", error)), code if isinstance(code, int) else 0)
+        raise McpError(f"{error.get('message', error)!s:.{SAID}}", code if isinstance(code, int) else 0)
     if not isinstance(result := message.get("result"), Mapping):
         raise McpError(f"answered {message!r:.{SHOWN}}, which has neither a result nor an error")
     return result

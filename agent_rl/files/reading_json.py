@@ -1,4 +1,4 @@
-"""Files that may be none, JSON in them, with one kind of error for every fault, and values that JSON can hold."""
+"""Files of others, which may be none or endless, JSON in them with one kind of error, and values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+MOST_BYTES = 256 << 20
+"""Of a file that is read whole."""
+MAX_DEPTH = 100
+"""Levels of others' JSON. Python's own limit would be met later, where a value is shown, written or sent."""
 
 
 class JsonError(ValueError):
@@ -31,6 +36,30 @@ def parse_json(text: str | bytes) -> Any:
         raise JsonError("a number has thousands of digits; write it as text, in quotes") from error
 
 
+def sound_json(text: bytes) -> Any:
+    """The value of JSON that others wrote, as it can travel: half of a surrogate pair becomes U+FFFD. Raises JsonError,
+    also for more than ``MAX_DEPTH`` levels.
+    """
+
+    def sound(value: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise JsonError(f"JSON nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, str):
+            return sound_text(value)
+        if isinstance(value, list):
+            return [sound(each, depth + 1) for each in value]
+        if isinstance(value, dict):
+            return {sound_text(key): sound(each, depth + 1) for key, each in value.items()}
+        return value
+
+    return sound(parse_json(text), 0)
+
+
+def sound_text(text: str) -> str:
+    """The text with U+FFFD in place of each half of a surrogate pair, which no encoding has."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, also for a pipe or a device: reading one may have no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -41,10 +70,22 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most ``most`` bytes. Raises OSError."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > most:  # it may have holes, and be larger than the disk
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+        return file.read(most)
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Likewise, of UTF-8 with or without its mark. Raises OSError and UnicodeDecodeError."""
+    return read_bytes(path, most).decode("utf-8-sig").replace("\r\n", "\n")
+
+
 def read_json(path: Path) -> Any:
     """The value in a file. Raises OSError, and JsonError for what is not JSON."""
-    with open_file(path) as file:
-        return parse_json(file.read())
+    return parse_json(read_bytes(path))
 
 
 def json_value(value: Any) -> Any:

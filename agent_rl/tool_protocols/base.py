@@ -42,7 +42,8 @@ class Bounds:
 class Program:
     """A program to run. ``files`` and fetched files are in base64, by paths that begin at its working directory.
 
-    ``memory_bytes`` is address space of each process, beyond that of the interpreter.
+    ``memory_bytes`` is address space of each process, beyond that of the interpreter. ``output_bytes`` of output are
+    wanted, where the service would cut it earlier.
     """
 
     language: Language
@@ -53,6 +54,7 @@ class Program:
     compile_seconds: float = 10.0
     files: Mapping[str, str] = field(default_factory=dict)
     fetch: Sequence[str] = ()
+    output_bytes: int = 0
 
     @property
     def names(self) -> str:
@@ -64,7 +66,8 @@ class Program:
 class Run:
     """How a process ended. ``status``: its exit status, or minus the signal that ended it; None: at its time limit.
 
-    ``fault`` says why the sandbox could not run it, or not as asked; empty when it did.
+    ``fault`` says why the sandbox could not run it, or not as asked; empty when it did. ``cut``: its output was longer
+    than ``stdout``.
     """
 
     status: int | None
@@ -73,6 +76,7 @@ class Run:
     seconds: float = 0.0
     files: Mapping[str, str] = field(default_factory=dict)
     fault: str = ""
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

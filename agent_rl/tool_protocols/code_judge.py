@@ -17,7 +17,9 @@ from agent_rl.tool_protocols.base import QUEUE_FOR_LONG, Asked, Bounds, Language
 
 SUICIDE = "Suicide from timeout.\n"
 """What code-judge's programs print at their time limit, and its clients look for."""
-Reason: TypeAlias = Literal["", "internal_error", "worker_timeout", "queue_timeout"]
+MARGIN = 4096
+"""Bytes of white space around an expected output that an output may have."""
+Reason: TypeAlias = Literal["", "internal_error", "worker_timeout", "queue_timeout", "output_limit"]
 
 
 class Submission(BaseModel):
@@ -84,8 +86,10 @@ def result(asked: Submission, end: ProgramEnd, shown: int) -> Shown:
     if run is None:
         return made(ran=False, stdout="", stderr=last.stderr)
     ran = run.status == 0
-    right = ran and (asked.expected_output is None or run.stdout.strip() == asked.expected_output.strip())
-    return made(ran=ran, right=right, cost=run.seconds, stdout=run.stdout, stderr=run.stderr)
+    judged = asked.expected_output is not None
+    right = ran and (not judged or run.stdout.strip() == (asked.expected_output or "").strip())
+    reason: Reason = "output_limit" if judged and run.cut else ""
+    return made(ran=ran, right=right, cost=run.seconds, reason=reason, stdout=run.stdout, stderr=run.stderr)
 
 
 def program(asked: Submission, bounds: Bounds) -> Program:
@@ -97,6 +101,7 @@ def program(asked: Submission, bounds: Bounds) -> Program:
         seconds=bounds.seconds,
         memory_bytes=bounds.memory_bytes,
         compile_seconds=bounds.seconds,
+        output_bytes=len((asked.expected_output or "").encode("utf-8", "replace")) + MARGIN,
     )
 
 

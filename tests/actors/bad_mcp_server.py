@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 fault = sys.argv[1]
 
@@ -15,6 +16,10 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+if fault in ("gone", "once"):  # the second argument is the file of one who has served before
+    served = Path(sys.argv[2])
+    fault = "dies" if fault == "gone" and served.exists() else "well" if served.exists() else "ends"
+    served.touch()
 if fault == "dies":
     sys.exit("no configuration file")
 if fault == "stays" and os.fork() == 0:  # a child of the server, which has none of its pipes
@@ -37,6 +42,10 @@ CALLED = {
     "no result": {},
     "error": {"error": {"code": -32000, "message": "the disk is full"}},
     "params": {"error": {"code": -32602, "message": "Unknown tool"}},
+    "well": {"result": {"content": [{"type": "text", "text": "well"}]}},
+    "half": {"error": {"code": -32602, "message": "\ud83d is half"}},
+    "deep": {"result": {"structuredContent": json.loads("[" * 500 + "]" * 500)}},
+    "long": {"result": {"content": [{"type": "text", "text": "a" * (1 << 17)}]}},
     "image": {"result": {"content": [{"type": "image", "data": "aaaa", "mimeType": "image/png"}]}},
     "structured": {"result": {"content": [], "structuredContent": {"a": "ä"}}},
 }
@@ -60,6 +69,8 @@ for line in sys.stdin:
         case "tools/call" if fault in CALLED:
             say(json.dumps({"jsonrpc": "2.0", "id": asked["id"]} | CALLED[fault]))
             continue
+        case "tools/call" if fault == "ends":
+            sys.exit(3)
         case "tools/call" if fault == "deaf":
             time.sleep(600)
         case "notifications/cancelled":

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -20,10 +22,14 @@ from structlog.testing import capture_logs
 from actors.cli.main import main
 from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor, mcp_servers
+from actors.tool_executor.context import ExecutorContext, Services
 from actors.tool_executor.mcp_servers import McpServers
+from actors.tool_executor.user_code import judged
+from actors.user_threads import Pause
 from agent_rl.config.topology import McpServer, Topology
-from agent_rl.environments.base import BadArgumentError, TaskError
-from agent_rl.messages import ToolResult
+from agent_rl.environments import mcp
+from agent_rl.environments.base import BadArgumentError, Environment, TaskError
+from agent_rl.messages import JudgementWanted, Problem, ToolResult, Transcript
 from agent_rl.testing import tool_call
 from tests.actors.gateway.stand import free_port
 from tests.actors.sandbox.running import commands, eventually, is_alive
@@ -89,11 +95,11 @@ async def test_a_server_of_the_package_mcp_is_shared_asked_at_once_and_started_a
                         nursery.start_soon(lambda: call("wait", seconds=2))
             left = await call("leave")
             assert (left.outcome, left.note) == ("error", "")
-            assert left.stderr == "The server of this tool ended during the call. It is started again."
+            assert left.stderr == "The server 's' of this tool ended during the call."
             assert (await call("remember", "r1", again=True, word="c")).value == "c"
             second = (await call("process")).value.split()[0]
             assert pid != second
-    (row,) = (row for row in logs if row["log_level"] == "error")
+    row, _ = (row for row in logs if row["log_level"] == "error")  # the call that ends it is made twice
     assert row["why"].startswith("environment 'arithmetic': the MCP server 's' (")
     assert ") ended with exit status 3 and wrote: " in row["why"]
     assert row["why"].endswith("; correct the server, or mcp.s of the environment")
@@ -165,7 +171,6 @@ async def test_a_server_is_asked_by_http_and_one_that_is_gone_is_named(tmp_path)
             with trio.CancelScope(shield=True):
                 process.kill()
                 await process.wait()
-                assert (await call("remember", word="c")).outcome == "error"
                 last = await call("remember", word="c")
                 assert (last.outcome, f"does not serve {settings.url}: " in last.stderr) == ("unavailable", True)
 
@@ -175,7 +180,7 @@ async def test_a_server_is_asked_by_http_and_one_that_is_gone_is_named(tmp_path)
     [
         (("./no-such-program",), "exit status 1 and wrote: './no-such-program' cannot be started: No such file"),
         ((*BAD, "dies"), "ended with exit status 1 and wrote: no configuration file; correct the server, or mcp.s of"),
-        ((*BAD, "banner"), "wrote 'Welcome to my server!', which is no JSON-RPC message; its logs belong on standard"),
+        ((*BAD, "banner"), "wrote 'Welcome to my server!', which is no JSON-RPC message: not JSON (Expecting value at"),
         ((*BAD, "mute"), "did not list its tools within 2 seconds"),
         ((*BAD, "old"), "speaks revision '1999-01-01' of the protocol; this client speaks 2024-11-05, "),
         ((*BAD, "nameless"), "whose tools are no list of objects with names"),
@@ -183,6 +188,7 @@ async def test_a_server_is_asked_by_http_and_one_that_is_gone_is_named(tmp_path)
 )
 async def test_a_server_that_cannot_serve_is_named_with_its_fault(tmp_path, monkeypatch, command, said):
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 2.0)
+    monkeypatch.setattr(mcp_servers, "PAUSES", ())
     async with serving(tmp_path, s=McpServer(command=command)) as servers:
         with pytest.raises(TaskError) as caught:
             await servers.listings()
@@ -213,7 +219,9 @@ async def test_the_package_of_an_adapter_that_is_missing_is_named(tmp_path, scri
 @pytest.mark.parametrize(
     ("fault", "outcome", "said"),
     [
-        ("list", "error", "The server of this tool ended during the call. It is started again."),
+        ("list", "error", "The server 's' of this tool ended during the call."),
+        ("deep", "error", "The server 's' of this tool ended during the call."),
+        ("long", "error", "The server 's' of this tool ended during the call."),
         ("content", "error", "whose content is no list of objects"),
         ("no result", "error", "has neither a result nor an error"),
         ("error", "error", "the disk is full"),
@@ -221,16 +229,95 @@ async def test_the_package_of_an_adapter_that_is_missing_is_named(tmp_path, scri
         ("structured", "success", '{"a": "ä"}'),
     ],
 )
-async def test_any_answer_to_a_call_is_an_outcome(tmp_path, fault, outcome, said):
+async def test_any_answer_to_a_call_is_an_outcome(tmp_path, monkeypatch, fault, outcome, said):
+    monkeypatch.setattr(mcp, "MESSAGE_BYTES", 1 << 16)
     async with serving(tmp_path, s=McpServer(command=(*BAD, fault))) as servers:
         output = await caller(servers)("f")
         assert (output.outcome, said in output.stderr + output.value) == (outcome, True)
 
 
 async def test_arguments_that_a_server_refuses_are_a_malformed_call(tmp_path):
-    async with serving(tmp_path, s=McpServer(command=(*BAD, "params"))) as servers:
-        with pytest.raises(BadArgumentError, match="Unknown tool"):
-            await caller(servers)("f")
+    servers = {"s": McpServer(command=(*BAD, "params")), "t": McpServer(command=(*BAD, "half"))}
+    async with serving(tmp_path, **servers) as servers:
+        for server, said in (("s", "Unknown tool"), ("t", "\ufffd is half")):
+            with pytest.raises(BadArgumentError, match=said):
+                await caller(servers, server)("f")
+
+
+async def test_a_server_that_is_killed_is_started_again_and_its_calls_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "PAUSES", (0.01, 0.01))
+    settings = McpServer(command=(*BAD, "once", str(tmp_path / "served")))
+    outputs = []
+
+    async def call(servers: McpServers) -> None:
+        outputs.append(await caller(servers)("f"))
+
+    async with serving(tmp_path, s=settings) as servers, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(call, servers)
+    assert [(output.outcome, output.value) for output in outputs] == [("success", "well")] * 3
+
+
+async def test_a_server_that_is_gone_for_good_is_named_after_a_few_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_servers, "PAUSES", (0.01, 0.01))
+    settings = McpServer(command=(*BAD, "gone", str(tmp_path / "served")))
+    waits: list[bool] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waits.append(True)
+        yield
+
+    with capture_logs() as logs:
+        async with serving(tmp_path, s=settings) as servers:
+            output = await servers.call("arithmetic", "s", "f", {}, rollout="r", again=False, waiting=waiting)
+    assert output.outcome == "unavailable"
+    assert output.stderr.startswith("environment 'arithmetic': the MCP server 's' (")
+    assert output.stderr.endswith("wrote: no configuration file; correct the server, or mcp.s of the environment")
+    assert len(waits) >= 2  # starting takes nothing of the call's deadline
+    assert len(logs) >= 3
+
+
+async def test_a_judgement_whose_server_does_not_start_is_asked_for_again(tmp_path, monkeypatch):
+    class Asking(Environment):
+        async def judge(self, problem, transcript, context):
+            return await context.ask_server("s", "f", {})
+
+    monkeypatch.setattr(mcp_servers, "PAUSES", ())
+    asked = JudgementWanted("r", Problem("p", "", "", environment="arithmetic"), Transcript(()))
+    async with serving(tmp_path, s=McpServer(command=(*BAD, "dies"))) as servers:
+        services = Services(*(cast("Any", None),) * 4, Pause(), servers)
+        context = ExecutorContext(services, asked, 60.0, log=structlog.get_logger(), name="n", key="k")
+        reply = await judged(Asking(), asked, context)
+    assert (reply.judgement, reply.fault) == (None, "")
+    assert reply.unavailable.startswith("environment 'arithmetic': the MCP server 's' (")
+
+
+async def test_an_answer_by_http_is_bounded(tmp_path, monkeypatch):
+    class Endless(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", self.path[1:].replace("-", "/", 1))
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(1 << 14):
+                    self.wfile.write(b"a" * 1023 + b"\n")
+                sent.append(self.path)
+
+        def log_message(self, *_: object) -> None:
+            """Be quiet."""
+
+    sent: list[str] = []
+    monkeypatch.setattr(mcp, "MESSAGE_BYTES", 1 << 16)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for kind in ("application-json", "text-event-stream"):
+            settings = McpServer(url=f"http://127.0.0.1:{server.server_port}/{kind}", seconds=20)
+            async with serving(tmp_path, s=settings) as servers:
+                with pytest.raises(TaskError, match=r"the MCP server 's' .* answered with more than 65536 bytes; corr"):
+                    await servers.listings()
+        server.shutdown()
+    assert sent == []
 
 
 async def test_tools_come_in_pages(tmp_path):
@@ -240,10 +327,11 @@ async def test_tools_come_in_pages(tmp_path):
 
 
 async def test_nothing_that_a_server_started_is_left(tmp_path):
-    async with serving(tmp_path, s=McpServer(command=(*BAD, "stays"))) as servers:
+    own = str(tmp_path)  # other tests run such servers meanwhile
+    async with serving(tmp_path, s=McpServer(command=(*BAD, "stays", own))) as servers:
         await servers.listings()
-        assert len(commands(BAD[1].encode())) == 2
-    assert await eventually(lambda: not commands(BAD[1].encode()))
+        assert len(commands(own.encode())) == 2
+    assert await eventually(lambda: not commands(own.encode()))
 
 
 async def test_an_executor_runs_the_tools_and_a_call_that_never_returns_is_a_timeout(tmp_path):

@@ -69,6 +69,7 @@ def serving(*words: str) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     words = ("--interpreters", "1", "--children", "2", "--seconds", "1", "--queue-seconds", "0.5", "--body-mib", "1")
+    words += ("--output-kib", "64")
     with serving(*words) as found:
         yield found
 
@@ -87,6 +88,17 @@ def test_a_submission_is_run_and_judged(served: Served) -> None:
     assert judged == {**result, "success": False, "cost": judged["cost"]}
     _, without = served.ask("/run", submission("print(input())"))
     assert (without["run_success"], without["stderr"].splitlines()[-1]) == (False, "EOFError: EOF when reading a line")
+
+
+def test_a_long_output_is_compared_whole_or_said_to_be_cut(served: Served) -> None:
+    length = 900 << 10  # the service cuts at 64 KiB
+    asked = [submission(f"print('x' * {length})", expected_output="x" * (length - more)) for more in (0, 1, length - 1)]
+    judged = [served.ask("/judge", each)[1] for each in asked[:2]]
+    judged += served.ask("/judge/batch", {"submissions": asked[2:]})[1]["results"]
+    ends = [(one["success"], one["run_success"], one["reason"]) for one in judged]
+    assert ends == [(True, True, ""), (False, True, ""), (False, True, "output_limit")]
+    _, endless = served.ask("/judge", submission("while 1: print('x' * 100000)", expected_output="x"))
+    assert (endless["success"], endless["reason"]) == (False, "output_limit")
 
 
 @pytest.mark.parametrize(
