@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -16,9 +18,19 @@ HEAD_SECONDS = 30.0
 """Within which a request must be whole, once it has begun."""
 IDLE_SECONDS = 600.0
 """How long a connection may be open without a request."""
+FREE_BYTES = 64 * 1024
+"""Of a body that is read before its sender is known."""
+HELD_BYTES = 256 * 1024 * 1024
+"""Of all bodies that are being read or answered; a further one has to wait."""
 LINGER_SECONDS = 2.0
 SEND_SECONDS = 30.0
 """How long a client may take to read a piece."""
+
+
+_LOG = logging.getLogger(__name__)
+_PORT = re.compile(r":\d*\Z")
+LOCAL = {"localhost", "127.0.0.1", "[::1]"}
+"""Names of this host by which a page of another site cannot reach it."""
 
 
 class ClientLeft(Exception):  # noqa: N818 - no error of this side
@@ -44,13 +56,13 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     """Further headers."""
     begun: bool = False
-    _bodiless: bool = False
+    bodiless: bool = False
     """The request was for the head alone."""
 
     async def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """A whole reply."""
         self.headers["Content-Length"] = str(len(body))
-        data = [] if self._bodiless else [h11.Data(data=body)]
+        data = [] if self.bodiless else [h11.Data(data=body)]
         await self._write(self._head(status, kind), *data, h11.EndOfMessage())
 
     async def begin(self, kind: str) -> None:
@@ -60,7 +72,7 @@ class Reply:
 
     async def piece(self, data: bytes) -> None:
         """A piece."""
-        if data:
+        if data and not self.bodiless:
             await self._write(h11.Data(data=data))
 
     async def end(self) -> None:
@@ -81,9 +93,39 @@ class Reply:
             raise ClientLeft from error
 
 
+class _Refused(Exception):  # noqa: N818 - it becomes a reply
+    """A request that is refused before it is whole."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 Respond = Callable[[Request, Reply], Awaitable[None]]
+Admit = Callable[[Request], Awaitable[str]]
+"""Why a request with a large body is not read, by its head; empty: it is."""
 Told = Callable[[str], tuple[bytes, str]]
 """The body of an error and its type, by what is wrong."""
+
+
+async def anyone(request: Request) -> str:
+    """All are read."""
+    del request
+    return ""
+
+
+def foreign(headers: Mapping[str, str], *, local: bool) -> str:
+    """Why a request is another site's: a browser sends such ones for any page. Empty: it is none.
+
+    ``local``: the server is reached at names of this host alone.
+    """
+    host = _PORT.sub("", headers.get("host", "")).lower()
+    if local and host not in LOCAL:
+        return f"this server is at {' or '.join(sorted(LOCAL))}, and not at {host!r:.80}"
+    origin = headers.get("origin")
+    if origin is not None and _PORT.sub("", origin.lower().partition("://")[2]) not in {host, *LOCAL}:
+        return f"requests of pages of other sites are refused: the origin is {origin!r:.80}"
+    return ""
 
 
 def plainly(why: str) -> tuple[bytes, str]:
@@ -94,9 +136,12 @@ def plainly(why: str) -> tuple[bytes, str]:
 class Server:
     """Serves requests until cancelled. ``respond`` answers each; ``body_bytes``: the most that a body may have."""
 
-    def __init__(self, respond: Respond, body_bytes: int, most: int, told: Told = plainly) -> None:
+    def __init__(
+        self, respond: Respond, body_bytes: int, most: int, told: Told = plainly, admit: Admit = anyone
+    ) -> None:
         """``most``: connections at once; further ones are told to try again. ``told``: how wrong requests are told."""
-        self.open = 0
+        self.open = self._held = 0
+        self._admit = admit
         self._told = told
         self._respond, self._body_bytes, self._most = respond, body_bytes, most
 
@@ -111,26 +156,36 @@ class Server:
             async with stream:
                 while await self._one(stream, connection):
                     connection.start_next_cycle()
-        except (ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
+        except* (ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # there is nobody to tell
+        except* Exception:  # noqa: BLE001 - whatever a connection raises ends that connection
+            _LOG.exception("a connection has failed")
         finally:
             self.open -= 1
 
     async def _one(self, stream: trio.SocketStream, connection: h11.Connection) -> bool:
         """Serve a request; whether another may follow."""
-        reply = Reply(connection, stream)
+        reply, pieces = Reply(connection, stream), bytearray()
         try:
-            request = await self._request(stream, connection)
-        except h11.RemoteProtocolError as error:
+            return await self._answered(stream, connection, reply, pieces)
+        except (_Refused, h11.RemoteProtocolError) as error:
             if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 reply.headers["Connection"] = "close"
-                status = error.error_status_hint  # h11's 501 is for encodings that nobody sends
-                await reply.send(400 if status >= 500 else status, *self._told(str(error)))
+                # h11's 501 is for encodings that nobody sends
+                status = error.status if isinstance(error, _Refused) else min(error.error_status_hint, 499)
+                reply.headers |= {"Retry-After": "1"} if status == 503 else {}
+                await reply.send(400 if status == 499 else status, *self._told(str(error)))
                 await _linger(stream)
             return False
+        finally:
+            self._held -= len(pieces)
+
+    async def _answered(
+        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray
+    ) -> bool:
+        request = await self._request(stream, connection, reply, pieces)
         if request is None:
             return False
-        reply = Reply(connection, stream, _bodiless=request.method == "HEAD")
         if self.open > self._most:
             reply.headers |= {"Connection": "close", "Retry-After": "1"}
             await reply.send(503, *self._told("too many connections; try again"))
@@ -138,11 +193,15 @@ class Server:
         await _while_there(stream, connection, partial(self._respond, request, reply))
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
-    async def _request(self, stream: trio.SocketStream, connection: h11.Connection) -> Request | None:
-        """The next request; None: the client sends none. Raises h11.RemoteProtocolError."""
-        head: h11.Request | None = None
-        pieces: list[bytes] = []
-        size = 0
+    async def _request(
+        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray
+    ) -> Request | None:
+        """The next request, whose body is gathered in ``pieces``; None: the client sends none.
+
+        Raises _Refused and h11.RemoteProtocolError.
+        """
+        head: Request | None = None
+        admitted = False
         with trio.move_on_after(IDLE_SECONDS) as scope:
             while True:
                 event = connection.next_event()
@@ -156,20 +215,27 @@ class Server:
                         scope.deadline = trio.current_time() + HEAD_SECONDS
                     connection.receive_data(data)
                 elif isinstance(event, h11.Request):
-                    head = event
-                elif isinstance(event, h11.Data):
-                    size += len(event.data)
+                    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                    head = Request(event.method.decode("latin-1"), event.target.decode("latin-1"), headers, b"")
+                    reply.bodiless = head.method == "HEAD"
+                elif isinstance(event, h11.Data) and head is not None:
+                    size = len(pieces) + len(event.data)
                     if size > self._body_bytes:
-                        raise h11.RemoteProtocolError(f"a body of more than {self._body_bytes} bytes", 413)
-                    pieces.append(bytes(event.data))
+                        raise _Refused(413, f"a body of more than {self._body_bytes} bytes")
+                    if size > FREE_BYTES and not admitted:
+                        if why := await self._admit(head):
+                            raise _Refused(401, why)
+                        admitted = True
+                    if self._held + len(event.data) > HELD_BYTES:
+                        raise _Refused(503, "too many large requests; try again")
+                    self._held += len(event.data)
+                    pieces += event.data
                 elif isinstance(event, h11.EndOfMessage) and head is not None:
-                    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-                    target = head.target.decode("latin-1")
-                    return Request(head.method.decode("latin-1"), target, headers, b"".join(pieces))
+                    return replace(head, body=bytes(pieces))
                 else:
                     return None
         if head is not None:
-            raise h11.RemoteProtocolError("the request is not whole in time", 408)
+            raise _Refused(408, "the request is not whole in time")
         return None
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hmac
 import json
 import math
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from urllib.parse import parse_qs
 
 import trio
 
-from actors.http import Reply, Request, Server
+from actors.http import Reply, Request, Server, foreign
 from actors.viewer_changes import BODY_BYTES, PATH, Control, Wanted, change_asked
 from agent_rl.messages import Changed
 from agent_rl.observe.report import ReportError, Watched
@@ -44,9 +43,6 @@ KEEPALIVE_SECONDS = 15.0
 MOST_CONNECTIONS = 64
 MOST_CHUNKS = 200
 """Messages with rows that are kept for viewers that fall behind; later ones get all rows again."""
-_PORT = re.compile(r":\d*\Z")
-HOSTS = {"localhost", "127.0.0.1", "[::1]"}
-"""Names by which a viewer without a token reaches the page, so that no other site can read it by a name of its own."""
 
 
 class _Run:
@@ -192,10 +188,9 @@ class Viewer:
             given = asked.get("token", "")
             right = hmac.compare_digest(given.encode(), self._token.encode())
             return "" if right else "add ?token=TOKEN to the address, as agent-rl view printed it\n"
-        host = _PORT.sub("", request.headers.get("host", "")).lower()
-        return (
-            "" if host in HOSTS else "open the page at 127.0.0.1 or localhost, or start agent-rl view with --address\n"
-        )
+        if why := foreign({"host": request.headers.get("host", "")}, local=True):
+            return f"{why}; open the page there, or start agent-rl view with --address\n"
+        return ""
 
     async def _trajectory(self, asked: dict[str, str], reply: Reply) -> None:
         group, _, place = asked.get("key", "").partition(".")
@@ -203,7 +198,7 @@ class Viewer:
         number = asked.get("run", "0")
         if not (number.isascii() and number.isdigit() and sample.isdigit() and attempt.isdigit()) or len(place) > 20:
             return await reply.send(400, b'{"error": "name a trajectory as GROUP.SAMPLE.ATTEMPT"}')
-        if int(number[:9]) >= len(self._runs):
+        if len(number) > 9 or int(number) >= len(self._runs):
             return await reply.send(404, b'{"error": "there is no such run"}')
         watched = self._runs[int(number)].watched
         try:
@@ -249,6 +244,8 @@ class Viewer:
 
     async def _events(self, reply: Reply) -> None:
         await reply.begin("text/event-stream")
+        if reply.bodiless:
+            return await reply.end()
         await reply.piece(b"retry: 2000\n\n")
         if self._control is not None:
             await reply.piece(b'data: {"control":true}\n\n')

@@ -142,7 +142,8 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     if type(header) is not list or not header:
         raise DecodeError("header", "not a message")
     if type(header[0]) is not int or header[0] != WIRE_VERSION:
-        raise DecodeError("header", f"wire version {header[0]!r:.40}, this is version {WIRE_VERSION}")
+        version = type(header[0]).__name__ if isinstance(header[0], list | dict) else header[0]
+        raise DecodeError("header", f"wire version {version!r:.40}, this is version {WIRE_VERSION}")
     if len(header) != 4 or type(header[1]) is not str:
         raise DecodeError("header", "not a message")
     _, name, sent_fingerprint, values = header
@@ -157,6 +158,8 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
         message = plan.decode(values, cursor)
     except Invalid as invalid:
         raise DecodeError(invalid.field(name), invalid.reason) from invalid
+    except RecursionError as error:
+        raise DecodeError(name, "nested too deeply") from error
     if cursor.position != len(frames):
         raise DecodeError(name, f"{len(frames) - cursor.position} frames more than its arrays")
     return message

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake, showing, table_console
+from actors.cli.output import Mistake, complain, say, showing, table_console
 from actors.cli.parameters import Positive, PositiveNumber, RunDirectory
 from actors.cli.records import decode_stored
 
@@ -62,7 +61,7 @@ def analyze(
             "window": window,
             "temperature": temperature or temperature_of(directory),
         }
-        print(f"{len(drawn.rollouts)} rollouts through {path}", file=sys.stderr, flush=True)
+        complain(f"{len(drawn.rollouts)} rollouts through {path}")
         scored = _score(drawn.rollouts, path, device=device, microbatch_tokens=microbatch_tokens, **settings)
         figures = study(scored)
         made = {"steps": drawn.steps, "versions": drawn.versions, "model": str(path), "model_version": version}
@@ -85,8 +84,8 @@ def analyze(
         raise Mistake(str(error)) from error
     with showing(folder / "analysis.json"):
         _print(name, figures, drawn.notes)
-        print(f"page: {folder / 'analysis.html'}")
-        print(json.dumps({key: value for key, value in found.items() if key not in {"forking", "reflection"}}))
+        say(f"page: {folder / 'analysis.html'}")
+        say(json.dumps({key: value for key, value in found.items() if key not in {"forking", "reflection"}}))
 
 
 def _score(
@@ -134,6 +133,6 @@ def _print(name: str, figures: dict[str, Any], notes: list[str]) -> None:
         )
     table_console().print(table)
     for kind in ("forking", "reflection"):
-        print(f"{kind}: {', '.join(repr(word['word'])[1:-1] for word in figures[kind][:12]) or '-'}")
+        say(f"{kind}: {', '.join(repr(word['word'])[1:-1] for word in figures[kind][:12]) or '-'}")
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}")

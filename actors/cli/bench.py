@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import benchmarks
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 
 PREFIX = "bench_"
 
@@ -29,10 +29,10 @@ def bench(
         if module.name.startswith(PREFIX)
     )
     if subject in {"", "-h", "--help"}:
-        print("usage: agent-rl bench SUBJECT ...\n")
+        say("usage: agent-rl bench SUBJECT ...\n")
         for name in subjects:
             text = f"  {name:16}{_first_line(name)}"
-            print(textwrap.fill(text, 80, subsequent_indent=" " * 18, drop_whitespace=True))
+            say(textwrap.fill(text, 80, subsequent_indent=" " * 18, drop_whitespace=True))
         return 0
     subject = subject.replace("-", "_")
     if subject not in subjects:

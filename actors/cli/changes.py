@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 from actors.cli.parameters import RunDirectory
 
 if TYPE_CHECKING:
@@ -75,4 +75,4 @@ def _change(directory: Path, wanted: object) -> None:
         raise Mistake(str(refusal)) from refusal
     if answer.refused:
         raise Mistake(lines=[f"agent-rl: {line}" for line in answer.refused])
-    print("\n".join(answer.done))
+    say("\n".join(answer.done))

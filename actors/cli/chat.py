@@ -27,7 +27,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from actors.cli.evaluation import TOPOLOGY
-from actors.cli.output import complain
+from actors.cli.output import complain, say
 from actors.cli.parameters import ModelNamed
 from actors.cli.serving import ENVIRONMENT, SERVING, Served
 from actors.runtime.children import LIFELINE
@@ -92,13 +92,13 @@ def _talk(server: Server, talk: Talk, *, terminal: bool) -> int:
             if not talk.take(line.strip()):
                 break
         except NoAnswer as error:
-            complain(f"agent-rl: {visible(str(error))}")
+            complain(f"agent-rl: {error}")
             if server.process.poll() is not None or not terminal:
                 return 1
         except KeyboardInterrupt:
             if not terminal:
                 raise
-            print("(ended; the conversation goes on without this question)")
+            say("(ended; the conversation goes on without this question)")
     return 0
 
 
@@ -106,15 +106,15 @@ def _typed() -> Iterator[str]:
     """The lines that a person types. Ctrl-C drops a line."""
     import readline  # noqa: F401 - lets input() edit lines
 
-    print("/help shows the commands; Ctrl-D ends the chat")
+    say("/help shows the commands; Ctrl-D ends the chat")
     while True:
         try:
             yield input("\n> ")
         except EOFError:
-            print()
+            say()
             return
         except KeyboardInterrupt:
-            print("\n(Ctrl-D or /quit ends the chat)", end="")
+            say("\n(Ctrl-D or /quit ends the chat)", end="")
 
 
 class Server(NamedTuple):
@@ -148,7 +148,7 @@ def _server(model: str, options: Served, directory: Path) -> Iterator[Server]:
         assert process.stdout is not None
         with process.stdout as lines:  # and then the server falls silent
             if sys.stdin.isatty():
-                print(f"starting {model} ...", flush=True)
+                say(f"starting {model} ...", flush=True)
             said: list[str] = []
             while not said or SERVING not in said[-1]:
                 if not (line := lines.readline()):
@@ -191,14 +191,14 @@ class Talk:
         if command == "/quit":
             return False
         if command == "/save":
-            print(self._save(Path(rest.strip() or SAVED).expanduser()))
+            say(self._save(Path(rest.strip() or SAVED).expanduser()))
         elif command == "/reset":
             self._messages = [*self._begins]
-            print("(another conversation)")
+            say("(another conversation)")
         elif command == "/help":
-            print(HELP)
+            say(HELP)
         elif command.startswith("/"):
-            print(f"there is no command {visible(command)}\n{HELP}")
+            say(f"there is no command {command}\n{HELP}")
         elif line:
             asked = [*self._messages, {"role": "user", "content": line}]
             self._messages = asked + list(self._answer(asked))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake, table_console
+from actors.cli.output import Mistake, say, table_console
 
 LONGEST = 48
 """Characters of a setting's value in the table."""
@@ -37,7 +37,7 @@ def compare(
     except JournalError as error:
         raise Mistake(str(error)) from error
     if as_json:
-        print(json.dumps([each.json() for each in found], indent=1))
+        say(json.dumps([each.json() for each in found], indent=1))
         return
     for each in found:
         show(each)

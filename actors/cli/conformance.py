@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 from actors.cli.parameters import PositiveNumber, several
 
 
@@ -34,5 +34,5 @@ def conformance(
         results = run(url, key, model=model, context=context, silence=silence, only=only)
     except KitError as error:
         raise Mistake(str(error)) from error
-    print(as_json(results) if json else table(results))
+    say(as_json(results) if json else table(results))
     return int(any(each.outcome == "failed" for each in results))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 from cyclopts import App, Parameter
 from rich.table import Table
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import Positive, Share, several
 from agent_rl.config.selection import Difficulty, Solved
 from agent_rl.data.conversations import (
@@ -82,7 +81,7 @@ def subject(make: Callable[Parameters, dict[str, int]]) -> Callable[Parameters, 
         for name, value in figures.items():
             table.add_row(name.replace("_", " "), f"{value:,}")
         SteadyConsole().print(table)
-        print(json.dumps(figures), flush=True)
+        say(json.dumps(figures), flush=True)
 
     return app.command(command)
 
@@ -103,7 +102,7 @@ def fetch(
         raise DataError(f"{dataset!r} is no name of a data set on the hub, ORGANISATION/NAME, as in openai/gsm8k")
     request = Request(dataset, config, split, revision, _columns(columns))
     folder = out or Path("data") / "-".join(filter(None, (dataset.rpartition("/")[2], config)))
-    return fetch_dataset(request, folder, lambda line: print(line, file=sys.stderr, flush=True))
+    return fetch_dataset(request, folder, complain)
 
 
 @subject
@@ -133,7 +132,7 @@ def convert(
             if tally.add(faults[0] if faults and drop else ""):
                 write(row)
     for line in review.found.lines():
-        print(line)
+        say(line)
     return tally.figures() | ({} if drop else review.counts())
 
 
@@ -263,7 +262,7 @@ def sft(
             kept = {key: row[key] for key in ("id", "source") if key in row}
             write({**kept, "messages": list(map(written, messages)), **({"tools": tools} if tools else {})})
     for line in tally.lines():
-        print(line)
+        say(line)
     counted = {"turns_of_the_assistant": turns, "tool_calls": calls}
     of_model = {"tokens": tokens, "tokens_trained_on": trained, "with_control_tokens": controls}
     return tally.figures() | counted | (of_model if model else {})

@@ -18,6 +18,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from actors.cli.output import complain, say
 from agent_rl.models.devices import Machine, gpus_here
 from agent_rl.topology_checks.describe import size_text
 from agent_rl.topology_checks.placement import ranges
@@ -100,13 +101,13 @@ def doctor(
         rows += [(f"speed of {name}", said)] if works else []
     if trial and not failed:
         for piece in pieces(names[-1], vllm=find_spec("vllm") is not None):
-            print(f"{piece.name}: agent-rl bench {' '.join(piece.command)}", file=sys.stderr)
+            complain(f"{piece.name}: agent-rl bench {' '.join(piece.command)}")
             rows.append(piece_row(piece))
-    print("To report a fault, paste this text into an issue:\n\n```")
+    say("To report a fault, paste this text into an issue:\n\n```")
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name.ljust(width)}  {value}")
-    print("```")
+        say(f"{name.ljust(width)}  {value}")
+    say("```")
     return int(failed)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 from transport import CurveKeys
 
 
@@ -19,5 +19,5 @@ def keys(file: Annotated[Path, Parameter(help="where to write it; it must not ex
         CurveKeys.generate().save(file)
     except OSError as error:
         raise Mistake(f"{file} cannot be written: {error.strerror}") from error
-    print(f"wrote {file}: copy it to every host, readable by you alone, and name it in the topology file:")
-    print(f'\n[security]\nkey_file = "{file}"')
+    say(f"wrote {file}: copy it to every host, readable by you alone, and name it in the topology file:")
+    say(f'\n[security]\nkey_file = "{file}"')

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from agent_rl.config.examples import topology_file
 
@@ -48,6 +48,6 @@ def mcp(file: TopologyFile, /, *overlays: Overlays, overrides: Overrides = ()) -
             path = listing_path(entries[environment], name, base)
             with whole(path) as partial:
                 partial.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n")
-            print(f"wrote {path}: {', '.join(each['name'] for each in listed) or 'no tools'}")
+            say(f"wrote {path}: {', '.join(each['name'] for each in listed) or 'no tools'}")
     except (TopologyError, DiskError) as error:
         raise Mistake(str(error)) from error

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 
 app = App("model")
 
@@ -32,10 +32,10 @@ def import_model(
         raise Mistake(str(error)) from error
     except DiskError as error:
         raise Mistake(error.reason) from error
-    print(f"{made.architecture} with {made.weights:,} weights ({dtype}); a turn ends at {' or '.join(made.ends)}")
+    say(f"{made.architecture} with {made.weights:,} weights ({dtype}); a turn ends at {' or '.join(made.ends)}")
     if made.tied:
-        print(made.tied)
-    print(f'name it in a topology:\n\n[model]\npath = "{out}"')
+        say(made.tied)
+    say(f'name it in a topology:\n\n[model]\npath = "{out}"')
 
 
 @app.command
@@ -63,5 +63,5 @@ def spell(
     except DiskError as error:
         raise Mistake(error.reason) from error
     for token, pieces in spelt.items():
-        print(f"{token}: the mean of {' '.join(pieces)}")
-    print(f'name it in a topology:\n\n[model]\npath = "{out}"')
+        say(f"{token}: the mean of {' '.join(pieces)}")
+    say(f'name it in a topology:\n\n[model]\npath = "{out}"')

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 
 TOPOLOGY = """\
 # agent-rl run {folder}/topology.toml; docs/configuration.md lists every key, `agent-rl check --full` prints them all.
@@ -177,4 +177,4 @@ def new(
         for plain, other in WITH_TOOL.items() if tool else ():
             content = content.replace(plain, other)
         (folder / file).write_text(content, encoding="utf-8")
-    print(f"wrote {folder}: agent-rl run {folder / 'topology.toml'} trains, pytest {folder} tests the environment")
+    say(f"wrote {folder}: agent-rl run {folder / 'topology.toml'} trains, pytest {folder} tests the environment")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_rl.observe.words import visible
+
 if TYPE_CHECKING:
     from agent_rl.observe.live import SteadyConsole
 
@@ -44,10 +46,15 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Print on stdout. Control characters, which others may have written, are shown and not obeyed."""
+    print(visible(text), end=end, flush=flush)
+
+
 def complain(text: str) -> None:
-    """Print a message on stderr. A closed terminal changes no exit code."""
+    """Print a message on stderr, likewise. A closed terminal changes no exit code."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

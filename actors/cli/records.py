@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake, complain
+from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import RunDirectory
 
 
@@ -31,7 +31,7 @@ def report(
             if in_use(directory):
                 raise Mistake(f"{directory} is in use by a run, which writes these files; stop it first")
             rebuild_records(directory)
-        print(write_report(directory, decode_stored))
+        say(str(write_report(directory, decode_stored)))
     except (ReportError, JournalError, DiskError, OSError) as error:
         raise Mistake(str(error)) from error
 
@@ -81,11 +81,11 @@ def audit(
     try:
         bytes_read = deep_audit(directory) if deep else None
         if bytes_read is not None:
-            print("\n".join(bytes_read.lines()))
+            say("\n".join(bytes_read.lines()))
         groups = audit_groups(directory)
     except JournalError as error:
         raise Mistake(str(error)) from error
-    print("\n".join(groups.lines()))
+    say("\n".join(groups.lines()))
     return 0 if groups.balanced and not (bytes_read and bytes_read.faults) else 1
 
 
@@ -112,6 +112,6 @@ def export(
     from agent_rl.records.journal import JournalError
 
     try:
-        print("\n".join(write_trajectories(directory, decode_stored, form, output, right=right).lines()))
+        say("\n".join(write_trajectories(directory, decode_stored, form, output, right=right).lines()))
     except (ExportError, JournalError, DiskError) as error:
         raise Mistake(str(error)) from error

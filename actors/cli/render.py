@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from actors.cli.output import Mistake, complain
+from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import Overlays, Overrides, Positive, TopologyFile
 from actors.cluster.places import own_command
 from agent_rl.config.examples import topology_file
@@ -190,9 +190,9 @@ def _refuse(faults: list[Fault], source: Source) -> None:
 def _write(text: str, out: Path | None, mode: int = 0o666) -> None:
     """Print what was rendered, or write it to a file with these rights, less the umask."""
     if out is None:
-        print(text, end="")
+        say(text, end="")
         return
     with whole(out) as partial:
         partial.touch(mode)
         partial.write_text(text, encoding="utf-8")
-    print(f"wrote {out}")
+    say(f"wrote {out}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake, complain
+from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import Positive, PositiveNumber, several
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def serve_tools(
     from actors.sandbox.owner.client import ExecutionLimits, Sandbox
     from actors.sandbox.owner.interpreter import WarmUpError
     from actors.tool_server.server import ToolServer
+    from agent_rl.config.gateway import listens_beyond
     from agent_rl.tool_protocols.base import Bounds
 
     bounds = Bounds(seconds, most_seconds, memory_mib << 20, shown, queue_seconds)
@@ -68,7 +69,7 @@ def serve_tools(
         sessions=0,
         hidden=(str(Path.cwd()),),
     )
-    server = ToolServer(sandbox, bounds, body_mib << 20, complain)
+    server = ToolServer(sandbox, bounds, body_mib << 20, complain, local=not listens_beyond(address))
     try:
         trio.run(_serve, server, sandbox, address, port)
     except BaseExceptionGroup as group:
@@ -100,7 +101,7 @@ async def _serve(server: ToolServer, sandbox: Sandbox, address: str, port: int) 
             await nursery.start(server.run, listeners)
             host = f"[{address}]" if ":" in address else address
             port = listeners[0].socket.getsockname()[1]
-            print(f"serving tools at http://{host}:{port}: {server.places} programs at once", flush=True)
+            say(f"serving tools at http://{host}:{port}: {server.places} programs at once", flush=True)
             if sandbox.level != "strong":
                 why = "; ".join(sandbox.reasons) or "--isolation asks for it"
                 complain(f"warning: programs are isolated at the level {sandbox.level} (docs/sandbox.md): {why}")

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from actors.cli.evaluation import prepare
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, complain
 from actors.cli.parameters import ActorsOf, ModelNamed, Overrides, Positive, PositiveNumber, TopP
 from actors.cli.topologies import sound_topology, supervise
 from agent_rl.config.examples import topology_file
@@ -102,7 +102,7 @@ def serve(
     try:
         if listens_beyond(address) and not key:
             raise Mistake(f"--address {address} can be reached from other hosts: choose an API key with --key")
-        path, name, _ = find_model(model, lambda text: print(text, file=sys.stderr))
+        path, name, _ = find_model(model, complain)
         longest, _ = model_config(path)
         sampling = {"temperature": options.temperature, "top_p": options.top_p, "max_turns": options.max_turns}
         lengths = {"max_response_tokens": min(options.max_tokens, longest or options.max_tokens)}

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake
+from actors.cli.output import Mistake, say
 from actors.cli.parameters import Overlays, Overrides, Positive, TopologyFile
 
 
@@ -49,4 +49,4 @@ def simulate(
         raise Mistake(lines=str(error).splitlines()) from error
     except (ContractError, ProfileError, TraceError) as error:
         raise Mistake(str(error)) from error
-    print("\n".join([*lines(made.prediction, speeds), "", *twin_lines(made.prediction, made.world, made.warnings)]))
+    say("\n".join([*lines(made.prediction, speeds), "", *twin_lines(made.prediction, made.world, made.warnings)]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from actors.cli.output import WIDTH, Mistake
+from actors.cli.output import Mistake, say, table_console
 from actors.cli.parameters import RunDirectory
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ def status(
 
     Exit code 0 while the run is under way and everything is as it is wanted, else 1.
     """
-    from rich.console import Console
-
     from agent_rl.records.document import FILE, Document
     from agent_rl.records.run_directory import in_use
 
@@ -44,9 +42,9 @@ def status(
         shown = asdict(document) | {"under_way": under_way}
         for role in shown["roles"].values():
             del role["settings"], role["swaps"]
-        print(json.dumps(shown, indent=1))
+        say(json.dumps(shown, indent=1))
     else:
-        console = Console(width=None if Console().is_terminal else WIDTH, highlight=False)
+        console = table_console()
         for table in tables(document, under_way=under_way):
             console.print(table)
     return 0 if under_way and not document.others else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from actors.cli.output import MISTAKE, Mistake, complain, showing
+from actors.cli.output import MISTAKE, Mistake, complain, say, showing
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.records import leave_report
 from actors.runtime.interrupts import INTERRUPTED
@@ -47,14 +47,14 @@ def check(
         """Print what a topology of other machines would do: what is wrong here may be right there."""
         if not full and not Facts(files[0].parent).is_here(topology, topology.main_host):
             with suppress(PluginError):  # which the faults say
-                print("\n".join([*describe(topology), ""]), flush=True)
+                say("\n".join([*describe(topology), ""]), flush=True)
 
     files = (topology_file(str(file)), *overlays)
     topology = sound_topology(files, overrides, elsewhere=True, unsound=plan)
     if full:
-        print(full_text(topology, shown_settings), end="")
+        say(full_text(topology, shown_settings), end="")
         return
-    print("\n".join([f"{' with '.join(map(str, files))} is sound", "", *describe(topology)]))
+    say("\n".join([f"{' with '.join(map(str, files))} is sound", "", *describe(topology)]))
 
 
 def run(
@@ -92,9 +92,9 @@ def print_examples() -> None:
     """Print what each example takes and shows."""
     examples = described_examples()
     widths = [max(len(example[column]) for example in examples) for column in (0, 1)]
-    print("Examples, with their minutes on two cores without a GPU:")
+    say("Examples, with their minutes on two cores without a GPU:")
     for example in examples:
-        print(f"  {example.name:{widths[0]}}  {example.takes:>{widths[1]}}  {example.shows}")
+        say(f"  {example.name:{widths[0]}}  {example.takes:>{widths[1]}}  {example.shows}")
 
 
 def run_files(
@@ -262,16 +262,16 @@ def _show_results(topology: Topology, host: str | None, before: SummaryFile | No
     about_report = leave_report(topology.run.directory) if report else ""
     with showing(topology.run.directory / "summary.json"):
         if about_report:
-            print(about_report)
+            say(about_report)
         if summary is None:
             return
         SteadyConsole().print(summary_table(summary))
         for remark in summary.get("remarks", []):
-            print(f"note: {remark}")
+            say(f"note: {remark}")
         if checkpoint := summary.get("checkpoint"):
-            print(f"checkpoint: {checkpoint}")
+            say(f"checkpoint: {checkpoint}")
         if "stopped" in summary:
-            print(f"stopped: {summary['stopped']}")
+            say(f"stopped: {summary['stopped']}")
         # NaN, a figure there was nothing to compute from, is not JSON
         unknown = {name: None for name, value in summary.items() if isinstance(value, float) and not isfinite(value)}
-        print(json.dumps(summary | unknown, allow_nan=False), flush=True)
+        say(json.dumps(summary | unknown, allow_nan=False), flush=True)

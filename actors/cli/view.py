@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from actors.cli.output import Mistake, complain
+from actors.cli.output import Mistake, complain, say
 
 if TYPE_CHECKING:
     import trio
@@ -123,9 +123,9 @@ async def _serve(viewer: Viewer, address: str, port: int, token: str, key: str) 
             nursery.start_soon(viewer.run, [listener])
             host = f"[{address}]" if ":" in address else address
             place = f"http://{host}:{listener.socket.getsockname()[1]}/"
-            print(f"{place}?token={token}" if token else place, flush=True)
+            say(f"{place}?token={token}" if token else place, flush=True)
             if key:
-                print(f"the key with which the page changes a run, until this command ends: {key}", flush=True)
+                say(f"the key with which the page changes a run, until this command ends: {key}", flush=True)
 
 
 async def _serve_there(viewer: Viewer, descriptor: int) -> None:

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import hmac
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from uuid import uuid4
 
 import trio
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from actors.base import Actor, Call, Settings
-from actors.http import ClientLeft, Reply, Request, Server, listen
+from actors.http import FREE_BYTES, ClientLeft, Reply, Request, Server, foreign, listen
 from agent_rl.config.gateway import ADDRESS, PORT, listens_beyond, unreachable
 from agent_rl.config.hidden import with_environment
+from agent_rl.environments.judging import LARGEST_REWARD
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
 from agent_rl.gateway.bodies import read_body
@@ -40,6 +41,7 @@ from transport import CallFailed, CallTimeout, EncodeError, PeerLost
 if TYPE_CHECKING:
     from agent_rl.config.topology import Topology
     from agent_rl.gateway.base import Dialect, Stream, Wanted
+    from agent_rl.messages import BranchCause
 
 CHAT = "/v1/chat/completions"
 BY_URL = "/r/"
@@ -59,8 +61,8 @@ class GatewaySettings(Settings):
     """Where it listens. Beyond this host, ``0.0.0.0`` or an address of it: whoever has a rollout's key may then ask."""
     port: PositiveInt = Field(default=PORT, le=65535)
     """Where it listens; all replicas on a host share it."""
-    body_bytes: PositiveInt = 64 * 1024 * 1024
-    """The most that a request may have."""
+    body_bytes: PositiveInt = 16 * 1024 * 1024
+    """The most that a request may have: 128 bytes for each of 131,072 tokens."""
     connections: PositiveInt = 8192
     """The most at once; further ones get status 503."""
     turn_seconds: PositiveFloat = 1800.0
@@ -70,6 +72,9 @@ class GatewaySettings(Settings):
     session_key: str = ""
     """What ``/rl/start_session`` wants as API key, or ``env:NAME``. Empty: whoever reaches the gateway may begin
     sessions."""
+    rewards_by: Literal["reward_key", "api_key"] = "reward_key"
+    """The key of a session with which its reward is set. ``api_key``: the agent's own, as AReaL has it; then whoever
+    writes the session can choose its reward."""
     opens: bool = False
     """A request without a rollout's key is a session of its own, whose reward is 0, as `agent-rl serve` has it."""
 
@@ -114,7 +119,7 @@ class Gateway(Actor):
         self._requests = self._refused = 0
         self._told: set[str] = set()
         self._own_seconds = 0.0
-        self._server = Server(self._respond, settings.body_bytes, settings.connections)
+        self._server = Server(self._respond, settings.body_bytes, settings.connections, admit=self._admit)
         listeners = await listen(settings.address, settings.port, shared=True)
         self._session_key = with_environment(settings.session_key)
         self._order = deque(self.context.link("sessions").targets)
@@ -143,13 +148,23 @@ class Gateway(Actor):
                 raise ClientLeft from error
             await self._refuse(DIALECTS[CHAT], reply, "failed", f"the gateway failed: {type(error).__name__}")
 
+    async def _admit(self, request: Request) -> str:
+        """A large body is read from those alone who have a rollout's key, or the server's."""
+        path, key = _place_of(request)
+        if path in SESSIONS:
+            return f"requests about sessions have at most {FREE_BYTES} bytes"
+        if (generator := self._generator_of(key)) is None:
+            allowed = self.context.settings.opens and self._begins(key)
+            return "" if allowed else "no rollout has this key"
+        given = await self._ask(TurnAsked(key, "", follows=True), generator)  # of no request: it only knows the key
+        return given.why if given.refusal == "key" else ""
+
     async def _route(self, request: Request, reply: Reply) -> None:
-        path, _, _ = request.path.partition("?")
-        key = ""
-        if path.startswith(BY_URL):
-            key, slash, rest = path.removeprefix(BY_URL).partition("/")
-            path = slash + rest
-        key = key or _key_of(request.headers)
+        path, key = _place_of(request)
+        if why := foreign(request.headers, local=not listens_beyond(self.context.settings.address)):
+            _, body = DIALECTS[CHAT].error("key", why)
+            await self._send(reply, 403, body)
+            return
         if path in SESSIONS and request.method == "POST":
             await self._session(path, key, request, reply)
             return
@@ -174,6 +189,7 @@ class Gateway(Actor):
         except RequestError as error:
             await self._refuse(chat, reply, "request", str(error), error.field)
             return
+        asked = replace(asked, by_agent=self.context.settings.rewards_by == "api_key")
         given = await (self._start(key, asked) if asked.what == "start" else self._tell(asked))
         if given.refusal:
             status = 429 if given.refusal == "busy" else 0  # as AReaL has it
@@ -181,12 +197,13 @@ class Gateway(Actor):
             return
         told = {"session_id": given.rollout}
         if asked.what == "start":
-            told |= {"api_key": given.key, "task_id": given.task, "prompt": given.prompt}
+            told |= {"api_key": given.key, "reward_key": given.reward_key}
+            told |= {"task_id": given.task, "prompt": given.prompt}
         await self._send(reply, 200, told)
 
     async def _start(self, key: str, asked: SessionAsked) -> SessionGiven:
         """Begin a session at the next generator that has a rollout for it."""
-        if self._session_key and not hmac.compare_digest(key.encode(), self._session_key.encode()):
+        if not self._begins(key):
             return SessionGiven("key", "sessions begin with the key that session_key of the gateway names")
         given = SessionGiven("busy", "there is no generator")
         for _ in range(len(self._order)):
@@ -195,6 +212,10 @@ class Gateway(Actor):
             if not given.refusal:
                 break
         return given
+
+    def _begins(self, key: str) -> bool:
+        """Whether sessions begin with this key."""
+        return not self._session_key or hmac.compare_digest(key.encode(), self._session_key.encode())
 
     async def _tell(self, asked: SessionAsked) -> SessionGiven:
         """Tell the generator of a session something about it."""
@@ -220,10 +241,9 @@ class Gateway(Actor):
         if generator is None and not self.context.settings.opens:
             await self._refuse(dialect, reply, "key", "no rollout has this key")
             return
+        read = partial(_read, dialect, request)
         try:
-            body = read_body(request.body)
-            evidence = evidence_of(request.headers, body)
-            wanted = dialect.read(body)
+            wanted, evidence = read() if len(request.body) <= FREE_BYTES else await trio.to_thread.run_sync(read)
         except RequestError as error:
             await self._refuse(dialect, reply, "request", str(error), error.field)
             return
@@ -241,18 +261,19 @@ class Gateway(Actor):
 
     async def _turn_of_its_own(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, reply: Reply) -> None:
         """A request that is a session. While none can begin it waits, as at any server that is busy."""
-        session = await self._start(asked.key, SessionAsked("start"))
+        session = await self._start(asked.key, SessionAsked("start", opens=True))
         if session.refusal == "busy":
-            session = await self._start(asked.key, SessionAsked("start", seconds=SESSION_SECONDS / 2))
+            session = await self._start(asked.key, SessionAsked("start", seconds=SESSION_SECONDS / 2, opens=True))
         generator = self._generator_of(session.key)
         if session.refusal or generator is None:
-            await self._refuse(dialect, reply, session.refusal or "failed", session.why)
+            status = 503 if session.refusal == "busy" else 0
+            await self._refuse(dialect, reply, session.refusal or "failed", session.why, status=status)
             return
         try:
             await self._answer(dialect, wanted, replace(asked, key=session.key, again=False), generator, reply)
         finally:
             with trio.move_on_after(SESSION_SECONDS, shield=True):
-                await self._tell(SessionAsked("reward", session.key))
+                await self._tell(SessionAsked("reward", session.reward_key))
                 await self._tell(SessionAsked("end", session.key))
 
     async def _answer(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, generator: str, reply: Reply) -> None:
@@ -362,11 +383,29 @@ def session_asked(path: str, key: str, body: Mapping[str, Any]) -> SessionAsked:
     if what == "end":
         return SessionAsked("end", key)
     reward = body.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise RequestError(f"reward must be a finite number, and it is {reward!r:.100}", "reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST_REWARD:
+        limits = f"from -{LARGEST_REWARD:,.0f} to {LARGEST_REWARD:,.0f}"
+        raise RequestError(f"reward must be a finite number {limits}, and it is {reward!r:.100}", "reward")
     if body.get("interaction_id") is not None:
         raise RequestError("a session has one reward; leave interaction_id out", "interaction_id")
     return SessionAsked("reward", key, reward=float(reward))
+
+
+def _read(dialect: Dialect, request: Request) -> tuple[Wanted, BranchCause | None]:
+    """What a request for a turn says. Raises RequestError."""
+    body = read_body(request.body)
+    evidence = evidence_of(request.headers, body)
+    return dialect.read(body), evidence
+
+
+def _place_of(request: Request) -> tuple[str, str]:
+    """Path and key of a request."""
+    path, _, _ = request.path.partition("?")
+    key = ""
+    if path.startswith(BY_URL):
+        key, slash, rest = path.removeprefix(BY_URL).partition("/")
+        path = slash + rest
+    return path, key or _key_of(request.headers)
 
 
 def _key_of(headers: Mapping[str, str]) -> str:

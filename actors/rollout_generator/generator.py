@@ -24,7 +24,7 @@ from actors.base import Actor, Announce, Call, Push
 from actors.engines.base import Engine, EngineError, EngineFigures, EngineRefusedError, ModelError
 from actors.engines.checking import engine_faults
 from actors.processor_time import seconds_of_children
-from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError
+from actors.rollout_generator.agent_loop import AgentLoop, EnvironmentFaultError, TaskFaultError
 from actors.rollout_generator.harness import Harnesses
 from actors.rollout_generator.kept_turns import LINK, KeptTurns
 from actors.rollout_generator.running import Running, RunningRollouts
@@ -36,9 +36,11 @@ from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableErro
 from actors.rollout_generator.tracing import Tracing
 from actors.rollout_generator.turns import Written
 from actors.rollout_generator.user_loop import UserLoop
+from actors.sandbox.owner.functions import hidden_of
 from actors.user_threads import Pause, interruptible
 from actors.weights.files import model_directory
 from agent_rl.config.addresses import run_digest
+from agent_rl.config.gateway import ROLE as GATEWAY
 from agent_rl.config.gateway import gateway_url
 from agent_rl.config.plugins import PluginError
 from agent_rl.config.topology import SftStage, Topology
@@ -73,7 +75,7 @@ from agent_rl.rollout.episode import Episode, RolloutTally
 from agent_rl.rollout.prompts import ChatFormat, PromptError, load_tokenizer
 from agent_rl.rollout.template import made_format
 from agent_rl.topology_checks.contracts import declaration, format_faults
-from transport import LinkEvent, PeerGone, PeerLeft, PeerReplaced, PeerSilent
+from transport import LinkEvent, PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
 
 def engine_load(
@@ -250,8 +252,9 @@ class RolloutGenerator(Actor):
         self._loop = AgentLoop(self.context, self._chat, self._engine, self._tools, self.tracing)
         url, nursery = gateway_url(self.context.topology, self.context.name), self.context.nursery
         owner = f"{run_digest(self.context.topology)}.{self.context.name}"
+        base, hidden = self.context.base, hidden_of(self.context.topology, self.context.base)
         self._harnesses = Harnesses(
-            self._loop, self._served_rollouts, nursery, url=url, base=self.context.base, log=self.log, owner=owner
+            self._loop, self._served_rollouts, nursery, url=url, base=base, log=self.log, owner=owner, hidden=hidden
         )
         self._sessions = Sessions(self._loop, self._served_rollouts, self.log)
         self._rate = Rate(self.context.now)
@@ -307,7 +310,7 @@ class RolloutGenerator(Actor):
             case TurnAsked():
                 return await self._served_rollouts.answer(message)
             case SessionAsked():
-                return await self._sessions.answer(message)
+                return await self._sessions.answer(message, self.sender)
             case WeightsWanted():
                 return await self._served.part(message)
             case PolicyPublished():
@@ -344,7 +347,7 @@ class RolloutGenerator(Actor):
                     episode = self.make_episode(request)
             except EnvironmentFaultError as error:
                 failure = ("environment_failed", str(error))
-            except (ToolsUnavailableError, EngineError) as error:
+            except (ToolsUnavailableError, EngineError, TaskFaultError) as error:
                 failure = ("failed", str(error))
             finally:
                 running.sampled = True
@@ -385,11 +388,24 @@ class RolloutGenerator(Actor):
             self._running.orphaned()
             self._announced = None  # the new process knows no load
             self._announce_load()  # before it can place these rollouts elsewhere
+        if isinstance(event, PeerSilent | PeerGone | PeerLeft | PeerBack | PeerReplaced):
+            self._gateway_changed(event)
         if isinstance(event, PeerSilent | PeerGone | PeerLeft):
             self._asking.discard(event.peer)
             if not self._asking:
                 self._nobody_asks.set()
                 self._nobody_asks = trio.Event()
+
+    def _gateway_changed(self, event: PeerSilent | PeerGone | PeerLeft | PeerBack | PeerReplaced) -> None:
+        """Programs that fail for a gateway that was lost are not at fault."""
+        if event.peer.rpartition(".")[0] != GATEWAY:
+            return
+        if not isinstance(event, PeerBack):
+            self._served_rollouts.gateway_lost(event.peer)
+        if not isinstance(event, PeerBack | PeerSilent):
+            self._sessions.gateway_lost(event.peer)
+        if isinstance(event, PeerBack | PeerReplaced):
+            self._served_rollouts.gateway_back(event.peer)
 
     async def stop(self) -> None:
         """Finish rollouts for a while. Those that are left then move to other generators, with all their turns.

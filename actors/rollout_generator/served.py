@@ -27,6 +27,7 @@ import trio
 from actors.engines.base import EngineError
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
+from agent_rl.config.hidden import without
 from agent_rl.config.plugins import ContractError
 from agent_rl.messages import Choice, Finish, Refusal, Said, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
 from agent_rl.rollout.completed import token_by_token
@@ -34,7 +35,16 @@ from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
 from agent_rl.rollout.parsing import ParsedCall, begun
 from agent_rl.rollout.prompts import PromptError
-from agent_rl.rollout.said import GatewaySpeech, Spoken, Unfolding, messages_of, said_in, spoken, spoken_so_far
+from agent_rl.rollout.said import (
+    GatewaySpeech,
+    Spoken,
+    Unfolding,
+    messages_of,
+    said_by_others,
+    said_in,
+    spoken,
+    spoken_so_far,
+)
 
 if TYPE_CHECKING:
     from actors.rollout_generator.agent_loop import AgentLoop
@@ -47,6 +57,8 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 0.02
 """The least between two replies with parts of one stream: what was written meanwhile goes together."""
+AT_ONCE_CHARS = 100_000
+"""Of the messages of a request; longer ones become tokens in a thread, so that others are answered meanwhile."""
 KNOWN_ENDS = 10_000
 """Keys of ended rollouts that are told from unknown ones."""
 
@@ -210,11 +222,12 @@ class ServedRollout:
         nursery: trio.Nursery,
         told: Callable[[Written], None] | None = None,
         tools: str = "[]",
+        secrets: Sequence[str] = (),
     ) -> None:
         """``told`` of each turn that is written. Turns that the episode has taken in are given to who asks for them.
 
-        ``tools``: a JSON list of schemas of the environment's tools, which are listed and run where a request lists
-        none.
+        ``secrets`` are hidden where the agent says them: what it says is kept, and trained on. ``tools``: a JSON list
+        of schemas of the environment's tools, which are listed and run where a request lists none.
         """
         self.episode = episode
         self.failure: Exception | None = None
@@ -222,7 +235,9 @@ class ServedRollout:
         """A request had more messages than a sequence has room for."""
         self.over = trio.Event()
         """The rollout has ended, or has failed, and the agent was told so."""
-        self._agent, self._tools = agent, tools
+        self._agent, self._tools, self._secrets = agent, tools, secrets
+        self.disturbed = trio.Event()
+        """Set once a gateway was lost since the program was started."""
         self._chat = agent.chat
         self._writer = TurnWriter(agent, episode)
         self._conversation = Conversation(episode, GatewaySpeech(agent.chat))
@@ -244,27 +259,33 @@ class ServedRollout:
             prompt = strand.whole[: length - len(turn.written)]
             self._resumed.setdefault(turn.place.digest, deque()).append((turn, prompt))
 
-    def _again(self, asked: TurnAsked, turn: CompletedTurn, prompt: Sequence[int]) -> _Ask:
-        """A request whose turn an earlier process has written."""
-        assert turn.place is not None
-        ask = _Ask(turn.place.digest)
-        watch = _Watch(self._chat, ask, 0, asked.stop)
-        watch.began(prompt)
-        watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
-        said = spoken(self._chat, watch.before_stop(self.episode.text_of(turn.written)))
-        watch.finished(said)
-        choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped, cut_at=watch.cut_at)
-        version = int(turn.policies[-1, 1])
-        ask.end(TurnGiven(prompt=np.array(prompt, dtype=np.int32), choices=(choice,), policy_version=version))
-        return ask
+    def _kept(self, asked: TurnAsked, ask: _Ask) -> dict[int, tuple[Choice, int]]:
+        """The choices of a request that an earlier process has written, each with the version of its policy."""
+        found = {}
+        left = self._resumed.get(ask.digest, deque())
+        for number in range(asked.count):
+            at = next((at for at, (turn, _) in enumerate(left) if turn.place and turn.place.choice == number), None)
+            if at is None:
+                continue
+            turn, ask.prompt = left[at]
+            del left[at]
+            assert turn.place is not None
+            watch = _Watch(self._chat, ask, number, asked.stop)
+            watch.wrote(turn.written, turn.logprobs, token_by_token(turn.policies))
+            said = spoken(self._chat, watch.before_stop(self.episode.text_of(turn.written)))
+            watch.finished(said)
+            choice = _choice(said, turn.written, turn.logprobs, stopped=turn.place.stopped, cut_at=watch.cut_at)
+            found[number] = choice, int(turn.policies[-1, 1])
+        return found
 
     def begin_again(self) -> bool:
-        """Whether a reply to the agent was cut, as when a gateway is killed. Then the agent, started again, is given
-        the turns that it was given, in the same order.
+        """Whether a gateway was lost, or a reply to the agent cut. Then the agent, started again, is given the turns
+        that it was given, in the same order.
         """
         asks = list(dict.fromkeys(self._asks.values()))
-        if not any(ask.cut for ask in asks):
+        if not self.disturbed.is_set() and not any(ask.cut for ask in asks):
             return False
+        self.disturbed = trio.Event()
         self._asks.clear()
         self._earlier.clear()
         for ask in asks:
@@ -279,7 +300,7 @@ class ServedRollout:
             if asked.follows:
                 return TurnGiven(refusal="failed", why="the request is not known here; ask again")
             try:
-                found = self._begin(asked)
+                found = await self._begin(asked)
             except PromptError as error:
                 return TurnGiven(refusal="request", why=str(error))
             if isinstance(found, TurnGiven):
@@ -287,22 +308,37 @@ class ServedRollout:
             ask = found
         return await ask.answer(asked)
 
-    def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
+    async def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
+        """Raises PromptError."""
+        asked = replace(asked, messages=tuple(map(self._hidden, asked.messages))) if self._secrets else asked
+        if len(asked.tokens) and (last := int(asked.tokens.max())) >= self._chat.vocabulary:
+            raise PromptError(f"the token {last} is none of the {self._chat.vocabulary} of the tokenizer")
         runs = asked.tools == "[]" and not len(asked.tokens) and self._tools != "[]"
-        given = () if len(asked.tokens) else messages_of(asked.messages, self._tools if runs else asked.tools)
         side = not runs and self._is_side_call(asked)
-        conversation, cause = self._conversation, asked.evidence or self._cause(given, side=side)
+        conversation = self._conversation
+
+        def read() -> tuple[tuple[Message, ...], list[str], BranchCause]:
+            given = () if len(asked.tokens) else messages_of(asked.messages, self._tools if runs else asked.tools)
+            others = said_by_others(given)
+            return given, others, asked.evidence or self._cause(others, side=side)
 
         def plan_now() -> Plan:
             if len(asked.tokens):
                 return conversation.plan_tokens(asked.tokens.tolist())
             return conversation.plan(given, cause)
 
-        plan, as_of = plan_now(), conversation.changes
+        if sum(len(each.content) for each in asked.messages) <= AT_ONCE_CHARS:
+            given, others, cause = read()
+            as_of, plan = conversation.changes, plan_now()
+        else:  # it takes seconds
+            given, others, cause = await trio.to_thread.run_sync(read)
+            as_of = conversation.changes
+            plan = await trio.to_thread.run_sync(plan_now)
 
         def planned() -> Plan:
             return plan if conversation.changes == as_of else plan_now()
 
+        plan = planned()
         prompt = [*(() if plan.strand is None else plan.strand.whole[: plan.shared]), *plan.tokens]
         if asked.counts:
             return TurnGiven(prompt=np.array(prompt, dtype=np.int32))
@@ -310,19 +346,24 @@ class ServedRollout:
         if (earlier := self._earlier.get(digest)) and earlier[0].count == asked.count:
             ask = self._asks[asked.ask] = self._same[digest] = earlier.popleft()
             return ask
-        if self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
-            return TurnGiven(refusal="overflow", why=self._overflow())
         if asked.again and (known := self._same.get(digest)) is not None and known.count == asked.count:
             self._asks[asked.ask] = known
             return known
-        if asked.count == 1 and (left := self._resumed.get(digest)):
-            ask = self._asks[asked.ask] = self._same[digest] = self._again(asked, *left.popleft())
-            return ask
-        ask = self._asks[asked.ask] = self._same[digest] = _Ask(digest, asked.count, prompt=prompt)
+        ask = _Ask(digest, asked.count, prompt=prompt)
+        kept = self._kept(asked, ask)
+        if len(kept) < asked.count and self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
+            return TurnGiven(refusal="overflow", why=self._overflow())
+        self._asks[asked.ask] = self._same[digest] = ask
         self.episode.lists_tools = self.episode.lists_tools or asked.tools != "[]"
-        self._taken_up(given)
-        self._nursery.start_soon(partial(self._write, ask, asked, planned, given if runs else (), side=side))
+        self._taken_up(others)
+        self._nursery.start_soon(partial(self._write, ask, asked, planned, given if runs else (), kept, side=side))
         return ask
+
+    def _hidden(self, said: Said) -> Said:
+        """What an agent said, without secrets."""
+        calls = tuple(replace(call, arguments=without(self._secrets, call.arguments)) for call in said.calls)
+        content, reasoning = without(self._secrets, said.content), without(self._secrets, said.reasoning)
+        return replace(said, content=content, reasoning=reasoning, calls=calls)
 
     def _is_side_call(self, asked: TurnAsked) -> bool:
         """Whether a request is beside the task: its harness says so, another model is named, a single token is asked
@@ -337,23 +378,33 @@ class ServedRollout:
             or (self.episode.lists_tools and asked.tools == "[]" and not len(asked.tokens))
         )
 
-    def _cause(self, given: Sequence[Message], *, side: bool) -> BranchCause:
+    def _cause(self, others: Sequence[str], *, side: bool) -> BranchCause:
         """Why messages that continue nothing begin a conversation."""
-        if any(said_in(text, given) for text in self._texts):
+        if any(said_in(text, others) for text in tuple(self._texts)):
             return "compaction"
         return "side_call" if side else "sub_agent"
 
-    def _taken_up(self, given: Sequence[Message]) -> None:
+    def _taken_up(self, others: Sequence[str]) -> None:
         """What the agent went on with was no side call."""
         for strand in self.episode.strands:
-            if strand.side and any(said_in(self._texts[turn - 1], given) for turn in strand.turns):
+            left_out = strand.side or strand.cause == "side_call"
+            if left_out and any(said_in(self._texts[turn - 1], others) for turn in strand.turns):
                 strand.side, strand.cause = False, "compaction"
 
     async def _write(
-        self, ask: _Ask, asked: TurnAsked, planned: Callable[[], Plan], given: tuple[Message, ...], *, side: bool
+        self,
+        ask: _Ask,
+        asked: TurnAsked,
+        planned: Callable[[], Plan],
+        given: tuple[Message, ...],
+        choices: dict[int, tuple[Choice, int]],
+        *,
+        side: bool,
     ) -> None:
-        """Write the turns of a request. With ``given``, its messages, calls are run here until a turn has none."""
-        choices: list[tuple[Choice, Written] | None] = [None] * asked.count
+        """Write the turns of a request that ``choices`` lacks.
+
+        With ``given``, its messages, calls are run here until a turn has none.
+        """
 
         async def write_turn(number: int, planned: Callable[[], Plan]) -> tuple[Spoken, Written, str]:
             watch = _Watch(self._chat, ask, number, asked.stop, listens=asked.streams)
@@ -366,7 +417,13 @@ class ServedRollout:
                 return said[0].message
 
             written = await self._writer.write(
-                self._conversation, planned, max_tokens=asked.max_tokens or None, watch=watch, said=read, side=side
+                self._conversation,
+                planned,
+                max_tokens=asked.max_tokens or None,
+                watch=watch,
+                said=read,
+                side=side,
+                choice=number,
             )
             self._texts.append(said[0].content)
             watch.finished(said[0])
@@ -384,7 +441,10 @@ class ServedRollout:
                 responses, records = await self._agent.answer(self.episode, calls)
                 for record in records:
                     self.episode.called(record)
-                answered = tuple(Message("tool", text) for text in responses)
+                places = iter(range(len(said.calls)))
+                answers_of = [next(places) if isinstance(call, ParsedCall) else -1 for call in calls]
+                pairs = zip(responses, answers_of, strict=True)
+                answered = tuple(Message("tool", text, answers=place) for text, place in pairs)
                 messages = (*messages, said.message, *answered)
                 shown = "".join(map(_shown, records))
                 trace += f"{said.content}\n{shown}".lstrip()
@@ -395,13 +455,14 @@ class ServedRollout:
             if trace:
                 said = replace(said, reasoning=trace + said.reasoning)
             choice = _choice(said, written.tokens, written.logprobs, stopped=written.stopped, cut_at=cut_at)
-            choices[number] = choice, written
+            choices[number] = choice, int(written.policies[-1, 1])
 
         refusal: tuple[Refusal, str] | None = None
         try:
             async with trio.open_nursery() as nursery:
                 for number in range(asked.count):
-                    nursery.start_soon(write, number)
+                    if number not in choices:
+                        nursery.start_soon(write, number)
         except* NoRoom:
             refusal = "overflow", self._overflow()
         except* RolloutOver:
@@ -415,10 +476,10 @@ class ServedRollout:
         if refusal is not None:
             ask.end(TurnGiven(refusal=refusal[0], why=refusal[1]))
         else:
-            done = [each for each in choices if each is not None]
-            version = max(int(written.policies[-1, 1]) for _, written in done)
+            version = max(version for _, version in choices.values())
             prompt = np.array(ask.prompt, dtype=np.int32)
-            ask.end(TurnGiven(prompt=prompt, choices=tuple(each for each, _ in done), policy_version=version))
+            done = tuple(choices[number][0] for number in range(asked.count))
+            ask.end(TurnGiven(prompt=prompt, choices=done, policy_version=version))
 
     def _record_calls(self, text: str) -> None:
         """The calls of the turn just written. The agent runs them, and nobody hears how they end."""
@@ -484,15 +545,44 @@ class ServedRollouts:
         self._generator = generator
         self._rollouts: dict[str, ServedRollout] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._lost: set[str] = set()
+        self._back = trio.Event()
+
+    def gateway_lost(self, gateway: str) -> None:
+        """Connections of agents have ended: a program that fails now is not at fault."""
+        self._lost.add(gateway)
+        for rollout in self._rollouts.values():
+            rollout.disturbed.set()
+
+    def gateway_back(self, gateway: str) -> None:
+        """A gateway is heard again, or has a new process."""
+        self._lost.discard(gateway)
+        self._back.set()
+        self._back = trio.Event()
+
+    async def gateways_heard(self, seconds: float) -> None:
+        """Wait until all gateways are heard, at most so long."""
+        with trio.move_on_after(seconds):
+            while self._lost:
+                await self._back.wait()
 
     @asynccontextmanager
     async def serving(
-        self, agent: AgentLoop, episode: Episode, told: Callable[[Written], None] | None = None, tools: str = "[]"
+        self,
+        agent: AgentLoop,
+        episode: Episode,
+        told: Callable[[Written], None] | None = None,
+        tools: str = "[]",
+        secrets: Sequence[str] = (),
     ) -> AsyncIterator[tuple[str, ServedRollout]]:
-        """Within this block the rollout is served. Gives its key. ``told`` and ``tools`` as for `ServedRollout`."""
+        """Within this block the rollout is served. Gives its key, which is a secret too. The rest is for
+        `ServedRollout`.
+        """
         key = key_for(self._generator)
         async with trio.open_nursery() as nursery:
-            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery, told, tools)
+            rollout = self._rollouts[key] = ServedRollout(agent, episode, nursery, told, tools, (*secrets, key))
+            if self._lost:
+                rollout.disturbed.set()
             try:
                 yield key, rollout
             finally:
@@ -502,6 +592,10 @@ class ServedRollouts:
                     self._ended.popitem(last=False)
                 rollout.conclude()
                 nursery.cancel_scope.cancel()
+
+    def another_key(self) -> str:
+        """A key of this generator that no rollout has."""
+        return key_for(self._generator)
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:
         """Turns, or parts of them, or why there are none."""

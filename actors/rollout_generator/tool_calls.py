@@ -144,6 +144,7 @@ class ToolCaller:
                 reply = await self._context.link(link)(request, timeout=settings.tool_timeout_seconds, key=key)
                 if not (isinstance(reply, ToolResult) and reply.outcome == "unavailable"):
                     return reply
+                error = reply.stderr or error
             except (CallTimeout, PeerLost, CallFailed) as failure:
                 error = str(failure)
             self._tally.calls_failed += 1

@@ -73,11 +73,12 @@ class TurnWriter:
         watch: Watch | None = None,
         said: Callable[[str], Message] = as_said,
         side: bool = False,
+        choice: int = 0,
     ) -> Written:
         """The model's next turn after what is ``planned`` in the conversation.
 
         ``watch`` sees the tokens as they are written, and may cut the turn. ``said``: the turn as it would come back.
-        ``side``: it is beside the rollout's task.
+        ``side``: it is beside the rollout's task. ``choice``: its number among the turns of a request.
         Raises RolloutOver, NoRoom, EngineError, and PromptError for messages that the chat template does not take.
         """
         episode = self.episode
@@ -97,7 +98,7 @@ class TurnWriter:
             stopped = stopped and (watch is None or not watch.cut_at)
             conversation.wrote(strand, said(text), stopped=stopped)
             asked = plan.digests[-1], len(plan.digests)
-            place = TurnPlace(strand.number, begins, plan.cause, *asked, strand.side, stopped)
+            place = TurnPlace(strand.number, begins, plan.cause, *asked, strand.side, stopped, choice)
             return Written(strand, *turn, stopped, text, place, given)
         finally:
             del self._writing[strand.number]

@@ -20,7 +20,7 @@ import trio
 
 from actors.exits import MemoryKills, describe_exit
 from actors.user_threads import blocked_at
-from agent_rl.files.disk import rotate_open, writing
+from agent_rl.files.disk import rotate_open
 from agent_rl.messages import pipes
 from agent_rl.observe.silence import ProcessSeen
 from transport import DecodeError, Registry
@@ -187,10 +187,13 @@ class ActorChild:
 
     def last_words(self, lines: int = 20) -> list[str]:
         """The last `telling` lines that this process wrote to its stderr file, and its message if they lack it."""
-        with self.stderr.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
-            text = file.read().decode(errors="replace")
+        try:
+            with self.stderr.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._stderr_start, end - LAST_WORDS_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:  # somebody has removed it
+            text = ""
         words, message = telling(text), telling(self.message)
         if message:  # which says it in a line
             words = [line for before, line in pairwise(["", *words]) if not any(map(FRAME.match, (before, line)))]
@@ -227,8 +230,11 @@ def start_child(
     The supervisor's main thread calls this function directly. trio's process functions start processes on worker
     threads, and the parent-death signal fires when the starting *thread* ends.
     """
-    with writing(stderr):
+    try:
+        stderr.parent.mkdir(exist_ok=True)
         file = stderr.open("ab")
+    except OSError:  # the log is lost, and nothing else
+        file = Path(os.devnull).open("ab")  # noqa: SIM115 - entered below
     message = _memory_file()
     lifeline, writing_end = os.pipe()
     os.set_blocking(writing_end, False)
@@ -272,9 +278,9 @@ def message_file() -> int | None:
 def leave_message(text: str) -> None:
     """In an actor's process: leave the last message for the supervisor, in the message file and on stderr."""
     with contextlib.suppress(OSError):  # the disk may be full, and the message may be about that
-        os.write(2, f"{text}\n".encode())
+        os.write(2, f"{text}\n".encode(errors="replace"))
     descriptor = message_file()
     if descriptor is not None:
-        os.write(descriptor, text.encode())
+        os.write(descriptor, text.encode(errors="replace"))
     # Output buffered for a full disk would change the exit status of the interpreter.
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open to the end

@@ -186,5 +186,5 @@ class Ledger:
         if self._directory is not None:
             try:
                 self.document.write(self._directory)
-            except DiskError as error:
+            except (DiskError, OSError) as error:
                 self._say(f"{consequence}: {error}")

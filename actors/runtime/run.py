@@ -88,7 +88,7 @@ async def run_topology(
     with ExitStack() as stack:
         # From here on the run must end in order: signals wait until the supervisor can handle them.
         received = stack.enter_context(trio.open_signal_receiver(*stop_signals()))
-        stack.enter_context(run_lock(directory, hosts))
+        stack.enter_context(run_lock(directory, hosts, topology.main_host))
         try:
             short = check_history(directory, topology, hosts)
         except JournalError as error:
@@ -157,7 +157,7 @@ def _as_before(topology: Topology, former: Document) -> Topology:
             if role in kept.actors:
                 plan_of(role, kept)
         except (PluginError, ValidationError) as error:
-            remedy = f"put its module back, or remove {topology.run.directory / STATE} to go by the file"
+            remedy = f"put its module back, or move {topology.run.directory / STATE} elsewhere to go by the file"
             raise RunRefused(f"{role} was swapped, and cannot be started again: {error}; {remedy}") from error
     return kept
 

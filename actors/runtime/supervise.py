@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from transport import Network
     from transport.inbound import Inbound
 
+NO_DIRECTORY = 2
+"""Exit code: the run directory has gone."""
 KILLED = 130
 """The exit code after a second signal."""
 
@@ -219,8 +221,13 @@ class Supervisor:
 
     async def _watch(self) -> None:
         """Refresh the display, and notice actors that are silent."""
+        directory = self._topology.run.directory
+        known = _identity(directory)
         while True:
             now = trio.current_time()
+            if _identity(directory) != known and not self._ending.is_set():
+                remedy = "put it back, and start the run again: it goes on from its newest checkpoint and its journal"
+                self.fail(f"{directory} was moved or removed under the run; {remedy}", NO_DIRECTORY)
             self._note(*self._silence.tick(now))
             silent = self._silence.silent
             self._note(*self._movement.tick(now, silent))
@@ -303,7 +310,7 @@ class Supervisor:
         if self._topology.main_host in self._hosts:
             try:
                 record_memory_kill(self._topology.run.directory, actor.name)
-            except DiskError as error:
+            except (DiskError, OSError) as error:
                 self._log.warning("that the kernel killed a process is not on disk", error=str(error))
 
     def fail(self, reason: str, exit_code: int) -> None:
@@ -347,7 +354,7 @@ class Supervisor:
         if self._exit_code and self._fault and self._topology.main_host in self._hosts:
             try:
                 record_end(self._topology.run.directory, self._exit_code, self._fault)
-            except DiskError as error:
+            except (DiskError, OSError) as error:
                 self._log.warning("why the run ended is not on disk", error=str(error))
 
     def _end_silence(self, actor: Process) -> None:
@@ -358,3 +365,12 @@ class Supervisor:
         else:
             self.say(f"{text}; it is killed")
             actor.kill(last=True)
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is; None: there is none."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

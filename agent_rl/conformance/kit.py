@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from agent_rl.conformance.client import DIALECTS, EXTRAS, Client, Dialect, Failed, Json, NotApplicable, Talk
 from agent_rl.conformance.traps import CHECKS, UNSEEN, Check
+from agent_rl.observe.words import visible
 
 Outcome: TypeAlias = Literal["passed", "failed", "not applicable"]
 SILENCE = 10.0
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         results = run(**given)
     except KitError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(visible(f"{error}\n"))
         return 2
-    sys.stdout.write(show(results) + "\n")
+    sys.stdout.write(visible(show(results)) + "\n")
     return int(any(each.outcome == "failed" for each in results))

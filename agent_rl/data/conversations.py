@@ -15,7 +15,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,7 +75,7 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
     or roles that do not take turns from the user's to the assistant's.
     """
     chat = read_chat(row)
-    messages = [_message(turn) for turn in chat.turns]
+    messages = [_message(turn) for turn in _answers_in_order(chat.turns)]
     system = chat.system if chat.system is not None else row.get("system_prompt")
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -156,6 +156,21 @@ def called_tools(messages: Sequence[Message]) -> set[str]:
     """The names in the calls that the parser of rollouts reads."""
     calls = (call for message in messages if message["role"] == "assistant" for call in parse_calls(message["content"]))
     return {call.name for call in calls if isinstance(call, ParsedCall)}
+
+
+def _answers_in_order(turns: Sequence[Any]) -> Iterator[Any]:
+    """The turns, with results that name their calls in the order of these. Raises NoConversation for an unknown id."""
+    places: dict[Any, int] = {}
+    for answers, group in groupby(turns, key=lambda turn: isinstance(turn, Mapping) and "tool_call_id" in turn):
+        given = list(group)
+        if answers and places and all(turn["tool_call_id"] for turn in given):
+            if any(turn["tool_call_id"] not in places for turn in given):
+                raise NoConversation("a_result_names_no_call_of_the_turn_before")
+            given.sort(key=lambda turn: places[turn["tool_call_id"]])
+        yield from given
+        calls = given[-1].get("tool_calls") if isinstance(given[-1], Mapping) else None
+        named = calls if isinstance(calls, list) and all(isinstance(each, Mapping) for each in calls) else []
+        places = {call.get("id"): place for place, call in enumerate(named) if isinstance(call.get("id"), str)}
 
 
 def _message(turn: Any) -> Message:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from typing import Any, TypeVar
 
 import structlog
@@ -31,6 +30,8 @@ from agent_rl.messages import (
 
 T = TypeVar("T")
 
+LARGEST_REWARD, LARGEST_FIGURE = 1e6, 1e30
+"""Of a judgement: with larger ones the advantages of a whole step would not be finite."""
 LOST = frozenset({"failed", "cancelled", "prompt_too_long", "environment_failed"})
 """Statuses of rollouts that the model did not bring to an end, so that there is nothing to judge."""
 
@@ -148,17 +149,20 @@ def sound_judgement(judgement: object) -> Judgement:
         raise ContractError(f"returned {judgement!r:.100}; it must return a Judgement")
     numbers = {"reward": judgement.reward, "format_penalty": judgement.format_penalty, **_parts(judgement.parts)}
     for name, value in numbers.items():
-        if not isinstance(value, int | float) or not isfinite(value):
-            raise ContractError(f"returned a Judgement whose {name} is {value!r:.40}; it must be a finite number")
+        most = LARGEST_REWARD if name == "reward" else LARGEST_FIGURE
+        if not isinstance(value, int | float) or not abs(value) <= most:
+            limits = f"a finite number from -{most:,g} to {most:,g}"
+            raise ContractError(f"returned a Judgement whose {name} is {value!r:.40}; it must be {limits}")
     if not isinstance(judgement.success, bool):
         raise ContractError(
             f"returned a Judgement whose success is {judgement.success!r:.40}; it must be True or False"
         )
     if not 0 <= judgement.format_penalty <= 1:
         raise ContractError(f"returned a Judgement whose format_penalty is {judgement.format_penalty}, not from 0 to 1")
-    for name in ("note", "answer"):
+    texts = {"note": judgement.note, "answer": judgement.answer, **{f"part {name!r}": name for name in judgement.parts}}
+    for name, text in texts.items():
         try:
-            getattr(judgement, name).encode()
+            text.encode()
         except (AttributeError, UnicodeEncodeError):
             raise ContractError(f"returned a Judgement whose {name} is no text that can be written as UTF-8") from None
     return replace(

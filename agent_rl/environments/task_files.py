@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from agent_rl.environments.base import TaskError, joined
 from agent_rl.files.disk import disk_errno
-from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.files.reading_json import JsonError, open_file, parse_json
 from agent_rl.messages import Problem
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
@@ -132,6 +132,7 @@ def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _open_text(path: Path) -> IO[str]:
+    open_file(path).close()  # it is no pipe
     if path.suffix == ".gz":
         return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8-sig"))
     return path.open(encoding="utf-8-sig")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from agent_rl.config.plugins import described
 from agent_rl.environments.base import Demonstration, TaskError, TaskSource
+from agent_rl.files.reading_json import read_text
 from agent_rl.messages import Problem
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Restriction:
         if wanted.ids is not None:
             path = base / wanted.ids
             try:
-                lines = path.read_text(encoding="utf-8").splitlines()
+                lines = read_text(path).splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise TaskError(f"filter.ids: cannot read {path}: {error}; name a text file of problem ids") from error
             self._ids = frozenset(line.strip() for line in lines if line.strip())

@@ -130,7 +130,9 @@ def _from_user(message: Fields) -> list[Said]:
     results, texts = [], []
     for block in message.parts("content"):
         if block.text("type") == "tool_result":
-            content = block.joined("content", "text", needed=False)
+            content = block.joined("content", "text", needed=False, between="\n")
+            if block.flag("is_error") and not content.lower().startswith("error"):
+                content = f"Error: {content}"
             results.append(Said("tool", content, call_id=block.text("tool_use_id", "")))
         else:
             texts.append(block.part_text("text"))

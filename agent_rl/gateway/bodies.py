@@ -122,9 +122,11 @@ class Fields:
             raise self.fault(key, f"must be text or a list of parts; it is {_kind(value)}")
         return self.objects(key)
 
-    def joined(self, key: str, *kinds: str, needed: bool = True) -> str:
-        """The joined texts of a content, whose parts are all of the types ``kinds``."""
-        return "".join(part.part_text(*kinds) for part in self.parts(key, kinds[0], needed=needed))
+    def joined(self, key: str, *kinds: str, needed: bool = True, between: str = "") -> str:
+        """The joined texts of a content, whose parts are all of the types ``kinds``. Parts of a tool's result are texts
+        of their own, with a line break ``between`` them.
+        """
+        return between.join(part.part_text(*kinds) for part in self.parts(key, kinds[0], needed=needed))
 
     def part_text(self, *kinds: str) -> str:
         """The text of a part."""

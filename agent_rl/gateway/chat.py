@@ -114,8 +114,10 @@ class Chat(OpenAIErrors):
 
 def _said(message: Fields) -> Said:
     role = message.one_of("role", "system", "developer", "user", "assistant", "tool", "function")
-    content = message.joined("content", "text", needed=role in ("system", "developer", "user"))
-    if role in ("tool", "function"):
+    result = role in ("tool", "function")
+    needed = role in ("system", "developer", "user")
+    content = message.joined("content", "text", needed=needed, between="\n" if result else "")
+    if result:
         return Said("tool", content, call_id=message.text("tool_call_id", ""))
     if role != "assistant":
         return Said("user" if role == "user" else "system", content)

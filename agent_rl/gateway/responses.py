@@ -120,7 +120,7 @@ def _item(item: Fields) -> Said:
     if kind == "function_call":
         return Said("assistant", calls=(call_of(item, item.text("call_id", "")),))
     if kind == "function_call_output":
-        return Said("tool", item.joined("output", *_PARTS), call_id=item.text("call_id", ""))
+        return Said("tool", item.joined("output", *_PARTS, between="\n"), call_id=item.text("call_id", ""))
     if kind == "item_reference":
         raise RequestError(f"{item.path} refers to a stored item: {_KEEPS_NOTHING}", item.path)
     if kind != "message":
@@ -178,7 +178,10 @@ class _Stream:
         (choice,) = given.choices
         cut = choice.finish == "length"
         status, reason = ("incomplete", {"reason": "max_output_tokens"}) if cut else ("completed", None)
-        written = self.part(self._progress.rest(0, choice)) + self._close("completed" if choice.calls else status)
+        written = self.part(self._progress.rest(0, choice))
+        if not self._item and not self._output and not choice.calls:
+            written += self._open("message")  # an empty turn comes back as this item
+        written += self._close("completed" if choice.calls else status)
         written += b"".join(self._call(number, call) for number, call in enumerate(choice.calls))
         usage = counts(given)
         details = {
@@ -202,12 +205,14 @@ class _Stream:
             return b""
         written = b""
         if self._item.get("type") != kind:
-            written = self._close("completed")
-            more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-            written += self._begin("rs" if kind == "reasoning" else "msg", type=kind, content=[], **more)
-            written += self._text_event("response.content_part.added", part=self._part(""))
+            written = self._close("completed") + self._open(kind)
         self._texts.append(text)
         return written + self._text_event(".delta", delta=text)
+
+    def _open(self, kind: str) -> bytes:
+        more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+        written = self._begin("rs" if kind == "reasoning" else "msg", type=kind, content=[], **more)
+        return written + self._text_event("response.content_part.added", part=self._part(""))
 
     def _close(self, status: str) -> bytes:
         """End the item whose text is being written, if there is one.

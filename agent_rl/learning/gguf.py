@@ -187,7 +187,14 @@ def _read(file: Path, named: Path | str) -> Any:
             raise GgufError(f"{named} is no GGUF file: it does not begin with the letters GGUF; name a GGUF file")
     try:
         return GGUFReader(file)
-    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:  # by the place of the damage
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:  # by the place of the damage
         raise _cut_off(named, error) from error
 
 
@@ -218,6 +225,14 @@ class _Source:
         if self._architecture not in ARCHITECTURES:
             known = f"those that can be imported are {', '.join(ARCHITECTURES)}"
             raise GgufError(f"{file} has the architecture {self._architecture!r}, and {known}; {OTHERWISE}")
+        layers, told = (
+            {each.name.split(".")[1] for each in reader.tensors if each.name.startswith("blk.")},
+            "block_count",
+        )
+        if (count := self._own(told)) != len(layers):
+            raise GgufError(
+                f"{file}: {self._architecture}.{told} is {count!r:.40}, and there are {len(layers)}; {DAMAGED}"
+            )
         self._tokens: Sequence[str] = self._told("tokenizer.ggml.tokens", ())
         ids = {name: self._told(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
         self._ids = {**ids, "eot": self._told("tokenizer.ggml.eot_token_id", ids["eos"])}
@@ -235,7 +250,7 @@ class _Source:
         reader = _read(file, named)
         try:
             return cls(named, reader)
-        except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError, MemoryError, RecursionError) as error:
             raise _cut_off(named, error) from error
 
     def _told(self, key: str, default: Any = None) -> Any:

@@ -122,7 +122,8 @@ class SessionAsked:
 
     ``start``: take a rollout that waits for a session, of the problem ``task`` where that is not empty; wait up to
     ``seconds`` for one. ``reward``: the session with this ``key`` has this ``reward``. ``end``: it asks for no more
-    turns.
+    turns. ``by_agent``: the agent's own key may set the reward. ``opens``: the session is of one request at the asking
+    gateway, and ends with it.
     """
 
     what: Literal["start", "reward", "end"]
@@ -130,11 +131,16 @@ class SessionAsked:
     task: str = ""
     reward: float = 0.0
     seconds: float = 0.0
+    by_agent: bool = False
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGiven:
-    """The session. ``key``: of its rollout; ``task`` and ``prompt``: id and text of its problem, given at its start."""
+    """The session. ``key``: of its rollout; ``task`` and ``prompt``: id and text of its problem, given at its start.
+
+    ``reward_key``: with which its reward is set; given at its start.
+    """
 
     refusal: Refusal = ""
     why: str = ""
@@ -142,3 +148,4 @@ class SessionGiven:
     rollout: str = ""
     task: str = ""
     prompt: str = ""
+    reward_key: str = ""

@@ -129,7 +129,7 @@ class TurnPlace:
 
     ``strand`` numbers its sequence. ``begins``: the turn begins it, and ``cause`` says why, where it is a branch.
     ``digest`` is that of the ``said`` messages that asked for the turn. ``side``: it is beside the rollout's task.
-    ``stopped``: it may be continued.
+    ``stopped``: it may be continued. ``choice``: its number among the turns of its request.
     """
 
     strand: int
@@ -139,6 +139,7 @@ class TurnPlace:
     said: int
     side: bool
     stopped: bool
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ def weight_count(directory: Path) -> int | None:
 def read_template(file: Path) -> str:
     """The text of a template file. Raises Unreadable."""
     try:
-        return file.read_text(encoding="utf-8")
+        return reading_json.read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{file} cannot be read ({error})") from error
 

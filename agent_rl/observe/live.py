@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeGuard, TypeVar
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -203,7 +204,15 @@ def _table(actors: Sequence[ActorRow], width: int) -> Table:
 
 
 class SteadyConsole(Console):
-    """A console that raises when its reader has gone. rich's own console would end the process."""
+    """A console that shows the control characters in texts, and raises when its reader has gone.
+
+    rich's own console would obey the characters, and end the process.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The pieces of what is shown. Only pieces that rich makes itself control the terminal."""
+        for piece in super().render(renderable, options):
+            yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
     def on_broken_pipe(self) -> None:
         """Called while the BrokenPipeError is handled."""

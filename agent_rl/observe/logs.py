@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 from agent_rl.files.disk import LossyLines, writing
 
@@ -52,7 +53,7 @@ def open_log(
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.StackInfoRenderer(),
-                structlog.processors.dict_tracebacks,
+                structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),  # secrets
                 structlog.processors.JSONRenderer(default=str),
             ],
             wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -203,11 +203,11 @@ def check_history(directory: Path, topology: Topology, hosts: Sequence[str] | No
         fault = disagreement(knows, newest, kinds)
         if fault is not None and (newest is not None or not _any_folder(directory)):
             raise JournalError(fault)
-    # This check is last, since its remedy (removing the rows) helps only where nothing else is wrong.
+    # This check is last, since its remedy (moving the rows away) helps only where nothing else is wrong.
     if rows > recorded:
         raise JournalError(
-            f"{_behind(path, rows, recorded)}. Put back a later journal, {ELSEWHERE}; or remove {METRICS} to continue "
-            "from this journal and lose the later steps"
+            f"{_behind(path, rows, recorded)}. Put back a later journal, {ELSEWHERE}; or move {METRICS} elsewhere, to "
+            "continue from this journal and lose the later steps"
         )
     return short
 

@@ -15,6 +15,8 @@ from agent_rl.files.disk import DiskError, whole, writing
 from agent_rl.files.leftovers import Unsafe, claim, listens, sweep_one
 from agent_rl.files.reading_json import read_json
 
+RUN_LOCK = "supervisor.lock"
+"""Shared by the supervisors of all hosts of a run; names its main host."""
 DYING_SECONDS = 5.0
 """How long the actors may take to end after their supervisor was killed."""
 
@@ -64,10 +66,10 @@ def _lock_file(directory: Path, host: str) -> Path:
 
 
 @contextlib.contextmanager
-def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
-    """Lock the run directory for these hosts' supervisor.
+def run_lock(directory: Path, hosts: Iterable[str], main_host: str = "") -> Iterator[None]:
+    """Lock the run directory for these hosts' supervisor, and for runs with this main host.
 
-    Raises RunRefused, which names the process that holds the lock.
+    Raises RunRefused, which names the process or the run that holds the lock.
     """
     with writing(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,6 +88,19 @@ def run_lock(directory: Path, hosts: Iterable[str]) -> Iterator[None]:
             with writing(path):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())
+        with writing(directory / RUN_LOCK):
+            (directory / RUN_LOCK).touch(0o600)
+            shared = stack.enter_context((directory / RUN_LOCK).open("a+b", buffering=0))
+        while True:
+            if _locked(shared, fcntl.LOCK_EX):  # no other host's supervisor is there
+                shared.truncate(0)
+                shared.write(main_host.encode())
+            if _locked(shared, fcntl.LOCK_SH):
+                break
+        shared.seek(0)
+        if (other := shared.read().decode(errors="replace")) != main_host:
+            remedy = "stop it, or name another run.directory"
+            raise RunRefused(f"{directory} is in use by another run, whose main host is {other!r}; {remedy}")
         yield
 
 

@@ -309,8 +309,8 @@ class SqliteStore:
 
     def _unusable(self, what: str) -> JournalError:
         remedy = (
-            f"put back a whole copy of it and of {self._payloads.folder.name} and remove {self._log_path.name}, or "
-            "start again in another run.directory"
+            f"move it, {self._log_path.name} and {self._payloads.folder.name} elsewhere and put back a whole copy of "
+            "them, or start again in another run.directory"
         )
         return JournalError(f"{self.path}: not a usable journal ({what}); {remedy}")
 
@@ -335,8 +335,8 @@ class SqliteStore:
 
     def _gone(self, what: str) -> JournalError:
         return JournalError(
-            f"{what} while the run was going; the run cannot go on without it. Put the journal back and remove "
-            f"{self._log_path.name}, or start again in another run.directory"
+            f"{what} while the run was going; the run cannot go on without it. Move what is left elsewhere, put the "
+            f"journal back with its {self._log_path.name}, or start again in another run.directory"
         )
 
     def _identity(self) -> tuple[object, ...]:

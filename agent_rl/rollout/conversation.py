@@ -29,6 +29,7 @@ from agent_rl.rollout.episode import longest_common
 if TYPE_CHECKING:
     from agent_rl.messages import CompletedTurn, PolicyVersion, Problem
     from agent_rl.rollout.episode import Episode, Strand
+    from agent_rl.rollout.parsing import AnyCall
     from agent_rl.rollout.prompts import ChatFormat
 
 SHOWN = 60
@@ -36,11 +37,17 @@ SHOWN = 60
 
 
 class Message(NamedTuple):
-    """A message. ``same``: by which it is recognised when it comes back, in place of its content."""
+    """A message. ``same``: by which it is recognised when it comes back, in place of its content.
+
+    ``calls``: of a turn. ``answers``: of a result, the place of its call among
+    them; -1: it answers none.
+    """
 
     role: str
     content: str
     same: str = ""
+    calls: tuple[AnyCall, ...] = ()
+    answers: int = -1
 
 
 class Speech(Protocol):

@@ -53,6 +53,15 @@ class _Malformed(Exception):  # noqa: N818 - caught in this file
     """Why a call is not valid, in words for the model."""
 
 
+ID_LENGTH = 9
+"""Mistral's templates refuse call ids of other lengths."""
+
+
+def place_id(place: int) -> str:
+    """The id of the call at this place of a turn, where nobody has given one that every template takes."""
+    return f"call{place:0{ID_LENGTH - 4}d}"
+
+
 def parse_calls(text: str) -> tuple[AnyCall, ...]:
     """The calls of a turn in order: every ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_rl.config.plugins import ContractError, called
 from agent_rl.environments.load import sound_prompt
+from agent_rl.files.reading_json import read_text
 from agent_rl.rollout.parsing import AnyCall, MalformedCall, ParsedCall, certain, harmless, parse_calls, without_calls
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ class ChatFormat:
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
         eos = tokenizer.eos_token_id
         self.stop_tokens: frozenset[int] = frozenset({self.end_of_turn} | ({eos} if eos is not None else set()))
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the tokenizer knows: below this number."""
+        return len(self._tokenizer)
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """The prompt up to the model's first token. The last one is kept: a group's samples share their prompt."""
@@ -555,7 +561,7 @@ def load_tokenizer(directory: Path, topology: Topology, base: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     file = template_file(topology, base)
     if file is not None:
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        tokenizer.chat_template = read_text(file)
     elif topology.model.chat_template is not None:
         tokenizer.chat_template = OURS[topology.model.chat_template]
     return tokenizer

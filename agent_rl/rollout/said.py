@@ -14,14 +14,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.conversation import Message
-from agent_rl.rollout.parsing import CLOSING, OPENING, ParsedCall, begun, parse_calls
+from agent_rl.rollout.parsing import (
+    CLOSING,
+    OPENING,
+    AnyCall,
+    MalformedCall,
+    ParsedCall,
+    begun,
+    parse_calls,
+    place_id,
+)
 from agent_rl.rollout.prompts import PromptError
 
 if TYPE_CHECKING:
@@ -41,8 +50,14 @@ class Spoken:
 
     @property
     def message(self) -> Message:
-        """The turn, as it would come back."""
-        return _assistant(Said("assistant", self.content, self.reasoning, self.calls))
+        """The turn, as it would come back, and with the ids that the model wrote."""
+        turn = _assistant(Said("assistant", self.content, self.reasoning, self.calls))
+        pairs = zip(turn.calls, self.calls, strict=True)
+        return turn._replace(
+            calls=tuple(
+                replace(call, id=own.id) if own.id and isinstance(call, ParsedCall) else call for call, own in pairs
+            )
+        )
 
 
 def spoken(chat: ChatFormat, text: str) -> Spoken:
@@ -75,14 +90,44 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def messages_of(said: Sequence[Said], tools: str) -> tuple[Message, ...]:
-    """The messages of a request. Consecutive ones of the assistant are one turn."""
+    """The messages of a request. Consecutive ones of the assistant are one turn.
+
+    Results stand in the order of the calls that they answer. Raises PromptError for one that names none of the turn.
+    """
     found = [Message(TOOLS, tools, _canonical(tools))]
+    calls: tuple[SaidCall, ...] = ()
     for role, group in groupby(said, key=lambda each: each.role):
+        given = list(group)
         if role == "assistant":
-            found.append(_assistant(_joined(list(group))))
+            turn = _joined(given)
+            calls = turn.calls
+            found.append(_assistant(turn))
+        elif role == "tool":
+            answers = sorted(zip(_answered(given, calls), given, strict=True), key=lambda each: each[0])
+            found += [Message(role, each.content, answers=place) for place, each in answers]
         else:
-            found += [Message(role, each.content) for each in group]
+            found += [Message(role, each.content) for each in given]
     return tuple(found)
+
+
+def _answered(results: Sequence[Said], calls: Sequence[SaidCall]) -> list[int]:
+    """The places of the calls that results of tools answer: by id, or the only one that is left.
+
+    A turn without calls may have had one that is malformed: its results answer none. Raises PromptError.
+    """
+    places = {call.id: place for place, call in enumerate(calls) if call.id}
+    named = {result.call_id for result in results}
+    left = [place for place, call in enumerate(calls) if not call.id or call.id not in named]
+    found = []
+    for result in results if calls else ():
+        alone = left[0] if len(left) == 1 and not (result.call_id and calls[left[0]].id) else None
+        place = places.get(result.call_id, alone)
+        if place is None:
+            of = f"has the id {result.call_id!r:.80}" if result.call_id else "has no id"
+            known = ", ".join(f"{call.id!r:.80}" for call in calls)
+            raise PromptError(f"a result of a tool {of}; name the call that it answers: the turn before has {known}")
+        found.append(place)
+    return found or [-1] * len(results)
 
 
 def _joined(turns: Sequence[Said]) -> Said:
@@ -97,14 +142,22 @@ def _joined(turns: Sequence[Said]) -> Said:
 
 
 def _assistant(said: Said) -> Message:
-    tagged = [
-        f'{OPENING}{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}{CLOSING}'
-        for call in said.calls
-    ]
+    tagged = [_tagged(place, call) for place, call in enumerate(said.calls)]
     thought = f"{THOUGHT_OPENING}\n{said.reasoning}\n{THOUGHT_CLOSING}\n\n" if said.reasoning else ""
-    content = thought + "\n".join(part for part in (said.content, *tagged) if part)
+    content = thought + "\n".join(part for part in (said.content, *(text for text, _ in tagged)) if part)
     same = [said.content.strip(), [[call.name, _canonical(call.arguments)] for call in said.calls]]
-    return Message("assistant", content, json.dumps(same))
+    return Message("assistant", content, json.dumps(same), calls=tuple(call for _, call in tagged))
+
+
+def _tagged(place: int, call: SaidCall) -> tuple[str, AnyCall]:
+    """A call in its tags, and as it is read there. Arguments that are no JSON object are the text of one."""
+    name = json.dumps(call.name, ensure_ascii=False)
+    for arguments in (call.arguments, json.dumps({"arguments": call.arguments}, ensure_ascii=False)):
+        text = f'{OPENING}{{"name": {name}, "arguments": {arguments}}}{CLOSING}'
+        read = parse_calls(text)
+        if len(read) == 1 and isinstance(read[0], ParsedCall):
+            return text, replace(read[0], id=place_id(place))
+    return text, read[0]  # a call without a name
 
 
 def _canonical(text: str) -> str:
@@ -142,7 +195,8 @@ class GatewaySpeech:
                 turn = given[0]
                 tokens += self._chat.given_turn_tokens(turn.content)
             elif turn is not None:
-                calls = parse_calls(turn.content)
+                answered = [each.answers for each in given if each.role == "tool"]
+                calls = [turn.calls[at] if at >= 0 else MalformedCall("") for at in answered]
                 tokens += self._chat.between_tokens([(each.role, each.content) for each in given], calls)
         if messages and messages[-1].role == "assistant":
             raise PromptError("the last message is the assistant's; a turn that has begun cannot be continued")
@@ -153,11 +207,19 @@ LEAST_QUOTED = 8
 """Characters of a text that is found within another one; a shorter one may be there by chance."""
 
 
-def said_in(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a text of the model is what others say in these messages, or, if it is not too short, a part of it."""
-    solid = re.sub(r"\s+", " ", text).strip()
-    others = (re.sub(r"\s+", " ", each.content).strip() for each in messages if each.role in {"user", "system"})
+def said_by_others(messages: Sequence[Message]) -> list[str]:
+    """The texts of these messages that users and systems say, with single blanks."""
+    return [_solid(each.content) for each in messages if each.role in {"user", "system"}]
+
+
+def said_in(text: str, others: Sequence[str]) -> bool:
+    """Whether a text of the model is one of these, or, if it is not too short, a part of one."""
+    solid = _solid(text)
     return bool(solid) and any(solid == each or (len(solid) >= LEAST_QUOTED and solid in each) for each in others)
+
+
+def _solid(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
 
 
 class Unfolding:

@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent_rl.rollout.parsing import (
+    ID_LENGTH,
     OPENING,
     AnyCall,
     ParsedCall,
@@ -27,6 +28,7 @@ from agent_rl.rollout.parsing import (
     parse_calls,
     parse_list,
     parse_object,
+    place_id,
     without_calls,
 )
 from agent_rl.rollout.prompts import EMPTY, ChatFormat, PromptError
@@ -47,8 +49,6 @@ PROBE_CALL = ParsedCall("probe", {"text": 'a "word" < 2'})
 QUESTION = {"role": "user", "content": "What is 1 + 1?"}
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _MARK = "TURN-MARK"
-ID_LENGTH = 9
-"""Mistral's templates refuse call ids of other lengths."""
 
 
 class TemplateFormat(ChatFormat):
@@ -340,7 +340,7 @@ def made_format(
 
 def _with_id(call: ParsedCall, number: int) -> ParsedCall:
     usable = len(call.id) == ID_LENGTH and call.id.isalnum()
-    return call if usable else replace(call, id=f"call{number:0{ID_LENGTH - 4}d}")
+    return call if usable else replace(call, id=place_id(number))
 
 
 def _marked(text: str) -> str:

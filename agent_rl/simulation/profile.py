@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from agent_rl.files.reading_json import read_text
 from agent_rl.simulation.costs import CostTable
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -167,7 +168,7 @@ def read_profile(name: str) -> Profile:
     """
     path = FOLDER / f"{name}.toml" if name in names() else Path(name)
     try:
-        return Profile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Profile.model_validate(tomllib.loads(read_text(path)))
     except FileNotFoundError as error:
         raise ProfileError(f"there is no profile {name}; name a file, or one of {', '.join(names())}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

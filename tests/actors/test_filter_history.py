@@ -120,7 +120,7 @@ def test_a_journal_that_is_taken_away_ends_the_run(tmp_path: Path, harm: Callabl
 
     message = stopped_with(main)
     assert message.startswith(f"{tmp_path / 'run' / 'journal.sqlite'} was ")
-    assert "while the run was going; the run cannot go on without it. Put the journal back" in message
+    assert "while the run was going; the run cannot go on without it. Move what is left elsewhere" in message
 
 
 def test_a_filter_that_starts_again_without_its_journal_ends_the_run(tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_a_judge_that_raises_hangs_or_returns_rubbish_is_a_fault_with_its_place(
     faults = {
         "raises": "fails with ZeroDivisionError: no (test_tool_executor.py, line",
         "hangs": "took longer than judge_seconds = 0.5 (test_tool_executor.py, line",
-        "nan": "whose reward is nan; it must be a finite number (test_tool_executor.py, line",
+        "nan": "whose reward is nan; it must be a finite number from -1e+06 to 1e+06 (test_tool_executor.py, line",
         "none": "returned None; it must return a Judgement (test_tool_executor.py, line",
     }
 

@@ -89,6 +89,18 @@ def run(tmp_path: Path) -> Iterator[SyntheticRun]:
     made.close()
 
 
+async def test_requests_that_ask_for_nothing_end_nothing(run: SyntheticRun) -> None:
+    async with served(run.directory) as port:
+        for method, path, status in (
+            ("HEAD", "/events", 200),
+            ("HEAD", "/", 200),
+            ("GET", "/trajectory?key=g.0.0&run=0000000005", 404),
+            ("GET", "/trajectory?key=g.0.0&run=" + "9" * 5000, 400),
+        ):
+            assert (await ask(port, path, method))[0] in {status, 404}, path
+        assert (await ask(port, "/"))[0] == 200
+
+
 async def test_a_change_of_a_run_under_way_reaches_a_viewer_within_a_second(run: SyntheticRun) -> None:
     async with served(run.directory) as port, events(port) as messages:
         rows: set[str] = set()

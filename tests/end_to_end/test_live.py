@@ -61,7 +61,7 @@ def session(port: int, number: int) -> bool:
     post(port, "/rl/end_session", key)
     if number % 3 == 2:
         return False
-    return post(port, "/rl/set_reward", key, reward=float(number % 2))[0] == 200
+    return post(port, "/rl/set_reward", begun["reward_key"], reward=float(number % 2))[0] == 200
 
 
 class Users:
@@ -139,7 +139,9 @@ def test_what_a_session_may_not_do_is_said(tmp_path: Path) -> None:
         status, begun = post(port, "/rl/start_session", KEY)
         assert status == 200
         key = begun["api_key"]
-        for wrong in (None, True, "1", float("1e999")):
+        assert post(port, "/rl/set_reward", key, reward=1)[0] == 401, "the agent does not choose its reward"
+        key = begun["reward_key"]
+        for wrong in (None, True, "1", float("1e999"), 1e39):
             status, said = post(port, "/rl/set_reward", key, reward=wrong)
             assert status == 400, said
             assert "finite number" in said["error"]["message"]

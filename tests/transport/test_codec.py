@@ -276,6 +276,9 @@ def test_nesting_is_bounded_on_both_sides():
         decode(with_header(cloud(), put("extra", deep)), REGISTRY)
     with pytest.raises(DecodeError, match="not msgpack"):
         decode([b"\x91" * 100_000 + b"\x01"], REGISTRY)
+    for depth in (900, 1000, 1020):  # near the bounds of msgpack and of Python
+        with pytest.raises(DecodeError, match=r"not msgpack|wire version 'list'"):
+            decode([b"\x91" * depth + b"\x01"], REGISTRY)
 
 
 @pytest.mark.parametrize(("last", "beyond"), [(-(1 << 63), -(1 << 63) - 1), ((1 << 63) - 1, 1 << 63)])

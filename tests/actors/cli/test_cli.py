@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
+from actors.cli import output
 from actors.cli.main import command_line, main
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import RunRefused
@@ -206,6 +211,36 @@ def test_what_prevents_a_run_is_one_clear_line(file, monkeypatch, capsys, error,
     replace_run(monkeypatch, run_topology)
     assert main(["run", str(file)]) == 2
     assert capsys.readouterr().err.strip() == message
+
+
+OBEYED = "\x1b]0;owned\x07\x9b31m\r\x7f"
+ROOT = Path(__file__).parents[3]
+
+
+def test_control_characters_of_others_reach_no_terminal(tmp_path, capsys):
+    output.say(f"said {OBEYED}")
+    output.complain(f"told {OBEYED}\ud83d")
+    console = output.table_console()
+    table = Table("a", OBEYED, title=OBEYED)
+    table.add_row(OBEYED, Text(OBEYED))
+    console.print(OBEYED, table, Panel(OBEYED))
+    assert main(["check", str(tmp_path / OBEYED)]) == main(["eval", "--" + OBEYED]) == main(["status", OBEYED]) == 2
+    lines = "".join(capsys.readouterr())
+    assert not [line for line in lines.splitlines() if any(each in line for each in OBEYED if not each.isprintable())]
+    assert "said \u241b]0;owned\u2407\u27e8U+009B\u27e931m\u240d\u2421\n" in lines
+
+
+def test_the_command_line_and_displays_have_no_other_ways_out():
+    folders = ("actors/cli", "actors/cluster", "actors/runtime", "agent_rl/observe", "agent_rl/conformance")
+    ways = re.compile(r"(?<![\w.])print\(|std(?:out|err)\.write\(|(?<![\w.])Console\(")
+    found = {
+        str(file.relative_to(ROOT)): len(lines)
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+        if (lines := [line for line in file.read_text().splitlines() if ways.search(line) and "visible(" not in line])
+    }
+    # A flush; what is made visible just before, in colours and on a console.
+    assert found == {"actors/cli/output.py": 1, "actors/cli/chat.py": 1, "agent_rl/observe/live.py": 1}
 
 
 def test_a_bug_keeps_its_traceback(file, monkeypatch):

@@ -7,6 +7,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import trio
 
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
+from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from agent_rl.config.topology import Container, Harness
 from agent_rl.environments.harness import outcome_of
 from agent_rl.messages import Sampling, ToolCall, ToolResult
@@ -24,6 +26,7 @@ from tests import builders
 from tests.actors.gateway.stand import Stand, stand
 from tests.actors.sandbox.container_stand import state
 from tests.actors.sandbox.running import require
+from transport import PeerReplaced
 
 __all__ = ["state"]
 
@@ -120,7 +123,7 @@ async def test_a_client_that_leaves_and_one_that_is_slow_harm_nobody(tmp_path: P
                 client.sendall(data)
 
         body = b'{"stream": true, "messages": [{"role": "user", "content": "Go."}]}'
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n".encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n".encode()
         for data in (b"", b"\x00\xff\r\n\r\n", head, head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)):
             await trio.to_thread.run_sync(leave, data)
         status, _ = await at.post(key, {"messages": [user("x" * 6000)]})
@@ -198,6 +201,87 @@ async def test_a_program_whose_reply_was_cut_is_started_again_and_goes_on_with_i
         assert outcome is not None
         assert (outcome.status, outcome.output) == ("status 0", "turn 1 " * 40 + "True\n")
         assert trained(episode) == written(at)
+
+
+ASK = """
+import json, os, pathlib, sys, time, urllib.request
+def ask(text):
+    body = json.dumps({"messages": [{"role": "user", "content": text}]})
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+FRAGILE = f"""{ASK}
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x")
+if sys.argv[2] == "asks":
+    ask("Go.")
+if len(starts.read_text()) <= int(sys.argv[3]):
+    time.sleep(0.5)
+    sys.exit(1)  # as a client does whose connection is reset
+"""
+
+
+@pytest.mark.parametrize(
+    ("lost", "asks", "failing", "starts", "ends"),
+    [
+        (True, "asks", 1, 2, "status 0"),
+        (False, "asks", 9, 1, "status 1"),
+        (True, "asks", 9, 4, ToolsUnavailableError("came to no end of its own: status 1")),
+        (True, "nothing", 9, 4, ToolsUnavailableError("came to no end of its own: status 1")),
+        (False, "nothing", 9, 1, EnvironmentFaultError("asked for no turn; it ended with status 1")),
+    ],
+)
+async def test_whose_fault_the_end_of_a_program_is(
+    tmp_path: Path, lost: bool, asks: str, failing: int, starts: int, ends: str | Exception
+) -> None:
+    (tmp_path / "starts").write_text("")
+    async with stand(tmp_path, lambda *_: "fine") as at:
+        command = (sys.executable, "-c", FRAGILE, str(tmp_path / "starts"), asks, str(failing))
+        run, episode = harnessed(at, isolation="off", command=command)
+
+        async def lose() -> None:
+            while lost:
+                at.generator.peer_changed(PeerReplaced("gateway.0", 1))
+                await trio.sleep(0.2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose)
+            with nullcontext() if isinstance(ends, str) else pytest.raises(type(ends), match=str(ends)):
+                await run()
+            nursery.cancel_scope.cancel()
+        assert len((tmp_path / "starts").read_text()) == starts
+        outcome = outcome_of(episode.transcript)
+        assert (outcome and outcome.status) == (ends if isinstance(ends, str) else None)
+        assert episode.turns == (asks == "asks"), "the same turn is given again"
+
+
+async def test_secrets_that_an_agent_says_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_KEY", "hunter2-hunter2")
+    names = ("OPENAI_API_KEY", "SEARCH", "SIZE")
+    code = f"{ASK}\nask(' '.join(os.environ[name] for name in {names}))"
+    async with stand(tmp_path, lambda *_: "fine") as at:
+        environment = {"SEARCH": "env:SEARCH_KEY", "SIZE": "512"}
+        run, episode = harnessed(at, isolation="off", command=(sys.executable, "-c", code), environment=environment)
+        await run()
+        told = at.generator._chat.decode(episode.tokens) + str(episode.transcript)
+        assert ("hunter2" in told, "sk-rollout" in told) == (False, False)
+        assert "(a secret) (a secret) 512" in told
+
+
+async def test_requests_of_other_sites_and_of_no_tokens_are_refused(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "fine") as at, at.rollout() as (key, episode):
+        body = {"messages": [user("Go.")]}
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            assert (await at.post(key, body, headers=headers))[0] == 403
+        tokens = {"token_ids": [5, 1_000_000], "sampling_params": {"max_tokens": 5}}
+        status, said = await at.post(key, tokens, "/inference/v1/generate")
+        assert (status, "the token 1000000 is none of the" in said["error"]["message"]) == (400, True)
+        large = {"messages": [user("x" * 100_000)]}
+        assert (await at.post("sk-rollout-0-guessed", large))[0] == 401
+        assert (await at.post(key, large))[0] == 400, "it leaves no room in a sequence"
+        assert (await at.post(key, body))[0] == 200
+        assert (episode.turns, episode.ended) == (1, None)
 
 
 @pytest.fixture

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import trio
 
 from actors.engines.base import TurnRequest, TurnResult
 from actors.rollout_generator.agent_loop import AgentLoop
-from actors.rollout_generator.served import ServedRollout
+from actors.rollout_generator.served import ServedRollout, ServedRollouts
+from actors.rollout_generator.sessions import Sessions
+from agent_rl.environments.harness import outcome_of
 from agent_rl.learning.tiny import build_tokenizer
-from agent_rl.messages import CompletedTurn, PolicyVersion, Said, Sampling, TurnAsked, TurnGiven
+from agent_rl.messages import CompletedTurn, PolicyVersion, Said, Sampling, SessionAsked, TurnAsked, TurnGiven
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.keys import generator_of, key_for
 from agent_rl.rollout.prompts import ChatFormat
@@ -34,10 +37,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.requests: list[TurnRequest] = []
+        self.before = 0
+        """Turns that were written by an earlier process."""
 
     async def generate(self, request: TurnRequest) -> TurnResult:
         self.requests.append(request)
-        number = len(self.requests)
+        number = self.before + len(self.requests)
         tokens = [*CHAT.encode(f"turn number {number}{'.' * number}"), CHAT.end_of_turn]
         count = min(len(tokens), request.max_tokens)
         arrays = (
@@ -153,6 +158,38 @@ async def test_where_a_turn_stands_and_what_is_trained(story: list[Any]) -> None
         }
 
 
+TWICE = ["Go.", {"count": 2, "max_tokens": 60}, "0", "Go. | =1 | On.", "0", "Go. | =2 | On.", "1again"]
+
+
+@pytest.mark.parametrize("story", [*(pytest.param(story, id=name) for name, story in STORIES), TWICE])
+async def test_a_rollout_that_goes_on_after_a_kill_ends_as_one_that_nothing_disturbed(story: list[Any]) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = []
+    for each in story:
+        if isinstance(each, dict):
+            requests[-1][1].update(each)
+        elif not re.fullmatch(r"\d[a-z_]*(-.*)?", each):
+            requests.append((each, {}))
+
+    async def told(kept: list[CompletedTurn]) -> tuple[Any, ...]:
+        async with agent(kept) as at:
+            at.texts.clear()
+            at.engine.before = len(kept)
+            choices = [(await at.says(words, **changes)).choices for words, changes in requests]
+            made = at.episode.trajectory(generator="g", seconds=0.0)
+            strands = [(each.cause, each.side, each.whole, each.turns) for each in at.episode.strands]
+            return (
+                strands,
+                made.excluded,
+                made.unpack().loss_mask.tolist(),
+                [each.content for row in choices for each in row],
+            )
+
+    whole: list[CompletedTurn] = []
+    undisturbed = await told(whole)
+    for cut in range(1, len(whole)):
+        assert await told(whole[:cut]) == undisturbed, cut
+
+
 async def test_tokens_in_place_of_messages_are_no_side_call_and_go_on_where_they_extend_a_turn() -> None:
     async with agent() as at:
         first = await at.says("Go.")
@@ -210,7 +247,7 @@ async def test_turns_of_an_earlier_process_are_given_in_their_order_then_new_one
         assert (at.where, again.prompt.tolist()) == ("4again", before[0].prompt.tolist())
     async with agent(list(kept)) as at:
         assert len((await at.says("Go.", count=2, max_tokens=60)).choices) == 2
-        assert len(at.engine.requests) == 2, "several turns are no turn of the earlier process"
+        assert len(at.engine.requests) == 1, "the second of several turns is no turn of the earlier process"
 
 
 @pytest.mark.parametrize("stop", [(), ("number",), ("1.",)])
@@ -273,6 +310,55 @@ async def test_an_agent_that_is_started_again_after_a_cut_reply_gets_its_turns_i
         texts = [(await at.says(words)).choices[0].content for words in ("Go.", "Go.", "Other.", "Go.")]
         assert texts == ["turn number 1.", "turn number 2..", "turn number 3...", "turn number 4...."]
         assert not at.rollout.begin_again()
+
+
+@asynccontextmanager
+async def session(
+    told: list[bool], sender: str = "gateway.0", **asked: Any
+) -> AsyncIterator[tuple[Any, Episode, Sessions]]:
+    """A session that has a turn; ``told`` whether its rollout was kept."""
+    served, engine = ServedRollouts(0), Engine()
+    loop = AgentLoop(SimpleNamespace(now=trio.current_time), CHAT, engine, None)  # type: ignore[arg-type]
+    sessions = Sessions(loop, served, structlog.get_logger())
+    episode = Episode(builders.request(sampling=Sampling(1.0, 5000, 20)), CHAT, 900, begun=False)
+
+    async def run() -> None:
+        told.append(await sessions.run(episode, "prompt", 60, "[]"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        given = await sessions.answer(SessionAsked("start", seconds=5, **asked), sender)
+        assert (await served.answer(TurnAsked(given.key, "a", messages=(Said("user", "Go."),)))).choices
+        yield given, episode, sessions
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+async def test_the_reward_of_a_session_has_a_key_of_its_own(by_agent: bool) -> None:
+    told: list[bool] = []
+    async with session(told) as (given, episode, sessions):
+        for key, allowed in ((given.key, by_agent), (given.reward_key, True)):
+            reward = SessionAsked("reward", key, reward=0.5, by_agent=by_agent)
+            assert (await sessions.answer(reward, "gateway.0")).refusal == ("" if allowed else "key")
+        assert given.reward_key != given.key
+        assert not (await sessions.answer(SessionAsked("end", given.key), "gateway.0")).refusal
+        await trio.sleep(1)
+        outcome = outcome_of(episode.transcript)
+        assert (told, outcome and outcome.reward) == ([True], 0.5)
+        assert (await sessions.answer(SessionAsked("reward", given.reward_key), "gateway.0")).refusal == "ended"
+
+
+@pytest.mark.parametrize(("opens", "lost", "kept"), [(True, "gateway.1", False), (True, "gateway.0", True), (False, "gateway.1", True)])  # fmt: skip
+async def test_a_gateway_that_is_lost_takes_the_sessions_of_its_own_requests_with_it(
+    opens: bool, lost: str, kept: bool
+) -> None:
+    told: list[bool] = []
+    async with session(told, "gateway.1", opens=opens) as (given, _, sessions):
+        sessions.gateway_lost(lost)
+        await trio.sleep(1)
+        assert told == ([] if kept else [False])
+        if kept:
+            for what, key in (("reward", given.reward_key), ("end", given.key)):
+                assert not (await sessions.answer(SessionAsked(what, key), "gateway.1")).refusal  # type: ignore[arg-type]
 
 
 def test_a_key_names_the_replica_that_made_it() -> None:

@@ -185,10 +185,11 @@ async def test_waiting_for_model_and_tools_is_no_time_of_the_loops_own(tmp_path:
 
 async def test_tools_that_no_executor_runs_fail_the_rollout(tmp_path: Path, model: Path) -> None:
     def reply(call: ToolCall) -> ToolResult:
-        return ToolResult(call.call, "unavailable", "", "", "", 0.0, 0.0)
+        return ToolResult(call.call, "unavailable", "", "the MCP server 's' is gone", "", 0.0, 0.0)
 
     made = await sampled(tmp_path, model, uses_its_tool, reply=reply, tool_attempts=1)
     assert (made.status, made.reason[:18]) == ("failed", "tools unavailable:")
+    assert made.reason.endswith("; the last: the MCP server 's' is gone")
 
 
 async def test_calls_in_a_loops_turns_are_text(tmp_path: Path, model: Path) -> None:

@@ -38,6 +38,8 @@ def test_a_process_whose_disk_took_no_words_has_its_message_as_last_words(tmp_pa
     )
     (tmp_path / "stderr").write_text(f"{traceback}{message}\n")
     assert child.last_words() == [message]
+    (tmp_path / "stderr").unlink()
+    assert child.last_words() == [message], "somebody has removed it"
 
 
 def test_a_successor_that_says_what_is_no_message_is_killed_and_says_why(tmp_path: Path) -> None:

@@ -603,5 +603,7 @@ async def test_a_swap_whose_class_is_gone_after_a_kill_is_named_with_the_remedy(
     document.changed("second", other, ["a key"])
     (world.folder / "run").mkdir()
     document.write(world.folder / "run")
-    with pytest.raises(RunRefused, match=r"second was swapped.*a_module_that_is_gone.*state\.json to go by the file"):
+    with pytest.raises(
+        RunRefused, match=r"second was swapped.*a_module_that_is_gone.*state\.json elsewhere to go by the file"
+    ):
         await run_topology(topology, world.path)

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -182,6 +183,36 @@ def test_a_full_disk_before_the_first_actor_is_one_clear_line(stage, tmp_path, c
             trio.run(partial(run_topology, topology, stage.path, entry_module=ENTRY))
 
 
+@pytest.mark.parametrize("lost", ["log", "logs", "moved", "removed"])
+def test_a_log_that_is_removed_costs_lines_and_a_run_directory_the_run(stage, capsys, lost):
+    topology = stage.topology(a="")
+    directory, heard = topology.run.directory, []
+
+    async def during():
+        heard.extend(await stage.await_news(1))
+        if lost == "moved":
+            directory.rename(stage.folder / "elsewhere")
+        elif lost == "removed":
+            shutil.rmtree(directory)
+        elif lost == "logs":
+            shutil.rmtree(directory / "logs")
+        else:
+            (directory / "logs" / "a.0.stderr").unlink()
+        if lost.startswith("log"):
+            os.kill(heard[0][2], signal.SIGKILL)
+            heard.extend(await stage.await_news(1))
+            press(signal.SIGTERM)
+
+    code = supervise(stage, topology, during)
+    said = capsys.readouterr().out
+    if lost.startswith("log"):
+        assert (code, [event for event, *_ in heard]) == (0, ["up", "up"])
+    else:
+        assert code == 2
+        assert f"{directory} was moved or removed under the run; put it back, and start the run again" in said
+    assert "Traceback" not in said
+
+
 def test_what_ignores_sigterm_is_killed_with_all_it_started(stage, capsys):
     topology = stage.topology(a='settings = { behaviour = "stubborn" }')
     heard = []
@@ -283,6 +314,14 @@ def test_a_run_directory_has_one_supervisor(tmp_path):
         with run_lock(tmp_path / "run", ["b"]):
             pass
     with run_lock(tmp_path / "run", ["a", "b"]):
+        pass
+    with run_lock(tmp_path / "run", ["a"], "a"):
+        with run_lock(tmp_path / "run", ["b"], "a"):
+            pass
+        refused = pytest.raises(RunRefused, match="in use by another run, whose main host is 'a'; stop it")
+        with refused, run_lock(tmp_path / "run", ["c"], "c"):
+            pytest.fail("got in")
+    with run_lock(tmp_path / "run", ["c"], "c"):
         pass
 
 

@@ -45,8 +45,13 @@ UNSOUND = {
         "whose format_penalty is 2, not from 0 to 1",
     ),
     "a note that is none": (Judgement(1.0, success=True, note=None), "whose note is no text"),
+    "half a character in a part": (
+        Judgement(1.0, success=True, parts={"\ud83d": 1.0}),
+        "whose part '\\ud83d' is no text",
+    ),
     "half a character": (Judgement(1.0, success=True, answer="\ud83d"), "whose answer is no text"),
     "what raises": (ZeroDivisionError("no"), "Mine.judge_at_once fails with ZeroDivisionError: no"),
+    "half a character in an error": (ValueError("\ud83d"), "fails with ValueError: \ufffd ("),
 }
 
 

@@ -90,6 +90,53 @@ def test_a_tool_asks_its_server_and_one_with_state_knows_that_it_was_called(tmp_
     assert private.render(first) == "b"
 
 
+def page(name, **more):
+    return {"tools": [F | {"name": name}]} | more
+
+
+@pytest.mark.parametrize("last", [{}, {"nextCursor": None}, {"nextCursor": ""}])
+def test_a_list_of_tools_ends_without_a_cursor(last):
+    listing = mcp.Listing()
+    assert listing.add(page("f", nextCursor="2")) == "2"
+    assert listing.add(page("g", **last)) is None
+    assert [each["name"] for each in listing.tools] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        ([page("f", nextCursor="a"), page("g", nextCursor="b"), page("h", nextCursor="a")], "the cursor 'a' again, so"),
+        ([page("f", nextCursor=[1])], r"the cursor \[1\], which is no text"),
+        ((page(f"t{n}", nextCursor=str(n)) for n in range(10**9)), "lists more than 1000 tools, 100 pages or"),
+        ([{"tools": [F] * 1001}], "lists more than 1000 tools"),
+        ([{"tools": [F | {"description": "a" * mcp.MESSAGE_BYTES}]}], f"or {mcp.MESSAGE_BYTES} bytes; offer fewer"),
+    ],
+    ids=["a circle", "no text", "endless", "many tools", "long"],
+)
+def test_a_list_of_tools_without_an_end_is_a_fault(pages, said):
+    listing = mcp.Listing()
+    with pytest.raises(McpError, match=said):
+        any(not listing.add(each) for each in pages)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("[" * 200 + "]" * 200, "JSON nested deeper than 100 levels"),
+        ("[" * 100_000 + "]" * 100_000, "JSON nested too deeply"),
+        ("9" * 5000, "a number has thousands of digits"),
+    ],
+)
+def test_json_that_nothing_else_could_handle_is_one_fault(value, said):
+    with pytest.raises(McpError, match=f"wrote .* is no JSON-RPC message: {said}"):
+        mcp.received(f'{{"jsonrpc": "2.0", "id": 1, "result": {{"content": {value}}}}}'.encode())
+
+
+def test_half_of_a_surrogate_pair_becomes_a_character_everywhere():
+    said = mcp.received(rb'{"jsonrpc": "2.0", "id": 1, "\udc00": ["\ud83d", "\ud83d\ude00", {"a": "\u00e4 \ud83d!"}]}')
+    assert said == {"jsonrpc": "2.0", "id": 1, "\ufffd": ["\ufffd", "\U0001f600", {"a": "\u00e4 \ufffd!"}]}
+
+
 def test_a_schema_that_changed_is_named_and_another_description_is_not():
     assert mcp.changed_tool([F], [F | {"description": "other"}, {"name": "g"}]) == ""
     assert mcp.changed_tool([F], [F | {"inputSchema": {"type": "object"}}]) == "f"

@@ -200,6 +200,14 @@ def test_a_log_on_a_full_disk_stops_nobody_and_says_what_it_lost(tmp_path: Path)
     rows = [json.loads(line) for line in (tmp_path / "logs" / "learner.0.jsonl").read_text().splitlines()]
     said = [(row["event"], row.get("lines")) for row in rows]
     assert said == [("first", None), ("log lines lost", 3), ("again", None)]
+    with open_log(tmp_path, "learner.1") as log:
+        passwords = {"her": "hunter%d" % 2}  # noqa: UP031 - the source line has no secret
+        try:
+            passwords["his"]
+        except KeyError:
+            log.exception("failed")
+    written = (tmp_path / "logs" / "learner.1.jsonl").read_text()
+    assert ("KeyError" in written, "hunter2" in written) == (True, False)
     with small_disk(tmp_path / "small", "8k") as disk:  # even its file cannot be made larger than nothing
         (disk / "logs").mkdir()
         fill(disk)

@@ -40,7 +40,11 @@ def test_blocks_become_messages_and_results_come_before_the_text() -> None:
             "content": [
                 {"type": "text", "text": "now"},
                 {"type": "tool_result", "tool_use_id": "t1", "content": "1", "is_error": True},
-                {"type": "tool_result", "tool_use_id": "t2", "content": [{"type": "text", "text": "2"}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": [{"type": "text", "text": "2"}, {"type": "text", "text": "b"}],
+                },
             ],
         },
         {"role": "system", "content": "later"},
@@ -49,8 +53,8 @@ def test_blocks_become_messages_and_results_come_before_the_text() -> None:
     ) == (
         Said("user", "ab"),
         Said("assistant", "so", "hm", (SaidCall("f", '{"a": "é"}', "t1"), SaidCall("g", "{}", "t2"))),
-        Said("tool", "1", call_id="t1"),
-        Said("tool", "2", call_id="t2"),
+        Said("tool", "Error: 1", call_id="t1"),
+        Said("tool", "2\nb", call_id="t2"),
         Said("user", "now"),
         Said("system", "later"),
         Said("assistant", "done"),

@@ -41,7 +41,7 @@ def test_messages_stay_in_place_and_as_they_were_written() -> None:
         {"role": "system", "content": "later"},
         {"role": "assistant", "content": "so", "reasoning_content": "aha", "annotations": []},
         {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "function", "name": "f", "content": "3"},
+        {"role": "function", "name": "f", "content": [{"type": "text", "text": each} for each in "3b"]},
     ) == (
         Said("system", "be brief"),
         Said("user", "hi"),
@@ -50,7 +50,7 @@ def test_messages_stay_in_place_and_as_they_were_written() -> None:
         Said("system", "later"),
         Said("assistant", "so", "aha"),
         Said("assistant", calls=(SaidCall("f", "{}"),)),
-        Said("tool", "3"),
+        Said("tool", "3\nb"),
     )
 
 

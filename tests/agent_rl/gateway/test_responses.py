@@ -36,7 +36,11 @@ def test_items_become_messages_and_what_the_model_wrote_one_turn() -> None:
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":  1}', "id": "fc_1"},
         {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "1"},
-        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": each} for each in "2b"],
+        },
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "then"}], "encrypted_content": "xx"},
         {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
         {"role": "system", "content": "later"},
@@ -45,7 +49,7 @@ def test_items_become_messages_and_what_the_model_wrote_one_turn() -> None:
         Said("user", "hi"),
         Said("assistant", "so", "hm", (SaidCall("f", '{"a":  1}', "c1"), SaidCall("g", "{}", "c2"))),
         Said("tool", "1", call_id="c1"),
-        Said("tool", "2", call_id="c2"),
+        Said("tool", "2\nb", call_id="c2"),
         Said("assistant", "", "then", (SaidCall("f", "{}", "c3"),)),
         Said("system", "later"),
     )
@@ -93,7 +97,8 @@ def test_a_turn_that_was_cut_is_incomplete() -> None:
     body = replied(RESPONSES, {"input": "hi"}, given(choice("Hel", finish="length")))
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert body["output"][-1]["status"] == "incomplete"
-    assert replied(RESPONSES, {"input": "hi"}, given(choice("")))["output"] == []
+    (empty,) = replied(RESPONSES, {"input": "hi"}, given(choice("")))["output"]
+    assert (empty["type"], empty["content"][0]["text"]) == ("message", "")  # so that it comes back
     short = choice("a")
     object.__setattr__(short, "logprobs", short.logprobs[:1])
     assert "logprobs" not in replied(RESPONSES, {"input": "hi", "return_token_ids": True}, given(short))

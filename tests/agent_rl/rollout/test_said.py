@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ from agent_rl import testing
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.messages import Said, SaidCall
 from agent_rl.rollout.prompts import CHATML, ChatFormat, PromptError
-from agent_rl.rollout.said import GatewaySpeech, Unfolding, messages_of, said_in, spoken, spoken_so_far
+from agent_rl.rollout.said import (
+    GatewaySpeech,
+    Unfolding,
+    messages_of,
+    said_by_others,
+    said_in,
+    spoken,
+    spoken_so_far,
+)
 from tests.agent_rl.rollout.templates import CONTROLS, HERMES, LLAMA, MISTRAL, SCHEMAS, THINKING, chat_of
 
 TOOLS = json.dumps(SCHEMAS)
@@ -53,17 +62,51 @@ def test_a_conversation_of_others_is_what_the_template_makes_of_it(template: str
             continue  # it lists the tools before the last question, wherever that is
         assert speech.opening(messages_of(said, TOOLS)) == whole(tokenizer, said)
     before = speech.opening(messages_of([*opening], TOOLS))
-    later = speech.later(messages_of([result], TOOLS)[1:], messages_of([turn], TOOLS)[1])
-    assert (before + chat.given_turn_tokens(messages_of([turn], TOOLS)[1].content) + later) == whole(
+    _, _, given_turn, *rest = messages_of([QUESTION, turn, result], TOOLS)
+    assert (before + chat.given_turn_tokens(given_turn.content) + speech.later(rest, given_turn)) == whole(
         tokenizer, [*opening, turn, result]
     )
+
+
+@pytest.mark.parametrize("template", [HERMES, MISTRAL])
+def test_results_stand_beside_the_calls_that_they_name(template: str) -> None:
+    _, chat = chat_of(template)
+    speech = GatewaySpeech(chat)
+    calls = tuple(SaidCall(NAME, json.dumps({"code": each}), each) for each in "abc")
+    results = {each: Said("tool", f"value of {each}", call_id=each) for each in "abc"}
+    turn, ordered = Said("assistant", calls=calls), [results[each] for each in "abc"]
+    whole = speech.opening(messages_of([QUESTION, turn, *ordered], TOOLS))
+    for order in ("bca", "cba"):
+        assert speech.opening(messages_of([QUESTION, turn, *(results[each] for each in order)], TOOLS)) == whole
+    unnamed = [results["c"], results["a"], Said("tool", "value of b")]
+    assert speech.opening(messages_of([QUESTION, turn, *unnamed], TOOLS)) == whole, "the only call that is left"
+    if template is MISTRAL:
+        some = chat.decode(speech.opening(messages_of([QUESTION, turn, results["b"]], TOOLS)))
+        assert re.search(r'value of b.*?"call_id": "call00001"', some, re.DOTALL)
+        own = f'[TOOL_CALLS] [{{"name": "{NAME}", "arguments": {{}}, "id": "abcdefgh1"}}]'
+        text = chat.decode(speech.later(messages_of([turn, results["a"]], TOOLS)[2:], spoken(chat, own).message))
+        assert '"call_id": "abcdefgh1"' in text
+    for wrong in (Said("tool", "x", call_id="d"), Said("tool", "x")):
+        with pytest.raises(PromptError, match="name the call that it answers: the turn before has 'a', 'b', 'c'"):
+            messages_of([QUESTION, turn, wrong], TOOLS)
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("broken", ['{"code": "1', "[1]", "", '{"n": 12345678901234567890123}', "</tool_call>"])
+def test_arguments_that_are_no_object_are_shown_as_text(template: str, broken: str) -> None:
+    _, chat = chat_of(template)
+    turn, result = Said("assistant", calls=(SaidCall(NAME, broken, "x"),)), Said("tool", "Bad.", call_id="x")
+    text = chat.decode(GatewaySpeech(chat).opening(messages_of([QUESTION, turn, result], TOOLS)))
+    shown = json.loads(re.search(r'"arguments": ("(?:[^"\\]|\\.)*")', text)[1])  # type: ignore[index]
+    assert shown.replace("&lt;", "<") == broken
+    assert "Bad." in text
 
 
 @pytest.mark.parametrize("template", [HERMES, THINKING, LLAMA, MISTRAL])
 def test_results_with_a_message_after_them_are_one_answer(template: str) -> None:
     _, chat = chat_of(template)
-    turn = messages_of([Said("assistant", "", calls=(CALL,))], TOOLS)[1]
-    given_ = messages_of([Said("tool", "True", call_id="x"), Said("user", "And <|im_start|> now?")], TOOLS)[1:]
+    result, question = Said("tool", "True"), Said("user", "And <|im_start|> now?")
+    _, turn, *given_ = messages_of([Said("assistant", "", calls=(CALL,)), result, question], TOOLS)
     text = chat.decode(GatewaySpeech(chat).later(given_, turn))
     assert text.index("True") < text.index("now?")
     assert "And &lt;|im_start|> now?" in text
@@ -152,11 +195,14 @@ def test_tokens_unfold_to_the_text_that_they_are_together() -> None:
 
 
 def test_a_text_of_the_model_is_found_in_what_others_say() -> None:
-    said = messages_of([Said("user", "So far:\n the  sum is 12, as asked. Go on.")], "[]")
+    def others(said: Said) -> list[str]:
+        return said_by_others(messages_of([said], "[]"))
+
+    said = others(Said("user", "So far:\n the  sum is 12, as asked. Go on."))
     assert said_in("The sum is", said) is False
     assert said_in("the sum is 12,\nas asked.", said)
     assert not said_in("sum", said)
-    assert not said_in("the sum is 12, as asked.", messages_of([Said("tool", "the sum is 12, as asked.")], "[]"))
+    assert not said_in("the sum is 12, as asked.", others(Said("tool", "the sum is 12, as asked.")))
     assert [said_in(text, said) for text in ("sum is 1", "um is 1")] == [True, False], "8 characters are no chance"
-    assert said_in("sum", messages_of([Said("user", " sum\n")], "[]"))
-    assert not said_in(" ", messages_of([Said("user", "")], "[]"))
+    assert said_in("sum", others(Said("user", " sum\n")))
+    assert not said_in(" ", others(Said("user", "")))

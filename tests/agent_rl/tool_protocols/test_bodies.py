@@ -37,6 +37,7 @@ def test_a_submission_is_a_program_with_the_limits_of_the_service() -> None:
     [
         (ProgramEnd(Run(0, " 1\n", "", 0.5)), (True, True, "", 0.5, " 1\n", "")),
         (ProgramEnd(Run(0, "2\n", "w", 0.5)), (False, True, "", 0.5, "2\n", "w")),
+        (ProgramEnd(Run(0, "1\n[cut", "", 0.5, cut=True)), (False, True, "output_limit", 0.5, "1\n[cut", "")),
         (ProgramEnd(Run(1, "1\n", "0123456789", 0.5)), (False, False, "", 0.5, "1\n", "01234567")),
         (ProgramEnd(Run(None, "1\n", "", 3.0)), (False, False, "worker_timeout", 3.0, "1\nSuicid", "")),
         (ProgramEnd(Run(None, fault="broken")), (False, False, "internal_error", 0.0, None, "broken")),
