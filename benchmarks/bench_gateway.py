@@ -99,7 +99,7 @@ class Options:
 def post(key: str, said: list[Any], **more: Any) -> bytes:
     """A request for the next turn of a conversation."""
     body = json.dumps({"model": "agent-rl", "messages": said, **more})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -354,7 +354,7 @@ async def fuzz(at: Stand, options: Options, figures: Figures) -> None:
     (beside,) = (each for each in made if each.rollout == wanted[0].rollout)
     told = (len(beside.transcript.texts), beside.branches, beside.status)
     undisturbed = all(replies) and told == (len(replies), (), "finished")
-    alive = (await at.ask(b"GET /v1/models HTTP/1.1\r\nHost: gateway\r\n\r\n")).status == 200
+    alive = (await at.ask(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 200
     clean = options.requests - faults.total()
     figures |= {"gateway_fuzzed": clean, "gateway_fuzzed_of": options.requests, "gateway_fuzzed_closed": closed}
     figures["gateway_undisturbed"] = float(undisturbed and alive)

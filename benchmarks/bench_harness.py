@@ -228,7 +228,7 @@ def present(mark: str) -> set[str]:
 async def measure(folder: Path, options: Options) -> dict[str, float]:
     """Alone, then beside the hostile ones."""
     before = present(str(folder))
-    async with control_groups("host", None, 32768) as groups, bench(folder, groups) as made:
+    async with control_groups("host", None, 32768, programs=True) as groups, bench(folder, groups) as made:
         print("control groups:", ", ".join(groups.limits) or f"none ({'; '.join(groups.lacking)})")
         await made.honest(5)
         quiet = await made.honest(options.rollouts)

@@ -114,7 +114,7 @@ class Host:
                 command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
             )
             output = done.stdout.decode(errors="replace")
-            if done.returncode == 0 or "nothing would change" in output:
+            if done.returncode == 0 or any(each in output for each in ("nothing would change", "the run is ending")):
                 return began, output
             if "has not started yet" not in output or time.monotonic() > until:
                 raise RunFailed(f"{shlex.join(words)}: {output}")
