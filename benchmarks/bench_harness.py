@@ -42,7 +42,7 @@ OUTPUT_BYTES = MIB
 RESTART_SECONDS = 1.0
 """The least from one start of a hostile program to its next."""
 SCRIPT = """\
-import os, signal, socket, subprocess, sys, threading, time
+import os, resource, signal, socket, subprocess, sys, threading, time
 
 def ask():
     with socket.create_connection(("127.0.0.1", PORT)) as gateway:
@@ -69,6 +69,10 @@ def flood():
 def memory():
     held = []
     while True: held.append(bytearray(8 << 20))
+
+def shared():
+    held = os.memfd_create("held")
+    while True: os.write(held, bytes(8 << 20))
 
 def disk():
     for number in range(1 << 20): open(f"/tmp/{number}", "wb").write(bytes(1 << 20))
@@ -107,12 +111,15 @@ def escape():
     reached("network", lambda: socket.create_connection(("10.0.0.1", 80), 0.2))
     reached("local", lambda: socket.create_connection(("127.0.0.1", GATEWAY), 0.2))
     reached("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0agent-rl-bench") is None)
+    reached("virtual machines", lambda: socket.socket(socket.AF_VSOCK))
+    reached("limits", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (9, 9)))
+    reached("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19) is None)
     time.sleep(0.2)
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
 """
-HOSTILE = ("spin", "fork", "flood", "memory", "disk", "daemons", "threads", "connections", "escape", "spin")
+HOSTILE = ("spin", "fork", "flood", "memory", "disk", "daemons", "threads", "connections", "escape", "shared")
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,7 @@ from actors.sandbox.isolation.control_groups import ControlGroups, control_group
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
 from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Kubernetes, Limits, Runner
-from actors.sandbox.owner.programs import START_SECONDS, Program, StartError, Zygote, installation
+from actors.sandbox.owner.programs import LOST, START_SECONDS, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
 from agent_rl import adapters
 from agent_rl.config.addresses import is_loopback
@@ -400,7 +400,7 @@ def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) 
     }
     files = {name: without(secrets, text) for name, text in told.get("files", {}).items()}
     checked = {f"check_{name}": text for name, text in check.items()}
-    lost = bool(told.get("fault"))  # of the warden: what a program does ends in a status
+    lost = told.get("fault") == LOST  # other faults of the warden are the program's doing
     return HarnessOutcome(status, without(secrets, program.text), files, **checked, lost=lost)
 
 

@@ -34,7 +34,7 @@ from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
 from agent_rl.rollout.parsing import ParsedCall, begun
-from agent_rl.rollout.prompts import PromptError
+from agent_rl.rollout.prompts import LONG_TEXT, PromptError
 from agent_rl.rollout.said import (
     GatewaySpeech,
     Spoken,
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 0.02
 """The least between two replies with parts of one stream: what was written meanwhile goes together."""
-AT_ONCE_CHARS = 100_000
-"""Of the messages of a request; longer ones become tokens in a thread, so that others are answered meanwhile."""
 KNOWN_ENDS = 10_000
 """Keys of ended rollouts that are told from unknown ones."""
 
@@ -310,6 +308,9 @@ class ServedRollout:
 
     async def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
         """Raises PromptError."""
+        size = sum(len(each.content) for each in asked.messages)
+        if self.episode.longest is not None and size > self.episode.longest * self._chat.longest_token:
+            return TurnGiven(refusal="overflow", why=self._overflow())  # however they are encoded
         asked = replace(asked, messages=tuple(map(self._hidden, asked.messages))) if self._secrets else asked
         if len(asked.tokens) and (last := int(asked.tokens.max())) >= self._chat.vocabulary:
             raise PromptError(f"the token {last} is none of the {self._chat.vocabulary} of the tokenizer")
@@ -327,7 +328,7 @@ class ServedRollout:
                 return conversation.plan_tokens(asked.tokens.tolist())
             return conversation.plan(given, cause)
 
-        if sum(len(each.content) for each in asked.messages) <= AT_ONCE_CHARS:
+        if size <= LONG_TEXT:
             given, others, cause = read()
             as_of, plan = conversation.changes, plan_now()
         else:  # it takes seconds

@@ -33,7 +33,7 @@ from agent_rl.data.rows import json_line
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.disk import writing
-from agent_rl.files.reading_json import JsonError, open_file, parse_json
+from agent_rl.files.reading_json import JsonError, lines_of, open_file, parse_json
 from agent_rl.rollout.prompts import PromptError
 from agent_rl.rollout.supervised import Masked
 
@@ -165,7 +165,7 @@ def _lines(name: str, path: Path) -> Iterator[bytes]:
     try:
         open_file(path).close()  # it is no pipe
         with cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as lines:
-            for line in lines:
+            for line in lines_of(lines):
                 yield line if line.endswith(b"\n") else line + b"\n"
     except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"{name}: cannot be read ({error}); is it JSONL, or gzip if it ends in .gz?") from error

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from agent_rl.environments.base import TaskError, joined
 from agent_rl.files.disk import disk_errno
-from agent_rl.files.reading_json import JsonError, open_file, parse_json
+from agent_rl.files.reading_json import JsonError, lines_of, open_file, parse_json
 from agent_rl.messages import Problem
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
@@ -114,7 +114,7 @@ def read_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _json_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with _open_text(path) as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(lines_of(lines), start=1):
                 if not line.strip():
                     continue
                 where = f"{name}:{number}"

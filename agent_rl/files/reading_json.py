@@ -7,12 +7,12 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, AnyStr, BinaryIO
 
-MOST_BYTES = 256 << 20
-"""Of a file that is read whole."""
+MOST_BYTES, LINE_LENGTH = 256 << 20, 64 << 20
+"""Of a file that is read whole, and of a line of one that is read line by line."""
 MAX_DEPTH = 100
 """Levels of others' JSON. Python's own limit would be met later, where a value is shown, written or sent."""
 
@@ -76,6 +76,14 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         if os.fstat(file.fileno()).st_size > most:  # it may have holes, and be larger than the disk
             raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
         return file.read(most)
+
+
+def lines_of(file: IO[AnyStr], most: int = LINE_LENGTH) -> Iterator[AnyStr]:
+    """The lines of an open file. Raises OSError for one of more than ``most`` characters or bytes."""
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise OSError(errno.EFBIG, f"a line has more than {most} characters")
+        yield line
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:

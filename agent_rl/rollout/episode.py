@@ -179,7 +179,7 @@ class Episode:
         self._answered_under = PolicyVersion(0, 0)
         """The policy of the last answer."""
         self._chat = chat
-        self._longest = longest
+        self.longest = longest
         self._observes = observes
         self._calls_per_turn = calls_per_turn
         self._calls: tuple[AnyCall, ...] = ()
@@ -202,8 +202,8 @@ class Episode:
         the rollout ends here.
         """
         self._first.shared = list(prompt)
-        if self._longest is not None and self._longest - len(prompt) < self._room:
-            self._shrink(self._longest)
+        if self.longest is not None and self.longest - len(prompt) < self._room:
+            self._shrink(self.longest)
 
     @property
     def _first(self) -> Strand:
@@ -256,9 +256,9 @@ class Episode:
     def budget_of(self, strand: Strand) -> int:
         """Number of response tokens left to a strand."""
         left = self._room - self.lengths[1]
-        if self._longest is None:
+        if self.longest is None:
             return left
-        return min(left, self._longest - len(strand.shared) - len(strand.tokens))
+        return min(left, self.longest - len(strand.shared) - len(strand.tokens))
 
     def room_after(self, plan: Plan) -> tuple[int, int]:
         """Numbers of response tokens that are left to the rollout after what is planned, and to the sequence.
@@ -267,7 +267,7 @@ class Episode:
         """
         count = len(plan.tokens)
         left = self._room - self.lengths[1] - (0 if plan.strand is None else count)
-        return left, left if self._longest is None else self._longest - plan.shared - count
+        return left, left if self.longest is None else self.longest - plan.shared - count
 
     @property
     def turns(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,6 +56,8 @@ PROBES = {
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which templates look for a thought."""
 _MARK = "ASSISTANT-MARK"
+LONG_TEXT = 100_000
+"""Characters of a text that takes long to encode."""
 
 
 class PromptError(Exception):
@@ -108,6 +111,11 @@ class ChatFormat:
         self._last_prompt: tuple[Problem | None, tuple[int, ...]] = (None, ())
         eos = tokenizer.eos_token_id
         self.stop_tokens: frozenset[int] = frozenset({self.end_of_turn} | ({eos} if eos is not None else set()))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters of a token."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def vocabulary(self) -> int:
@@ -409,7 +417,9 @@ class ChatFormat:
         """The tokens of a text, control tokens included."""
         if self._fast is None:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+        if len(text) < LONG_TEXT:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return list(self._fast.encode_batch([text], add_special_tokens=False)[0].ids)  # other threads go on meanwhile
 
     def differences(self) -> list[str]:
         """Where a conversation that is built turn by turn differs from the template's rendering of the whole.
