@@ -158,10 +158,11 @@ async def test_where_a_turn_stands_and_what_is_trained(story: list[Any]) -> None
         }
 
 
+TAKEN_UP = ["Go.", "0", "Sum up.", NONE, "1", "Before: {2}", "2", "Sum up. | =2 | More.", NONE, "1", "So?", "3"]
 TWICE = ["Go.", {"count": 2, "max_tokens": 60}, "0", "Go. | =1 | On.", "0", "Go. | =2 | On.", "1again"]
 
 
-@pytest.mark.parametrize("story", [*(pytest.param(story, id=name) for name, story in STORIES), TWICE])
+@pytest.mark.parametrize("story", [*(pytest.param(story, id=name) for name, story in STORIES), TWICE, TAKEN_UP])
 async def test_a_rollout_that_goes_on_after_a_kill_ends_as_one_that_nothing_disturbed(story: list[Any]) -> None:
     requests: list[tuple[str, dict[str, Any]]] = []
     for each in story:
