@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
+from itertools import count
 
 import h11
 import trio
@@ -22,6 +23,7 @@ FREE_BYTES = 64 * 1024
 """Of a body that is read before its sender is known."""
 HELD_BYTES = 256 * 1024 * 1024
 """Of all bodies that are being read or answered; a further one has to wait."""
+PAUSE_EVENTS = 256
 LINGER_SECONDS = 2.0
 SEND_SECONDS = 30.0
 """How long a client may take to read a piece."""
@@ -203,7 +205,9 @@ class Server:
         head: Request | None = None
         admitted = False
         with trio.move_on_after(IDLE_SECONDS) as scope:
-            while True:
+            for number in count():
+                if number % PAUSE_EVENTS == PAUSE_EVENTS - 1:  # of chunks of a byte, a piece has thousands
+                    await trio.lowlevel.checkpoint()
                 event = connection.next_event()
                 if event is h11.NEED_DATA:
                     if connection.they_are_waiting_for_100_continue:

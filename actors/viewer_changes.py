@@ -66,7 +66,7 @@ def change_asked(body: bytes) -> tuple[int, Wanted]:
             all(isinstance(each, str) for each in settings)
         ):
             wanted = SwapWanted(role, path, tuple(settings), fresh=new, only_check=False)
-        case {"change": "scale", "role": str(role), "number": int(number)} if 0 <= number < MOST:
+        case {"change": "scale", "role": str(role), "number": int(number)} if number is not True and 0 <= number < MOST:
             wanted = ScaleWanted(role, int(number))
         case {"change": "drain", "host": str(host)}:
             wanted = DrainWanted(host)

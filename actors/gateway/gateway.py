@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from agent_rl.config.hidden import with_environment
 from agent_rl.environments.judging import LARGEST_REWARD
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
-from agent_rl.gateway.bodies import read_body
+from agent_rl.gateway.bodies import checked, openai_error, read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
 from agent_rl.gateway.evidence import evidence_of
 from agent_rl.messages import Int32Vector, Refusal, SessionAsked, SessionGiven, TurnAsked, TurnGiven
@@ -50,6 +51,8 @@ SESSIONS = {"/rl/start_session": "start", "/rl/set_reward": "reward", "/rl/end_s
 """As AReaL names them."""
 
 
+_QUOTED = re.compile(r"'.*'|sk-[\w-]+", re.DOTALL)
+"""What a client wrote, which may be a secret."""
 SESSION_SECONDS = 30.0
 """How long a generator may take to answer about a session."""
 
@@ -119,7 +122,7 @@ class Gateway(Actor):
         self._requests = self._refused = 0
         self._told: set[str] = set()
         self._own_seconds = 0.0
-        self._server = Server(self._respond, settings.body_bytes, settings.connections, admit=self._admit)
+        self._server = Server(self._respond, settings.body_bytes, settings.connections, _told, self._admit)
         listeners = await listen(settings.address, settings.port, shared=True)
         self._session_key = with_environment(settings.session_key)
         self._order = deque(self.context.link("sessions").targets)
@@ -185,7 +188,7 @@ class Gateway(Actor):
         """Begin a session, take its reward, or end it."""
         chat = DIALECTS[CHAT]
         try:
-            asked = session_asked(path, key, read_body(request.body or b"{}"))
+            asked = session_asked(path, key, checked(read_body(request.body or b"{}")).content)
         except RequestError as error:
             await self._refuse(chat, reply, "request", str(error), error.field)
             return
@@ -261,9 +264,10 @@ class Gateway(Actor):
 
     async def _turn_of_its_own(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, reply: Reply) -> None:
         """A request that is a session. While none can begin it waits, as at any server that is busy."""
-        session = await self._start(asked.key, SessionAsked("start", opens=True))
-        if session.refusal == "busy":
-            session = await self._start(asked.key, SessionAsked("start", seconds=SESSION_SECONDS / 2, opens=True))
+        with trio.CancelScope(shield=True):  # a client that leaves must not leave a session behind
+            session = await self._start(asked.key, SessionAsked("start", opens=True))
+            if session.refusal == "busy":
+                session = await self._start(asked.key, SessionAsked("start", seconds=SESSION_SECONDS / 2, opens=True))
         generator = self._generator_of(session.key)
         if session.refusal or generator is None:
             status = 503 if session.refusal == "busy" else 0
@@ -359,7 +363,7 @@ class Gateway(Actor):
         told = f"{refusal}: {why}"
         if refusal in {"request", "overflow"} and told not in self._told and len(self._told) < 1000:
             self._told.add(told)
-            self.log.warning("a request is refused", why=why, field=field)
+            self.log.warning("a request is refused", why=_QUOTED.sub("...", why), field=_QUOTED.sub("...", field[:80]))
         if refusal in {"busy", "failed"}:
             reply.headers["Retry-After"] = "1"
         elif refusal == "ended":
@@ -372,11 +376,17 @@ class Gateway(Actor):
         await reply.send(status, json.dumps(body).encode())
 
 
+def _told(why: str) -> tuple[bytes, str]:
+    """The body of an error of a request that was not read."""
+    return json.dumps({"error": openai_error("request", why)}).encode(), "application/json"
+
+
 def session_asked(path: str, key: str, body: Mapping[str, Any]) -> SessionAsked:
     """What a request to one of `SESSIONS` asks for. Raises RequestError."""
     what = SESSIONS[path]
     if what == "start":
-        task = body.get("task_id") or ""
+        task = body.get("task_id", "")
+        task = "" if task is None else task
         if not isinstance(task, str):
             raise RequestError("task_id must be a text", "task_id")
         return SessionAsked("start", task=task)

@@ -64,6 +64,8 @@ GATEWAY_SECONDS = 30.0
 """How long a program is not started while no gateway is heard."""
 SECRET_CHARS = 8
 """Of a value that is removed from what a program left: shorter ones stand in any text."""
+MOST_WORD = 131_071
+"""Bytes of an argument that the kernel takes."""
 MIB = 1024 * 1024
 MOST_TASKS = 32768
 """Processes and threads of all programs of a generator."""
@@ -217,6 +219,10 @@ class Harnesses:
             "{logs}": logs,
         }
         command, check = ([_filled(part, values) for part in parts] for parts in (harness.command, harness.check))
+        for part in (*command, *check):
+            if "\0" in part or len(part.encode(errors="replace")) > MOST_WORD:
+                why = f"a word of its command has a NUL, or more than {MOST_WORD} bytes: {part[:60]!r}"
+                raise StartError(f"{why}; give such texts in a file")
         relayed = zygote.jailed and harness.network != "host"
         url = f"http://127.0.0.1:{self._port}" if relayed else self._url
         variables = self._variables(harness, key, work, url) | (_by_proxy(url) if relayed and harness.named else {})
@@ -255,10 +261,12 @@ class Harnesses:
                 nursery.cancel_scope.cancel()
                 if program.starved():
                     return HarnessOutcome(STARVED, lost=True)
-                return replace(_outcome(told, program, secrets), refused=tuple(refused))
+                addresses = tuple(without(secrets, each) for each in refused)
+                return replace(_outcome(told, program, secrets), refused=addresses)
             nursery.cancel_scope.cancel()
         text = without(secrets, program.text)
-        return HarnessOutcome(f"no word of it within {wanted:g} s", text, refused=tuple(refused))
+        addresses = tuple(without(secrets, each) for each in refused)
+        return HarnessOutcome(f"no word of it within {wanted:g} s", text, refused=addresses)
 
     @staticmethod
     def _secrets(environment: Environment) -> list[str]:
@@ -398,7 +406,7 @@ def _outcome(told: Mapping[str, Any], program: Program, secrets: Sequence[str]) 
     check: dict[str, Any] = {
         name: text if name == "reward" else without(secrets, text) for name, text in told.get("check", {}).items()
     }
-    files = {name: without(secrets, text) for name, text in told.get("files", {}).items()}
+    files = {without(secrets, name): without(secrets, text) for name, text in told.get("files", {}).items()}
     checked = {f"check_{name}": text for name, text in check.items()}
     lost = told.get("fault") == LOST  # other faults of the warden are the program's doing
     return HarnessOutcome(status, without(secrets, program.text), files, **checked, lost=lost)

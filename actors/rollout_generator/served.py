@@ -29,7 +29,7 @@ from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.rollout_generator.turns import NoRoom, RolloutOver, TurnWriter
 from agent_rl.config.hidden import without
 from agent_rl.config.plugins import ContractError
-from agent_rl.messages import Choice, Finish, Refusal, Said, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
+from agent_rl.messages import Choice, Finish, Refusal, Said, SaidCall, ToolCallRecord, TurnAsked, TurnGiven, TurnPart
 from agent_rl.rollout.completed import token_by_token
 from agent_rl.rollout.conversation import Conversation, Message
 from agent_rl.rollout.keys import MODEL, generator_of, key_for
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 PART_SECONDS = 0.02
 """The least between two replies with parts of one stream: what was written meanwhile goes together."""
+MESSAGE_CHARS = 4
+"""What any message has at least, with the template's own text."""
 KNOWN_ENDS = 10_000
 """Keys of ended rollouts that are told from unknown ones."""
 
@@ -231,6 +233,7 @@ class ServedRollout:
         self.failure: Exception | None = None
         self.overflowed = False
         """A request had more messages than a sequence has room for."""
+        self._concluded = False
         self.over = trio.Event()
         """The rollout has ended, or has failed, and the agent was told so."""
         self._agent, self._tools, self._secrets = agent, tools, secrets
@@ -308,10 +311,10 @@ class ServedRollout:
 
     async def _begin(self, asked: TurnAsked) -> _Ask | TurnGiven:
         """Raises PromptError."""
-        size = sum(len(each.content) for each in asked.messages)
+        size = len(asked.tools) + sum(map(_size, asked.messages))
         if self.episode.longest is not None and size > self.episode.longest * self._chat.longest_token:
             return TurnGiven(refusal="overflow", why=self._overflow())  # however they are encoded
-        asked = replace(asked, messages=tuple(map(self._hidden, asked.messages))) if self._secrets else asked
+        asked = self._hidden(asked)
         if len(asked.tokens) and (last := int(asked.tokens.max())) >= self._chat.vocabulary:
             raise PromptError(f"the token {last} is none of the {self._chat.vocabulary} of the tokenizer")
         runs = asked.tools == "[]" and not len(asked.tokens) and self._tools != "[]"
@@ -335,6 +338,8 @@ class ServedRollout:
             given, others, cause = await trio.to_thread.run_sync(read)
             as_of = conversation.changes
             plan = await trio.to_thread.run_sync(plan_now)
+            if self._concluded:
+                return TurnGiven(refusal="ended", why="rollout concluded")
 
         def planned() -> Plan:
             return plan if conversation.changes == as_of else plan_now()
@@ -360,11 +365,15 @@ class ServedRollout:
         self._nursery.start_soon(partial(self._write, ask, asked, planned, given if runs else (), kept, side=side))
         return ask
 
-    def _hidden(self, said: Said) -> Said:
+    def _hidden(self, asked: TurnAsked) -> TurnAsked:
         """What an agent said, without secrets."""
-        calls = tuple(replace(call, arguments=without(self._secrets, call.arguments)) for call in said.calls)
-        content, reasoning = without(self._secrets, said.content), without(self._secrets, said.reasoning)
-        return replace(said, content=content, reasoning=reasoning, calls=calls)
+        hide = partial(without, self._secrets)
+
+        def hidden(said: Said) -> Said:
+            calls = tuple(SaidCall(hide(each.name), hide(each.arguments), hide(each.id)) for each in said.calls)
+            return Said(said.role, hide(said.content), hide(said.reasoning), calls, hide(said.call_id))
+
+        return replace(asked, messages=tuple(map(hidden, asked.messages)), tools=hide(asked.tools))
 
     def _is_side_call(self, asked: TurnAsked) -> bool:
         """Whether a request is beside the task: its harness says so, another model is named, a single token is asked
@@ -494,6 +503,7 @@ class ServedRollout:
 
     def conclude(self) -> None:
         """The rollout has ended: who waits for a turn hears of it."""
+        self._concluded = True
         for ask in self._asks.values():
             if ask.given is None:
                 ask.end(TurnGiven(refusal="ended", why="rollout concluded"))
@@ -510,6 +520,12 @@ class ServedRollout:
         if trajectory in {"truncated", "prompt_too_long"}:
             return "overflow", f"the messages leave no room: the rollout stopped ({trajectory})"
         return "ended", f"rollout concluded ({trajectory})"
+
+
+def _size(said: Said) -> int:
+    """Characters of a message, and what it costs besides."""
+    calls = sum(len(each.name) + len(each.arguments) for each in said.calls)
+    return MESSAGE_CHARS + len(said.content) + len(said.reasoning) + calls
 
 
 def _calling(said: Spoken, calls: Sequence[AnyCall], turn: int) -> tuple[Said, list[str]]:

@@ -11,7 +11,6 @@ A server that ends is logged once. The calls that wait for it start it again, an
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import signal
 import subprocess
@@ -40,6 +39,8 @@ from agent_rl.files.reading_json import read_json
 
 START_SECONDS = 60.0
 """How long a server may take until it has listed its tools."""
+MOST_WAITING = 1000
+"""Messages that a server has not read."""
 LEAVE_SECONDS = 2.0
 """How long a server may take to end once its standard input is closed."""
 PING_SECONDS = 15.0
@@ -54,6 +55,16 @@ THREADS = 64
 
 Key: TypeAlias = tuple[str, str, str]
 """Environment, server, and the rollout that has the server for itself: empty where all share it."""
+
+
+class _Here(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the headers of the server may be secrets."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None: the redirect is an error."""
+
+
+_OPENER = urllib.request.build_opener(_Here)
 
 
 class _Server:
@@ -106,7 +117,7 @@ class _Program(_Server):
 
     def __init__(self, settings: McpServer, folder: Path) -> None:
         super().__init__(settings, folder)
-        self._outgoing, self._written = trio.open_memory_channel[bytes](math.inf)
+        self._outgoing, self._written = trio.open_memory_channel[bytes](MOST_WAITING)
         self._waiting: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
         self._errors = bytearray()
         self._doubted = trio.Event()
@@ -157,14 +168,15 @@ class _Program(_Server):
         """Send a message, and wait for the response to that of a number. Raises McpError."""
         if self.fault:
             raise McpError(self.fault)
-        self._outgoing.send_nowait(message)
+        await self._outgoing.send(message)
         if number is None:
             return {}
         arrived, replies = self._waiting[number] = (trio.Event(), [])
         try:
             await arrived.wait()
         except trio.Cancelled:
-            self._outgoing.send_nowait(mcp.notification("notifications/cancelled", requestId=number))
+            with suppress(trio.WouldBlock):  # it reads nothing, and is doubted
+                self._outgoing.send_nowait(mcp.notification("notifications/cancelled", requestId=number))
             self._doubted.set()
             raise
         finally:
@@ -210,7 +222,10 @@ class _Program(_Server):
     def _take(self, line: bytes) -> None:
         message = mcp.received(line)
         if reply := mcp.answer(message):
-            self._outgoing.send_nowait(reply)
+            try:
+                self._outgoing.send_nowait(reply)
+            except trio.WouldBlock:
+                self.end("asks, and reads no answers")
         elif "method" not in message and (waiting := self._waiting.get(message.get("id", 0))):
             waiting[1].append(message)
             waiting[0].set()
@@ -239,7 +254,7 @@ class _Address(_Server):
         asked = partial(self._post, message, number)
         try:
             return await trio.to_thread.run_sync(asked, abandon_on_cancel=True, limiter=self._threads)
-        except (OSError, HTTPException, LookupError, ValueError) as error:
+        except (OSError, HTTPException, LookupError, ValueError, OverflowError) as error:
             self.end(f"does not serve {self.settings.url}: {error}")
             raise McpError(self.fault) from error
 
@@ -248,7 +263,7 @@ class _Address(_Server):
         headers = {**mcp.HEADERS, **self.headers, **with_environment(self.settings.headers)}
         method = "POST" if message else "DELETE"
         asked = urllib.request.Request(self.settings.url, message, headers, method=method)  # noqa: S310  http or https
-        with urllib.request.urlopen(asked, timeout=self.settings.seconds + LEAVE_SECONDS) as response:  # noqa: S310
+        with _OPENER.open(asked, timeout=self.settings.seconds + LEAVE_SECONDS) as response:
             if session := response.headers.get("Mcp-Session-Id"):
                 self.headers["Mcp-Session-Id"] = session
             streamed = response.headers.get_content_type() == "text/event-stream"

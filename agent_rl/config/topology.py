@@ -24,6 +24,10 @@ from agent_rl.config.parallel import Parallel
 from agent_rl.config.processes import ActorEntry, Host, Part, Run, Security
 from agent_rl.config.selection import SelectStage, TaskFilter
 
+Word = Annotated[str, Field(pattern=r"\A[^\x00]*\z")]
+"""What a program can be given: a text without NUL."""
+VariableName = Annotated[str, Field(pattern=r"\A[^=\x00]+\z")]
+
 
 class InitialiseModel(Part):
     """A small model with fresh weights, a function of the run's seed."""
@@ -108,14 +112,14 @@ class Harness(Part):
 
     source: Literal["command", "live"] = "command"
     """``live``: no program is started. Sessions begin, are rewarded and end by HTTP (docs/live.md)."""
-    command: tuple[str, ...] = ()
+    command: tuple[Word, ...] = ()
     """The program and its arguments. ``{prompt}`` is the last message of the problem's prompt, ``{id}`` the problem,
     ``{seed}`` the rollout's seed, ``{model}`` the name of the model, ``{base}`` the folder of the topology file,
     ``{adapters}`` that of adapters which come with agent_rl."""
     fork: bool = False
     """For ``[interpreter, script, ...]`` of Python: the script and what it imports are loaded once and forked for each
     rollout, which then runs it as ``__main__``. It must begin no threads while it loads."""
-    environment: dict[str, str] = Field(default={})
+    environment: dict[VariableName, Word] = Field(default={})
     """Environment variables of the program, besides those that lead to the gateway. A value ``"env:NAME"`` is that of
     NAME on each host."""
     seconds: PositiveFloat = 600.0
@@ -127,7 +131,7 @@ class Harness(Part):
     network: Literal["gateway", "host"] | tuple[str, ...] = "gateway"
     """What a program in a jail reaches: the gateway alone, or all that its host does. Or a list of addresses, each
     ``"host:port"``, which it reaches besides the gateway by the HTTP proxy that ``HTTPS_PROXY`` names."""
-    shows: tuple[str, ...] = ()
+    shows: tuple[Word, ...] = ()
     """Folders and files that a jail shows, read-only, besides the system's, the program's own installation and what the
     command names; relative to the topology file."""
     container: Container | None = None
@@ -142,7 +146,7 @@ class Harness(Part):
     """A program that writes more to its output is killed."""
     collect: tuple[str, ...] = ()
     """Patterns of files in the program's folder whose texts the reward sees, such as ``"**/*.py"``."""
-    check: tuple[str, ...] = ()
+    check: tuple[Word, ...] = ()
     """A command that runs where the program ran, once that has ended: ``["bash", "{tests}/test.sh"]``. Its files
     (`Environment.check_files`) are in ``{tests}``, which the program never sees. The reward sees how it ended, what it
     wrote, and ``{logs}/verifier/reward.txt`` or ``reward.json``."""
@@ -187,12 +191,12 @@ class Harness(Part):
 class McpServer(Part):
     """A server whose tools the model may call, by the Model Context Protocol (docs/adapters.md)."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[Word, ...] = ()
     """The program and its arguments, for a server that talks over its standard input and output. It runs in the folder
     of the environment. ``{adapters}`` is the folder of adapters that come with agent_rl."""
     url: str = Field(default="", pattern=r"^$|^https?://.+")
     """Or the address of a server that talks streamable HTTP."""
-    environment: dict[str, str] = Field(default={})
+    environment: dict[VariableName, Word] = Field(default={})
     """Environment variables of the program, besides ``PATH``, ``HOME`` and ``LANG``. A value ``"env:NAME"`` is that of
     NAME on each host."""
     headers: dict[str, str] = Field(default={})

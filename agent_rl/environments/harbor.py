@@ -24,6 +24,7 @@ from typing import Literal
 from agent_rl.environments.base import ChatMessages, Context, Environment, TaskError, TaskSource
 from agent_rl.environments.harness import HarnessOutcome, outcome_of, packed
 from agent_rl.environments.tasks import ListedTasks
+from agent_rl.files.reading_json import read_bytes
 from agent_rl.messages import Judgement, Problem, Transcript
 
 WORK = PurePosixPath("/app")
@@ -60,7 +61,14 @@ class Harbor(Environment):
     def _tasks(self, folder: Path, key: str) -> list[Problem]:
         if not folder.is_dir():
             raise TaskError(f"there is no folder {folder}; name one with a folder for each task", key=(key,))
-        found = [self._task(each) for each in sorted(folder.iterdir()) if (each / "task.toml").is_file()]
+        found = []
+        for each in sorted(folder.iterdir()):
+            if (each / "task.toml").is_file():
+                try:
+                    each.name.encode()
+                    found.append(self._task(each))
+                except (OSError, ValueError, RuntimeError) as error:  # of names, links, nesting and digits
+                    raise TaskError(f"the task {str(each)!r} cannot be read: {error}; correct it") from error
         if not found:
             raise TaskError(f"no folder in {folder} has a task.toml; name one with a folder for each task", key=(key,))
         return found
@@ -107,6 +115,11 @@ class Harbor(Environment):
                         raise TaskError(f"{where}: {name} cannot be read; correct it")
             elif name not in PASSED_OVER:
                 raise _refused(where, name)
+        for made in map(PurePosixPath, found):
+            if inside := next((str(each) for each in made.parents if str(each) in found), ""):
+                raise TaskError(f"{dockerfile}: {made} lies in {inside}, which is a file; correct COPY")
+            if any(len(part.encode()) > 255 or "\0" in part for part in made.parts):
+                raise TaskError(f"{dockerfile}: {str(made)[:80]!r} is no path; correct COPY")
         return found
 
     def problems(self) -> TaskSource:
@@ -194,7 +207,7 @@ def _file(path: Path, folder: Path, where: str = "", mode: int | None = None) ->
         raise TaskError(f"{where}: {path} leads out of {folder}; copy what it leads to")
     try:
         mode = path.stat().st_mode if mode is None else mode
-        return packed(path.read_bytes(), executable=bool(mode & 0o111))
+        return packed(read_bytes(path), executable=bool(mode & 0o111))
     except OSError as error:
         raise TaskError(f"{where}: cannot read {path}: {error}") from error
 

@@ -151,7 +151,7 @@ def _parquet_rows(name: str, path: Path) -> Iterator[tuple[str, Mapping[str, Any
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{name}:{number}", {key: _unpadded(value) for key, value in row.items()}
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         raise TaskError(
             f"{name}: cannot be read as parquet ({error}); write it again, or convert it to JSONL"
         ) from error

@@ -18,6 +18,7 @@ from agent_rl.messages import Choice, Float32Vector, Int32Vector, Refusal, Said,
 MAX_DEPTH = 64
 """How deep lists and objects of a body may be nested."""
 LARGEST = 2**31 - 1
+STOPS, STOP_CHARS = 16, 1000
 KEEPALIVE = b": keepalive\n\n"
 """A comment. Clients of server-sent events skip it."""
 DONE = b"data: [DONE]\n\n"
@@ -102,8 +103,8 @@ class Fields:
         """Texts at which the model stops: a list of texts, or one text."""
         value = self.given(key)
         stops = [value] if isinstance(value, str) else self.items(key)
-        if not all(isinstance(each, str) and each for each in stops):
-            raise self.fault(key, "must hold texts that are not empty")
+        if not all(isinstance(each, str) and each and len(each) <= STOP_CHARS for each in stops) or len(stops) > STOPS:
+            raise self.fault(key, f"must hold texts that are not empty, {STOPS} of {STOP_CHARS} characters at most")
         return tuple(stops)
 
     def tokens(self, key: str) -> Int32Vector:
@@ -183,7 +184,7 @@ class Keys:
             if key in self.refused and value:
                 raise given.fault(key, f"is not supported: {self.refused[key]}")
             if key not in known and key not in self.refused:
-                hint = suggest(key, sorted(known))
+                hint = suggest(key[:80], sorted(known))
                 remedy = hint if hint.startswith("did") else "leave it out"
                 raise RequestError(f"{given.path or 'the body'} has the unknown key {shown(key)}; {remedy}", key[:80])
         return tuple(key for key in self.decided.split() if given.given(key) is not None)

@@ -45,10 +45,8 @@ def evidence_of(headers: Mapping[str, str], body: dict[str, Any]) -> BranchCause
 
 def _spaces(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Programs put what they say into an object of their own name, or one below it."""
-    found = [meta]
-    for _ in range(2):
-        found += [each for space in found for each in space.values() if isinstance(each, Mapping) and each not in found]
-    return found
+    below = [each for each in meta.values() if isinstance(each, Mapping)]
+    return [meta, *below, *(each for space in below for each in space.values() if isinstance(each, Mapping))]
 
 
 def _object(text: str) -> Mapping[str, Any]:

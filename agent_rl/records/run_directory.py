@@ -79,24 +79,31 @@ def run_lock(directory: Path, hosts: Iterable[str], main_host: str = "") -> Iter
             with writing(path):
                 file = stack.enter_context(path.open("a+b", buffering=0))
             _refuse_no_locks(path, file)
+            until = time.monotonic() + DYING_SECONDS
             while not _locked(file, fcntl.LOCK_EX):
                 if not _locked(file, fcntl.LOCK_SH):
                     file.seek(0)
-                    holder = file.read().decode().strip() or "unknown"
+                    holder = file.read().decode(errors="replace").strip() or "unknown"
                     raise RunRefused(f"{directory} is in use by another supervisor (process {holder})")
-                # Only a shared lock: another process is in is_supervised, which ends in a moment.
+                if time.monotonic() > until:
+                    raise RunRefused(f"another process holds {path}; end it")
+                time.sleep(0.01)  # only a shared lock: another process is in is_supervised, which ends in a moment
             with writing(path):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())
         with writing(directory / RUN_LOCK):
             (directory / RUN_LOCK).touch(0o600)
             shared = stack.enter_context((directory / RUN_LOCK).open("a+b", buffering=0))
-        while True:
+        until = time.monotonic() + DYING_SECONDS
+        while time.monotonic() < until:
             if _locked(shared, fcntl.LOCK_EX):  # no other host's supervisor is there
                 shared.truncate(0)
                 shared.write(main_host.encode())
             if _locked(shared, fcntl.LOCK_SH):
                 break
+            time.sleep(0.01)
+        else:
+            raise RunRefused(f"another process holds {directory / RUN_LOCK}; end it")
         shared.seek(0)
         if (other := shared.read().decode(errors="replace")) != main_host:
             remedy = "stop it, or name another run.directory"

@@ -22,7 +22,7 @@ _SPACE = re.compile(r"\s*")
 _FRAMING = re.compile(
     r"<(?=\|"  # chat control tokens, <|...|>
     r"|\uff5c"  # those of tokenizers that use the full-width bar
-    r"|\s*/?\s*(?:tool_call|tool_response|tools|answer|reason|think)\s*>)",
+    r"|\s*(?:/\s*)?(?:tool_call|tool_response|tools|answer|reason|think)\s*>)",
     re.IGNORECASE,
 )
 

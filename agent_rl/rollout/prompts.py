@@ -56,12 +56,27 @@ PROBES = {
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which templates look for a thought."""
 _MARK = "ASSISTANT-MARK"
+FEW = 100
+"""Messages that a template may put in another order."""
 LONG_TEXT = 100_000
 """Characters of a text that takes long to encode."""
 
 
 class PromptError(Exception):
     """The chat template cannot render a conversation with tools; the message says what it does instead."""
+
+
+def _in_order(parts: Sequence[str], text: str) -> bool:
+    """Whether a text has these parts, one after the other, or in any order where there are few."""
+    at = 0
+    for part in parts:
+        found = text.find(part, at)
+        if found < 0 and len(parts) <= FEW:
+            found = text.find(part)
+        if found < 0:
+            return False
+        at = max(at, found + len(part))
+    return True
 
 
 class ChatFormat:
@@ -200,7 +215,7 @@ class ChatFormat:
                 text = self._opening(list(given), schemas)
             except Exception as error:  # templates raise arbitrary errors
                 raise PromptError(f"the chat template does not take these messages: {error}") from error
-            if all(message["content"].strip() in text for message in given):
+            if _in_order([message["content"].strip() for message in given], text):
                 return self.encode(text)
         raise PromptError("the chat template leaves out a message")
 

@@ -36,6 +36,8 @@ from agent_rl.rollout.prompts import PromptError
 if TYPE_CHECKING:
     from agent_rl.rollout.prompts import ChatFormat
 
+SHOWN = 10
+"""Ids of calls in an error."""
 TOOLS = "tools"
 """The role of the list of tools, the first of an agent's messages."""
 
@@ -96,17 +98,18 @@ def messages_of(said: Sequence[Said], tools: str) -> tuple[Message, ...]:
     """
     found = [Message(TOOLS, tools, _canonical(tools))]
     calls: tuple[SaidCall, ...] = ()
-    for role, group in groupby(said, key=lambda each: each.role):
+    for is_turn, group in groupby(said, key=lambda each: each.role == "assistant"):
         given = list(group)
-        if role == "assistant":
+        if is_turn:
             turn = _joined(given)
             calls = turn.calls
             found.append(_assistant(turn))
-        elif role == "tool":
-            answers = sorted(zip(_answered(given, calls), given, strict=True), key=lambda each: each[0])
-            found += [Message(role, each.content, answers=place) for place, each in answers]
-        else:
-            found += [Message(role, each.content) for each in given]
+            continue
+        results = [each for each in given if each.role == "tool"]
+        answers = iter(sorted(zip(_answered(results, calls), results, strict=True), key=lambda each: each[0]))
+        for each in given:
+            place, result = next(answers) if each.role == "tool" else (-1, each)
+            found.append(Message(each.role, result.content, answers=place))
     return tuple(found)
 
 
@@ -115,16 +118,20 @@ def _answered(results: Sequence[Said], calls: Sequence[SaidCall]) -> list[int]:
 
     A turn without calls may have had one that is malformed: its results answer none. Raises PromptError.
     """
-    places = {call.id: place for place, call in enumerate(calls) if call.id}
+    places: dict[str, list[int]] = {}
+    for at, call in enumerate(calls):
+        if call.id:
+            places.setdefault(call.id, []).append(at)
     named = {result.call_id for result in results}
-    left = [place for place, call in enumerate(calls) if not call.id or call.id not in named]
+    left = [at for at, call in enumerate(calls) if not call.id or call.id not in named]
     found = []
     for result in results if calls else ():
         alone = left[0] if len(left) == 1 and not (result.call_id and calls[left[0]].id) else None
-        place = places.get(result.call_id, alone)
+        among = places.get(result.call_id, [])  # a model may write an id twice
+        place = among.pop(0) if len(among) > 1 else (among[0] if among else alone)
         if place is None:
             of = f"has the id {result.call_id!r:.80}" if result.call_id else "has no id"
-            known = ", ".join(f"{call.id!r:.80}" for call in calls)
+            known = ", ".join(f"{call.id!r:.80}" for call in calls[:SHOWN])
             raise PromptError(f"a result of a tool {of}; name the call that it answers: the turn before has {known}")
         found.append(place)
     return found or [-1] * len(results)
@@ -163,9 +170,15 @@ def _tagged(place: int, call: SaidCall) -> tuple[str, AnyCall]:
 def _canonical(text: str) -> str:
     """A JSON text in one form; any other text as it is."""
     try:
-        return json.dumps(json.loads(text, parse_int=float), sort_keys=True)  # JavaScript writes 1.0 as 1
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return text
+
+
+def _number(text: str) -> float:
+    """JavaScript writes 1.0 as 1, and -0.0 as 0."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 class GatewaySpeech:

@@ -113,13 +113,17 @@ class BodyError(Exception):
         self.body = body
 
 
+SHOWN_FAULTS = 20
+"""Of a body, in its error."""
+
+
 def read_as(model: type[Model], content: bytes) -> Model:
     """The body as an object of ``model``. Raises BodyError, whose body names each field at fault."""
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise BodyError(detail([{**fault, "loc": ["body", *fault["loc"]]} for fault in found])) from None
+        raise BodyError(detail([{**fault, "loc": ["body", *fault["loc"]]} for fault in found[:SHOWN_FAULTS]])) from None
 
 
 def detail(what: Any) -> bytes:

@@ -19,6 +19,8 @@ SUICIDE = "Suicide from timeout.\n"
 """What code-judge's programs print at their time limit, and its clients look for."""
 MARGIN = 4096
 """Bytes of white space around an expected output that an output may have."""
+MOST_SUBMISSIONS = 10_000
+"""Of one request."""
 Reason: TypeAlias = Literal["", "internal_error", "worker_timeout", "queue_timeout", "output_limit"]
 
 
@@ -38,7 +40,7 @@ class Batch(BaseModel):
 
     sub_id: str | None = None
     type: Literal["batch"] = "batch"
-    submissions: list[Submission] = Field(min_length=1)
+    submissions: list[Submission] = Field(min_length=1, max_length=MOST_SUBMISSIONS, fail_fast=True)
 
 
 class Judged(BaseModel):

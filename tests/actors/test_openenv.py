@@ -159,7 +159,9 @@ async def test_a_server_that_dies_or_hangs_harms_its_rollout_alone_and_leaves_no
         problem = made.problems().problem(0, 0)
         honest = Context(servers, "honest", problem)
         transcript = await played(made, honest, ["wrong"])
-        ends = "The server 'openenv' of this tool ended during the call|ConnectionClosedError"  # whichever is heard first
+        ends = (
+            "The server 'openenv' of this tool ended during the call|ConnectionClosedError"  # whichever is heard first
+        )
         with pytest.raises(RuntimeError, match=f"took no step: ({ends})"):
             await played(made, Context(servers, "bad", problem), ["die"])
         await played(made, Context(servers, "next", problem), ["wrong"])  # it is started again

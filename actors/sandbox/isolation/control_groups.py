@@ -172,7 +172,7 @@ class ControlGroups:
         self._calls_made = 0
         self._free: list[Path] = []
         self._left: list[Path] = []
-        self._opened = self._open = 0
+        self._opened = self._open = self._most_open = 0
 
     def make(self, memory_bytes: int | None, processes: int, weight: int = WEIGHT, *, programs: bool = False) -> None:
         """Make the groups that the host permits. ``memory_bytes`` None: half of the memory.
@@ -250,6 +250,7 @@ class ControlGroups:
         Raises OSError.
         """
         self._opened, self._open = self._opened + 1, self._open + 1
+        self._most_open = max(self._most_open, self._open)
         parts: list[list[Path]] = [[], []]
         for group in self.groups:
             for part, name in zip(parts, ("program", "check"), strict=True):
@@ -267,15 +268,16 @@ class ControlGroups:
 
     def starved(self, parts: list[list[Path]], memory_bytes: int) -> bool:
         """Whether the kernel ended a process of a program for memory that others took: it had less than its limit, and
-        than its share of all memory.
+        than its share of all memory while as many programs ran as ever. Without evidence of that it is the program's.
         """
         for group in self.groups:
             if group.controller == "memory":
-                most = NEARLY * min(memory_bytes or group.limit, group.limit // max(1, self._open))
+                most = NEARLY * min(memory_bytes or group.limit, group.limit // max(1, self._most_open))
                 own = [each for part in parts for each in part if each.parent == group.directory]
                 kills = sum(_kills((each / KILLS[group.version]).read_text()) for each in own)
                 peaks = [each / PEAKS[group.version] for each in own]
-                return kills > 0 and all(int(each.read_text()) < most for each in peaks if each.exists())
+                known = bool(peaks) and all(each.exists() for each in peaks)
+                return kills > 0 and known and all(int(each.read_text()) < most for each in peaks)
         return False
 
     def close(self, parts: list[list[Path]]) -> None:

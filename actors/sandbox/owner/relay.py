@@ -81,7 +81,7 @@ async def _served(stream: trio.SocketStream, url: str, named: Collection[str], r
     host, _, port = address.rpartition(":")
     try:
         peer = await trio.open_tcp_stream(host.strip("[]"), int(port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # no name of a host can be so
         await _answered(stream, "502 Bad Gateway", f"{address} cannot be reached: {error}")
         return
     if not first:

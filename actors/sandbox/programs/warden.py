@@ -18,7 +18,7 @@ the check's limits are those of the warden. Where users are to spare, the check 
 """
 
 # A process 1 stays small:
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH114, PTH118, PTH120, PTH123
+# ruff: noqa: PTH115, PTH101, PTH102, PTH103, PTH106, PTH108, PTH114, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -141,6 +141,21 @@ class Warden:
                     status = f"status {code}" if code >= 0 else _signal_name(-code)
         return status
 
+    def cut_links(self, folders: Sequence[str], away: Sequence[str]) -> None:
+        """Remove what the program linked to the check's own folders, which the check would read or write through it."""
+        left = list(folders if self._jailed else folders[:1])
+        while left:
+            at = left.pop()
+            with contextlib.suppress(OSError), os.scandir(at) as entries:  # a path may be too long for the kernel
+                for entry in list(entries):
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    elif entry.is_symlink():
+                        named = os.path.normpath(os.path.join(at, os.readlink(entry.path)))
+                        ends = named, os.path.realpath(entry.path)
+                        if any(_within(each, place) for each in ends for place in away):
+                            os.unlink(entry.path)
+
     def give(self, folders: Sequence[str], user: int) -> None:
         """Make all that is in folders the files of ``user``, where the host has users to spare."""
         left = list(folders) if self._jailed and os.getuid() == CHECKER else []
@@ -159,8 +174,8 @@ class Warden:
         """Whether a place in which commands are looked for was out of the program's reach."""
         real, written = os.path.realpath(place), WRITABLE if self._jailed else (folder,)
         near = any(_within(os.path.normpath(place), each) for each in written)
-        if not place.startswith("/") or (near and real != os.path.normpath(place)):
-            return False  # the program may have made the link
+        if not place.startswith("/") or (near and real != os.path.normpath(place)) or _within(place, "/proc"):
+            return False  # the program may have made the link, or it is another one for each process
         try:
             return bool(os.statvfs(real).f_flag & os.ST_RDONLY) if self._jailed else not _within(real, folder)
         except OSError:
@@ -208,6 +223,8 @@ def _become(
             change()
         os.chdir(folder)
         kernel.control(kernel.PR_SET_DUMPABLE, 1)  # it may look at itself, as after an exec
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # so that none can make itself a likelier victim than its neighbours
         begin()
         code = 0
     except SystemExit as ended:
@@ -335,6 +352,7 @@ def _checked(asked: Mapping[str, Any], warden: Warden) -> dict[str, str]:
     for folder in (asked["tests"], asked["logs"]):
         _empty(folder)  # of what the program has put there
     os.chmod(asked["folder"], 0o700)
+    warden.cut_links((asked["folder"], *WRITABLE), (asked["tests"], asked["logs"], "/proc"))
     warden.give((*WRITABLE, *CHECKED), CHECKER)
     write_files(asked["tests"], asked["check_files"])
     scratch, path = (os.path.join(asked["logs"], name) for name in (".tmp", ".check"))
@@ -353,7 +371,11 @@ def _checked(asked: Mapping[str, Any], warden: Warden) -> dict[str, str]:
 
 def of_check(tests: str) -> dict[str, str]:
     """Variables of every check: no module is looked for in the working folder, nor in the program's home."""
-    return {"HOME": tests, "PYTHONPATH": tests, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+    python = {"PYTHONPATH": tests, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+    git = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}  # programs that a repository names
+    named = {f"GIT_CONFIG_KEY_{at}": key for at, key in enumerate(git)}
+    named |= {f"GIT_CONFIG_VALUE_{at}": value for at, value in enumerate(git.values())}
+    return {"HOME": tests, **python, "GIT_CONFIG_COUNT": str(len(git)), **named}
 
 
 def _empty(folder: str) -> None:
@@ -374,6 +396,7 @@ def _empty(folder: str) -> None:
 def _reward(logs: str) -> str:
     """What a check of Harbor's format has written for the reward."""
     for name in ("verifier/reward.json", "verifier/reward.txt"):
-        if text := collected(logs, [name]).get(name):
+        folder, file = os.path.split(os.path.join(logs, name))
+        if text := collected(folder, [file]).get(file):
             return text
     return ""

@@ -280,6 +280,9 @@ async def test_requests_of_other_sites_and_of_no_tokens_are_refused(tmp_path: Pa
         large = {"messages": [user("x" * 100_000)]}
         assert (await at.post("sk-rollout-0-guessed", large))[0] == 401
         assert (await at.post(key, large))[0] == 400, "it leaves no room in a sequence"
+        assert (await at.post(key, {**body, "stop": ["a"] * 17}))[0] == 400
+        status, said = await at.post(key, b'{"task_id": "\\ud800"}', "/rl/start_session")
+        assert (status, "surrogate" in said["error"]["message"]) == (400, True)
         assert (await at.post(key, body))[0] == 200
         assert (episode.turns, episode.ended) == (1, None)
 

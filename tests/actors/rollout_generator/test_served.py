@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from actors.engines.base import TurnRequest, TurnResult
+from actors.rollout_generator import served
 from actors.rollout_generator.agent_loop import AgentLoop
 from actors.rollout_generator.served import ServedRollout, ServedRollouts
 from actors.rollout_generator.sessions import Sessions
@@ -360,6 +361,20 @@ async def test_a_gateway_that_is_lost_takes_the_sessions_of_its_own_requests_wit
         if kept:
             for what, key in (("reward", given.reward_key), ("end", given.key)):
                 assert not (await sessions.answer(SessionAsked(what, key), "gateway.1")).refusal  # type: ignore[arg-type]
+
+
+async def test_a_rollout_that_ends_while_long_messages_are_read_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "LONG_TEXT", 3)
+    async with agent() as at:
+        await at.says("Go.")
+        real = trio.to_thread.run_sync
+
+        async def ends(*given: Any) -> Any:
+            at.rollout.conclude()
+            return await real(*given)
+
+        monkeypatch.setattr(trio.to_thread, "run_sync", ends)
+        assert (await at.says("Other.")).refusal == "ended"
 
 
 def test_a_key_names_the_replica_that_made_it() -> None:

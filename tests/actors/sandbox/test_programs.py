@@ -261,6 +261,27 @@ async def test_a_check_runs_nothing_that_the_program_planted(tmp_path: Path, use
     assert said == CHECKS
 
 
+LINKS = """
+import os
+for name, end in {"a": "/tests/test.sh", "b": "/logs/verifier/reward.json", "c": "/proc/self/root/tests/test.sh", "d": "a",
+                  "e": "/app/../tests", "f": "/proc/self/environ", "own": "kept"}.items():
+    os.symlink(end, f"/app/{name}")
+os.symlink("/logs/verifier/reward.json", "/tmp/lines")
+open("/app/kept", "w").write("mine")
+print(open("/proc/self/oom_score_adj").read().strip())
+"""
+
+
+@pytest.mark.parametrize("users", [1, 4096])
+async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(tmp_path: Path, users: int) -> None:
+    check = "mkdir -p /logs/verifier; ls /app; cat /app/own; grep -s 42 /app/a /app/c /app/d; echo 9 > /tmp/lines"
+    async with zygote(jail(users=users)) as at:
+        more = {"check": ["sh", "-c", check], "check_files": {"test.sh": "grep 42"}}
+        told, program = await ran(at, tmp_path, LINKS, **more)
+    assert told["check"]["output"].split() == ["kept", "own", "mine"]
+    assert (told["check"]["reward"], program.text) == ("", "1000\n"), "no program is a likelier victim than another"
+
+
 async def test_what_is_shown_below_tmp_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "check.sh").write_text("echo true check\n")

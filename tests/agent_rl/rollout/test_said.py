@@ -78,6 +78,13 @@ def test_results_stand_beside_the_calls_that_they_name(template: str) -> None:
     whole = speech.opening(messages_of([QUESTION, turn, *ordered], TOOLS))
     for order in ("bca", "cba"):
         assert speech.opening(messages_of([QUESTION, turn, *(results[each] for each in order)], TOOLS)) == whole
+    parted = [results["b"], Said("user", "Wait."), results["c"], results["a"]]
+    text = chat.decode(speech.opening(messages_of([QUESTION, turn, *parted], TOOLS)))
+    assert text.index("value of a") < text.index("value of b") < text.index("value of c")
+    twice = Said("assistant", calls=(*calls[:2], SaidCall(NAME, "{}", "a")))
+    again = [Said("tool", "one", call_id="a"), results["b"], Said("tool", "three", call_id="a")]
+    text = chat.decode(speech.opening(messages_of([QUESTION, twice, *again], TOOLS)))
+    assert text.index("one") < text.index("value of b") < text.index("three")
     unnamed = [results["c"], results["a"], Said("tool", "value of b")]
     assert speech.opening(messages_of([QUESTION, turn, *unnamed], TOOLS)) == whole, "the only call that is left"
     if template is MISTRAL:
@@ -136,6 +143,8 @@ def test_a_turn_is_recognised_however_its_client_writes_it() -> None:
     found = spoken(chat, text)
     assert (found.content, found.reasoning, [call.name for call in found.calls]) == ("I see.", "hm", ["f"])
     back = Said("assistant", "I see.\n", "", (SaidCall("f", '{"a":[1,"\\u00e9"],"b":false}', "call_9"),))
+    large, larger = (Said("assistant", calls=(SaidCall("f", f'{{"id": {10**18 + more}}}'),)) for more in (0, 1))
+    assert messages_of([large], "[]")[1].same != messages_of([larger], "[]")[1].same
     other = Said("assistant", "I see.", "", (SaidCall("f", '{"a":[1,"\\u00e9"],"b":"false"}'),))
     assert messages_of([back], "[]")[1].same == found.message.same
     assert messages_of([other], "[]")[1].same != found.message.same
