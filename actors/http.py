@@ -18,7 +18,7 @@ PIECE_BYTES = 256 * 1024
 HEAD_SECONDS = 30.0
 """Within which a request must be whole, once it has begun."""
 IDLE_SECONDS = 600.0
-"""How long a connection may be open without a request."""
+"""How long a connection may be open without a further request."""
 FREE_BYTES = 64 * 1024
 """Of a body that is read before its sender is known."""
 HELD_BYTES = 256 * 1024 * 1024
@@ -156,8 +156,10 @@ class Server:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         try:
             async with stream:
-                while await self._one(stream, connection):
+                idle = HEAD_SECONDS  # a connection that was opened is for a request
+                while await self._one(stream, connection, idle):
                     connection.start_next_cycle()
+                    idle = IDLE_SECONDS
         except* (ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # there is nobody to tell
         except* Exception:  # noqa: BLE001 - whatever a connection raises ends that connection
@@ -165,11 +167,11 @@ class Server:
         finally:
             self.open -= 1
 
-    async def _one(self, stream: trio.SocketStream, connection: h11.Connection) -> bool:
+    async def _one(self, stream: trio.SocketStream, connection: h11.Connection, idle: float) -> bool:
         """Serve a request; whether another may follow."""
         reply, pieces = Reply(connection, stream), bytearray()
         try:
-            return await self._answered(stream, connection, reply, pieces)
+            return await self._answered(stream, connection, reply, pieces, idle)
         except (_Refused, h11.RemoteProtocolError) as error:
             if connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 reply.headers["Connection"] = "close"
@@ -183,9 +185,9 @@ class Server:
             self._held -= len(pieces)
 
     async def _answered(
-        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray
+        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray, idle: float
     ) -> bool:
-        request = await self._request(stream, connection, reply, pieces)
+        request = await self._request(stream, connection, reply, pieces, idle)
         if request is None:
             return False
         if self.open > self._most:
@@ -196,7 +198,7 @@ class Server:
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
     async def _request(
-        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray
+        self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray, idle: float
     ) -> Request | None:
         """The next request, whose body is gathered in ``pieces``; None: the client sends none.
 
@@ -204,7 +206,7 @@ class Server:
         """
         head: Request | None = None
         admitted = False
-        with trio.move_on_after(IDLE_SECONDS) as scope:
+        with trio.move_on_after(idle) as scope:
             for number in count():
                 if number % PAUSE_EVENTS == PAUSE_EVENTS - 1:  # of chunks of a byte, a piece has thousands
                     await trio.lowlevel.checkpoint()

@@ -39,6 +39,8 @@ from agent_rl.files.reading_json import read_json
 
 START_SECONDS = 60.0
 """How long a server may take until it has listed its tools."""
+AT_ONCE_BYTES = 1 << 18
+"""Of a message; a longer one is read in a thread."""
 MOST_WAITING = 1000
 """Messages that a server has not read."""
 LEAVE_SECONDS = 2.0
@@ -207,7 +209,9 @@ class _Program(_Server):
             for line in lines:
                 data += line
                 try:
-                    self._take(bytes(data))
+                    whole = bytes(data)
+                    threaded = len(whole) > AT_ONCE_BYTES
+                    self._take(await trio.to_thread.run_sync(mcp.received, whole) if threaded else mcp.received(whole))
                 except McpError as error:
                     self.end(f"{error}; its logs belong on standard error")
                 data.clear()
@@ -219,8 +223,7 @@ class _Program(_Server):
         said = self._errors.decode(errors="replace").strip() or "nothing"
         self.end(f"ended with exit status {status} and wrote: {said}")
 
-    def _take(self, line: bytes) -> None:
-        message = mcp.received(line)
+    def _take(self, message: Mapping[str, Any]) -> None:
         if reply := mcp.answer(message):
             try:
                 self._outgoing.send_nowait(reply)

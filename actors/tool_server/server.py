@@ -16,10 +16,11 @@ import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import trio
 
-from actors.http import ClientLeft, Reply, Request, Server, foreign
+from actors.http import FREE_BYTES, ClientLeft, Reply, Request, Server, foreign
 from actors.sandbox.owner.client import Sandbox
 from agent_rl.tool_protocols import code_judge, sandbox_fusion
 from agent_rl.tool_protocols.base import BodyError, Bounds, Program, ProgramEnd, Run, detail
@@ -109,8 +110,9 @@ class ToolServer:
             await self._ask(path, request.body, reply)
 
     async def _ask(self, path: str, body: bytes, reply: Reply) -> None:
+        read = partial(ENDPOINTS[path], body, self._bounds)
         try:
-            asked = ENDPOINTS[path](body, self._bounds)
+            asked = read() if len(body) <= FREE_BYTES else await trio.to_thread.run_sync(read)
         except BodyError as error:
             await reply.send(422, error.body)
             return
@@ -122,25 +124,28 @@ class ToolServer:
         So a large batch does not stand in front of all other requests.
         """
         ends: dict[int, ProgramEnd] = {}
-        turns = trio.CapacityLimiter(self.places)
+        left = iter(enumerate(programs))
+        until, waiting = trio.current_time() + queue_seconds, len(programs)
+        self._waiting += waiting
 
-        async def run_one(at: int, program: Program) -> None:
-            self._waiting += 1
-            began = False
-            try:
-                with trio.move_on_after(queue_seconds) as waiting:
-                    async with turns, self._free:
-                        waiting.deadline, began = math.inf, True
-                        self._waiting -= 1
-                        ends[at] = await self._run(program)
-            finally:
-                self._waiting -= not began
-            if at not in ends:
+        async def work() -> None:
+            nonlocal waiting
+            for at, program in left:
                 ends[at] = ProgramEnd(None, waited=queue_seconds)
+                with trio.move_on_at(until) as scope:
+                    async with self._free:
+                        scope.deadline = math.inf
+                        self._waiting, waiting = self._waiting - 1, waiting - 1
+                        ends[at] = await self._run(program)
+                if scope.cancelled_caught:
+                    self._waiting, waiting = self._waiting - 1, waiting - 1
 
-        async with trio.open_nursery() as nursery:
-            for at, program in enumerate(programs):
-                nursery.start_soon(run_one, at, program)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(self.places, len(programs))):
+                    nursery.start_soon(work)
+        finally:
+            self._waiting -= waiting
         return [ends[at] for at in range(len(programs))]
 
     async def _run(self, program: Program) -> ProgramEnd:

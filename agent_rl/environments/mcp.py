@@ -126,6 +126,7 @@ def changed_tool(kept: Any, listed: Iterable[Mapping[str, Any]]) -> str:
     descriptions.
     """
     now = {each["name"]: each.get("inputSchema") for each in listed}
+    kept = kept if isinstance(kept, list) else [kept]  # as `sound_listing` reads it
     return next((each["name"] for each in kept if now.get(each["name"]) != each.get("inputSchema")), "")
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeAlias
 
 from agent_rl.files.disk import DiskError, whole, writing
 from agent_rl.files.leftovers import Unsafe, claim, listens, sweep_one
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import read_json, read_text
 
 RUN_LOCK = "supervisor.lock"
 """Shared by the supervisors of all hosts of a run; names its main host."""
@@ -248,7 +248,7 @@ def next_start(directory: Path, hosts: Sequence[str], wall: Callable[[], float] 
 
 def _last_start(file: Path) -> int:
     try:
-        start = int(file.read_text()[:20])
+        start = int(read_text(file, 4096)[:20])
         if start * RESTARTS < 1 << 63:
             return start
     except FileNotFoundError:

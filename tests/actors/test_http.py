@@ -145,3 +145,5 @@ async def test_a_request_is_known_whole(monkeypatch: pytest.MonkeyPatch) -> None
         asked = b"POST /a?b HTTP/1.1\r\nHost: x\r\nX-A: b\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc"
         assert json.loads((await said(port, asked)).rpartition(b"\r\n")[2]) == ["POST", "/a?b", "b", 3]
         assert (await said(port, asked[:-1]))[9:12] == b"408"
+        with trio.fail_after(4):
+            assert await said(port, b"") == b"", "a connection without a request is closed"

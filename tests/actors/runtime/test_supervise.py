@@ -323,6 +323,11 @@ def test_a_run_directory_has_one_supervisor(tmp_path):
             pytest.fail("got in")
     with run_lock(tmp_path / "run", ["c"], "c"):
         pass
+    with (tmp_path / "run" / "supervisor.c.lock").open("wb", buffering=0) as held:
+        held.write(b"\xff")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RunRefused, match="in use by another supervisor"), run_lock(tmp_path / "run", ["c"], "c"):
+            pytest.fail("got in")
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
