@@ -96,6 +96,13 @@ def test_a_number_is_worked_out() -> None:
     assert [pair for pair in number_first if not answers_equal(*pair)] == []
 
 
+def test_a_product_of_primes_has_these_factors() -> None:
+    gold = r"2^3\cdot3"
+    assert [each for each in (r"3\cdot2^3", r"2^{3}\times3", "24") if not answers_equal(gold, each)] == []
+    others = (r"2\cdot12", r"4\cdot6", r"8\cdot3", r"2^2\cdot6")
+    assert [each for each in others if check(gold, each) != "right by value"] == []
+
+
 PROBLEM = r"Factor $x^2-1$. Reduce $\frac{30}{45}$, then $0.5 + \dfrac{1}{\sqrt{2}}$. Factor $2x+6$. Solve $y - 3x = 1$ for $f(x) = 2(x+3)$."
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
+from math import isqrt
 from typing import Literal
 
 from agent_rl.environments.maths.answers.evaluation import (
@@ -26,6 +27,7 @@ from agent_rl.environments.maths.answers.formulas import (
     additions_in,
     bare,
     called_in,
+    factors_in,
     functions_among,
     is_integer,
     names_in,
@@ -110,7 +112,8 @@ def check(gold: str, prediction: str, problem: str = "") -> Literal["equal", "ri
 
 def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
     r"""Whether the numbers in a prediction need no other operations, and no more sums, than gold's: 1572 is not ``781 +
-    791``, 3 is neither ``6/2`` nor ``\sqrt 9``, and ``\sqrt8 + \sqrt{50}`` not ``7\sqrt2``. Bases are the same.
+    791``, 3 is neither ``6/2`` nor ``\sqrt 9``, and ``\sqrt8 + \sqrt{50}`` not ``7\sqrt2``. Bases are the same, and
+    factors of a product of primes.
     """
     ours, theirs = ([each for each in formulas_in(side) if not names_in(each)] for side in (gold, prediction))
     if not ours:
@@ -122,9 +125,18 @@ def _is_worked_out(gold: Answer, prediction: Answer) -> bool:
         allowed.add("plain div")
     if functions_among(operations):  # laws of logarithms, factorials and trigonometry
         allowed |= functions_among(more) | {"root", "pi", "e"}
+    parts, more_parts = ([factors_in(each) for each in side] for side in (ours, theirs))
+    for wanted, given in zip(parts, more_parts, strict=False):
+        primes = wanted is not None and len(dict(wanted)) == len(wanted) > 1 and all(map(_is_prime, dict(wanted)))
+        if primes and given is not None and (len(given) > 1 or given[0][1] != 1) and given != wanted:
+            return False  # another factorization
     bases = {operation for operation in operations if operation.startswith("plain base")}
     sums, more_sums = (sum(map(additions_in, each)) for each in (ours, theirs))
     return more_sums <= sums and bases <= more <= allowed
+
+
+def _is_prime(number: int) -> bool:
+    return 1 < number < 10**6 and all(number % divisor for divisor in range(2, isqrt(number) + 1))
 
 
 def _forms(answer: Answer) -> list[Formula]:

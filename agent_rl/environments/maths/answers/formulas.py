@@ -100,6 +100,20 @@ def with_products(formula: Formula, letters: AbstractSet[str]) -> Formula:
     return rebuilt(formula, change)
 
 
+def factors_in(formula: Formula) -> list[tuple[int, int]] | None:
+    """Base and exponent of each factor of a product of whole numbers, in order; None for any other formula."""
+    if isinstance(formula, Number):
+        return [(int(formula.value), 1)] if is_integer(formula) else None
+    if not isinstance(formula, Apply) or formula.function not in ("mul", "pow"):
+        return None
+    one, other = (factors_in(part) for part in formula.arguments)
+    if one is None or other is None:
+        return None
+    if formula.function == "mul":
+        return sorted([*one, *other])
+    return [(one[0][0], other[0][0])] if len(one) == len(other) == one[0][1] == other[0][1] == 1 else None
+
+
 def operations_of(formula: Formula) -> set[str]:
     """What a formula is built with: names, functions, and "plain" arithmetic, that of numbers alone.
 
