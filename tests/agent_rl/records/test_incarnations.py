@@ -41,7 +41,7 @@ def test_after_a_disk_that_stopped_a_number_is_newer_than_the_file(tmp_path: Pat
 
 def test_a_folder_in_the_place_of_the_number_is_named(tmp_path: Path) -> None:
     (tmp_path / "starts.a").mkdir()
-    with pytest.raises(RunRefused, match=r"starts\.a cannot be read \(Is a directory\)"):
+    with pytest.raises(RunRefused, match=r"starts\.a cannot be read \(it is no regular file\)"):
         next_start(tmp_path, ["a"])
 
 
