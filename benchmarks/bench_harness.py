@@ -42,7 +42,7 @@ OUTPUT_BYTES = MIB
 RESTART_SECONDS = 1.0
 """The least from one start of a hostile program to its next."""
 SCRIPT = """\
-import os, resource, signal, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, threading, time
 
 def ask():
     with socket.create_connection(("127.0.0.1", PORT)) as gateway:
@@ -112,8 +112,7 @@ def escape():
     reached("local", lambda: socket.create_connection(("127.0.0.1", GATEWAY), 0.2))
     reached("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0agent-rl-bench") is None)
     reached("virtual machines", lambda: socket.socket(socket.AF_VSOCK))
-    reached("limits", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (9, 9)))
-    reached("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19) is None)
+    reached("priority", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19) or os.getpriority(os.PRIO_PROCESS, 1) == 19)
     time.sleep(0.2)
 
 if __name__ == "__main__":
