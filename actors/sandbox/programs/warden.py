@@ -18,7 +18,7 @@ the check's limits are those of the warden. Where users are to spare, the check 
 """
 
 # A process 1 stays small:
-# ruff: noqa: PTH115, PTH101, PTH102, PTH103, PTH106, PTH108, PTH114, PTH118, PTH120, PTH123
+# ruff: noqa: PTH115, PTH116, PTH101, PTH102, PTH103, PTH106, PTH108, PTH114, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -147,14 +147,18 @@ class Warden:
         while left:
             at = left.pop()
             with contextlib.suppress(OSError), os.scandir(at) as entries:  # a path may be too long for the kernel
-                for entry in list(entries):
+                found = list(entries)
+                with contextlib.suppress(OSError):  # the program may have taken the right to write away
+                    os.chmod(at, stat.S_IMODE(os.stat(at).st_mode) | 0o700)
+                for entry in found:
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
                     elif entry.is_symlink():
                         named = os.path.normpath(os.path.join(at, os.readlink(entry.path)))
                         ends = named, os.path.realpath(entry.path)
                         if any(_within(each, place) for each in ends for place in away):
-                            os.unlink(entry.path)
+                            with contextlib.suppress(OSError):  # it is shown from the host; the others are looked at
+                                os.unlink(entry.path)
 
     def give(self, folders: Sequence[str], user: int) -> None:
         """Make all that is in folders the files of ``user``, where the host has users to spare."""

@@ -267,6 +267,7 @@ for name, end in {"a": "/tests/test.sh", "b": "/logs/verifier/reward.json", "c":
                   "e": "/app/../tests", "f": "/proc/self/environ", "own": "kept"}.items():
     os.symlink(end, f"/app/{name}")
 os.symlink("/logs/verifier/reward.json", "/tmp/lines")
+os.mkdir("/app/held"); os.symlink("/tests/test.sh", "/app/held/g"); os.chmod("/app/held", 0o500)
 open("/app/kept", "w").write("mine")
 print(open("/proc/self/oom_score_adj").read().strip())
 """
@@ -274,11 +275,11 @@ print(open("/proc/self/oom_score_adj").read().strip())
 
 @pytest.mark.parametrize("users", [1, 4096])
 async def test_no_link_of_a_program_leads_its_check_to_the_tests_or_the_reward(tmp_path: Path, users: int) -> None:
-    check = "mkdir -p /logs/verifier; ls /app; cat /app/own; grep -s 42 /app/a /app/c /app/d; echo 9 > /tmp/lines"
+    check = "mkdir -p /logs/verifier; ls /app; cat /app/own; grep -s 42 /app/a /app/c /app/d /app/held/g; echo 9 > /tmp/lines"
     async with zygote(jail(users=users)) as at:
         more = {"check": ["sh", "-c", check], "check_files": {"test.sh": "grep 42"}}
         told, program = await ran(at, tmp_path, LINKS, **more)
-    assert told["check"]["output"].split() == ["kept", "own", "mine"]
+    assert told["check"]["output"].split() == ["held", "kept", "own", "mine"]
     assert (told["check"]["reward"], program.text) == ("", "1000\n"), "no program is a likelier victim than another"
 
 
