@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
@@ -60,6 +61,8 @@ class Reply:
     begun: bool = False
     bodiless: bool = False
     """The request was for the head alone."""
+    path: str = ""
+    """Of the request, once its head was read."""
 
     async def send(self, status: int, body: bytes, kind: str = "application/json") -> None:
         """A whole reply."""
@@ -106,8 +109,8 @@ class _Refused(Exception):  # noqa: N818 - it becomes a reply
 Respond = Callable[[Request, Reply], Awaitable[None]]
 Admit = Callable[[Request], Awaitable[str]]
 """Why a request with a large body is not read, by its head; empty: it is."""
-Told = Callable[[str], tuple[bytes, str]]
-"""The body of an error and its type, by what is wrong."""
+Told = Callable[[str, str], tuple[bytes, str]]
+"""The body of an error and its type, by what is wrong and the path, which is empty where it was not read."""
 
 
 async def anyone(request: Request) -> str:
@@ -130,8 +133,9 @@ def foreign(headers: Mapping[str, str], *, local: bool) -> str:
     return ""
 
 
-def plainly(why: str) -> tuple[bytes, str]:
+def plainly(why: str, path: str) -> tuple[bytes, str]:
     """The body of an error as plain text."""
+    del path
     return f"{why}\n".encode(), "text/plain"
 
 
@@ -142,17 +146,30 @@ class Server:
         self, respond: Respond, body_bytes: int, most: int, told: Told = plainly, admit: Admit = anyone
     ) -> None:
         """``most``: connections at once; further ones are told to try again. ``told``: how wrong requests are told."""
-        self.open = self._held = 0
+        self._held = 0
+        self._open: set[trio.SocketStream] = set()
+        self._waiting: dict[trio.CancelScope, trio.SocketStream] = {}
+        """Connections that have shown neither a whole request nor a key, the oldest first."""
         self._admit = admit
         self._told = told
         self._respond, self._body_bytes, self._most = respond, body_bytes, most
+
+    @property
+    def open(self) -> int:
+        """Connections that are there."""
+        return len(self._open)
 
     async def serve(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Accept connections."""
         await trio.serve_listeners(self._connected, list(listeners))
 
     async def _connected(self, stream: trio.SocketStream) -> None:
-        self.open += 1
+        self._open.add(stream)
+        if self.open > self._most and self._waiting:  # whoever opens many and says nothing keeps nobody out
+            scope, oldest = next(iter(self._waiting.items()))
+            del self._waiting[scope]
+            self._open.discard(oldest)
+            scope.cancel()
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         try:
             async with stream:
@@ -165,7 +182,7 @@ class Server:
         except* Exception:  # noqa: BLE001 - whatever a connection raises ends that connection
             _LOG.exception("a connection has failed")
         finally:
-            self.open -= 1
+            self._open.discard(stream)
 
     async def _one(self, stream: trio.SocketStream, connection: h11.Connection, idle: float) -> bool:
         """Serve a request; whether another may follow."""
@@ -178,7 +195,7 @@ class Server:
                 # h11's 501 is for encodings that nobody sends
                 status = error.status if isinstance(error, _Refused) else min(error.error_status_hint, 499)
                 reply.headers |= {"Retry-After": "1"} if status == 503 else {}
-                await reply.send(400 if status == 499 else status, *self._told(str(error)))
+                await reply.send(400 if status == 499 else status, *self._told(str(error), reply.path))
                 await _linger(stream)
             return False
         finally:
@@ -192,10 +209,18 @@ class Server:
             return False
         if self.open > self._most:
             reply.headers |= {"Connection": "close", "Retry-After": "1"}
-            await reply.send(503, *self._told("too many connections; try again"))
+            await reply.send(503, *self._told("too many connections; try again", reply.path))
             return False
         await _while_there(stream, connection, partial(self._respond, request, reply))
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    @contextmanager
+    def _known_to_wait(self, scope: trio.CancelScope, stream: trio.SocketStream) -> Iterator[None]:
+        self._waiting[scope] = stream
+        try:
+            yield
+        finally:
+            self._waiting.pop(scope, None)
 
     async def _request(
         self, stream: trio.SocketStream, connection: h11.Connection, reply: Reply, pieces: bytearray, idle: float
@@ -206,7 +231,7 @@ class Server:
         """
         head: Request | None = None
         admitted = False
-        with trio.move_on_after(idle) as scope:
+        with trio.move_on_after(idle) as scope, self._known_to_wait(scope, stream):
             for number in count():
                 if number % PAUSE_EVENTS == PAUSE_EVENTS - 1:  # of chunks of a byte, a piece has thousands
                     await trio.lowlevel.checkpoint()
@@ -223,7 +248,7 @@ class Server:
                 elif isinstance(event, h11.Request):
                     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
                     head = Request(event.method.decode("latin-1"), event.target.decode("latin-1"), headers, b"")
-                    reply.bodiless = head.method == "HEAD"
+                    reply.bodiless, reply.path = head.method == "HEAD", head.path
                 elif isinstance(event, h11.Data) and head is not None:
                     size = len(pieces) + len(event.data)
                     if size > self._body_bytes:
@@ -232,6 +257,7 @@ class Server:
                         if why := await self._admit(head):
                             raise _Refused(401, why)
                         admitted = True
+                        self._waiting.pop(scope, None)
                     if self._held + len(event.data) > HELD_BYTES:
                         raise _Refused(503, "too many large requests; try again")
                     self._held += len(event.data)
@@ -240,7 +266,7 @@ class Server:
                     return replace(head, body=bytes(pieces))
                 else:
                     return None
-        if head is not None:
+        if head is not None and trio.current_time() >= scope.deadline:
             raise _Refused(408, "the request is not whole in time")
         return None
 

@@ -66,8 +66,8 @@ def change_asked(body: bytes) -> tuple[int, Wanted]:
             all(isinstance(each, str) for each in settings)
         ):
             wanted = SwapWanted(role, path, tuple(settings), fresh=new, only_check=False)
-        case {"change": "scale", "role": str(role), "number": int(number)} if number is not True and 0 <= number < MOST:
-            wanted = ScaleWanted(role, int(number))
+        case {"change": "scale", "role": str(role), "number": number} if type(number) is int and 0 <= number < MOST:
+            wanted = ScaleWanted(role, number)
         case {"change": "drain", "host": str(host)}:
             wanted = DrainWanted(host)
         case {"change": "stop"}:
@@ -75,6 +75,6 @@ def change_asked(body: bytes) -> tuple[int, Wanted]:
         case _:
             raise ValueError(f"a change is {SHAPES}")
     match asked:
-        case {"run": int(run)} if 0 <= run < MOST:
-            return int(run), wanted
+        case {"run": run} if type(run) is int and 0 <= run < MOST:
+            return run, wanted
     raise ValueError("name the run by its place in the command, from 0")

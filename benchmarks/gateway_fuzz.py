@@ -139,7 +139,7 @@ class Shot:
     def data(self, key: str) -> bytes:
         """The bytes, with the key of a rollout."""
         first = self.line or f"{self.method} {self.path.replace('KEY', key)} HTTP/1.1"
-        head = [first, "Host: gateway", f"Authorization: Bearer {self.key or key}"]
+        head = [first, "Host: localhost", f"Authorization: Bearer {self.key or key}"]
         head += [self.header] if self.header else []
         length = f"Content-Length: {len(self.body) + self.lacks}"
         return "\r\n".join([*head, length, "", ""]).encode("latin-1") + self.body
@@ -240,5 +240,6 @@ def fault(shot: Shot, answer: Answer | None) -> str:
     anthropic = path.startswith("/v1/messages") and path in DIALECTS
     error = body.get("error")
     shaped = isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("message", "type"))
-    right = shaped and error["message"] and (body.get("type") == "error") == anthropic
+    whose = shot.malformed or (body.get("type") == "error") == anthropic  # what is no HTTP has no path
+    right = shaped and error["message"] and whose
     return "" if right else f"not the provider's shape: {told}"

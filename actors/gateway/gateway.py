@@ -32,7 +32,7 @@ from agent_rl.config.hidden import with_environment
 from agent_rl.environments.judging import LARGEST_REWARD
 from agent_rl.figures import ActorFigures
 from agent_rl.gateway.base import NO_TOKENS, RequestError
-from agent_rl.gateway.bodies import checked, openai_error, read_body
+from agent_rl.gateway.bodies import checked, read_body
 from agent_rl.gateway.dialects import DIALECTS, models_body
 from agent_rl.gateway.evidence import evidence_of
 from agent_rl.messages import Int32Vector, Refusal, SessionAsked, SessionGiven, TurnAsked, TurnGiven
@@ -153,7 +153,7 @@ class Gateway(Actor):
 
     async def _admit(self, request: Request) -> str:
         """A large body is read from those alone who have a rollout's key, or the server's."""
-        path, key = _place_of(request)
+        path, key = _place_of(request.path, request.headers)
         if path in SESSIONS:
             return f"requests about sessions have at most {FREE_BYTES} bytes"
         if (generator := self._generator_of(key)) is None:
@@ -163,16 +163,15 @@ class Gateway(Actor):
         return given.why if given.refusal == "key" else ""
 
     async def _route(self, request: Request, reply: Reply) -> None:
-        path, key = _place_of(request)
+        path, key = _place_of(request.path, request.headers)
+        dialect = DIALECTS.get(path)
         if why := foreign(request.headers, local=not listens_beyond(self.context.settings.address)):
-            _, body = DIALECTS[CHAT].error("key", why)
+            _, body = (dialect or DIALECTS[CHAT]).error("key", why)
             await self._send(reply, 403, body)
             return
         if path in SESSIONS and request.method == "POST":
             await self._session(path, key, request, reply)
             return
-        path = path if path.startswith(("/v1/", "/inference/")) else f"/v1{path}"
-        dialect = DIALECTS.get(path)
         if path == "/v1/models" and request.method in {"GET", "HEAD"}:
             started = int(self.context.started_at)
             await self._send(reply, 200, models_body(MODEL, request.headers, started))
@@ -193,16 +192,38 @@ class Gateway(Actor):
             await self._refuse(chat, reply, "request", str(error), error.field)
             return
         asked = replace(asked, by_agent=self.context.settings.rewards_by == "api_key")
-        given = await (self._start(key, asked) if asked.what == "start" else self._tell(asked))
+        if asked.what == "start":
+            await self._begin_session(key, asked, reply)
+            return
+        given = await self._tell(asked)
+        if given.refusal:
+            await self._refuse(chat, reply, given.refusal, given.why)
+        else:
+            await self._send(reply, 200, {"session_id": given.rollout})
+
+    async def _begin_session(self, key: str, asked: SessionAsked, reply: Reply) -> None:
+        """A session of a client that does not hear of it ends at once."""
+        with trio.CancelScope(shield=True):
+            given = await self._start(key, asked)
         if given.refusal:
             status = 429 if given.refusal == "busy" else 0  # as AReaL has it
-            await self._refuse(chat, reply, given.refusal, given.why, status=status)
+            await self._refuse(DIALECTS[CHAT], reply, given.refusal, given.why, status=status)
             return
-        told = {"session_id": given.rollout}
-        if asked.what == "start":
-            told |= {"api_key": given.key, "reward_key": given.reward_key}
-            told |= {"task_id": given.task, "prompt": given.prompt}
-        await self._send(reply, 200, told)
+        told = {"session_id": given.rollout, "api_key": given.key, "reward_key": given.reward_key}
+        told |= {"task_id": given.task, "prompt": given.prompt}
+        heard = False
+        try:
+            await self._send(reply, 200, told)
+            heard = True
+        finally:
+            if not heard:
+                await self._leave(given)
+
+    async def _leave(self, session: SessionGiven) -> None:
+        """End a session that has no reward of its own: the rollout of one without a turn waits for another."""
+        with trio.move_on_after(SESSION_SECONDS, shield=True):
+            await self._tell(SessionAsked("reward", session.reward_key))
+            await self._tell(SessionAsked("end", session.key))
 
     async def _start(self, key: str, asked: SessionAsked) -> SessionGiven:
         """Begin a session at the next generator that has a rollout for it."""
@@ -276,9 +297,7 @@ class Gateway(Actor):
         try:
             await self._answer(dialect, wanted, replace(asked, key=session.key, again=False), generator, reply)
         finally:
-            with trio.move_on_after(SESSION_SECONDS, shield=True):
-                await self._tell(SessionAsked("reward", session.reward_key))
-                await self._tell(SessionAsked("end", session.key))
+            await self._leave(session)
 
     async def _answer(self, dialect: Dialect, wanted: Wanted, asked: TurnAsked, generator: str, reply: Reply) -> None:
         if asked.streams:
@@ -376,9 +395,10 @@ class Gateway(Actor):
         await reply.send(status, json.dumps(body).encode())
 
 
-def _told(why: str) -> tuple[bytes, str]:
+def _told(why: str, path: str) -> tuple[bytes, str]:
     """The body of an error of a request that was not read."""
-    return json.dumps({"error": openai_error("request", why)}).encode(), "application/json"
+    _, body = DIALECTS.get(_place_of(path, {})[0], DIALECTS[CHAT]).error("request", why)
+    return json.dumps(body).encode(), "application/json"
 
 
 def session_asked(path: str, key: str, body: Mapping[str, Any]) -> SessionAsked:
@@ -408,14 +428,15 @@ def _read(dialect: Dialect, request: Request) -> tuple[Wanted, BranchCause | Non
     return dialect.read(body), evidence
 
 
-def _place_of(request: Request) -> tuple[str, str]:
-    """Path and key of a request."""
-    path, _, _ = request.path.partition("?")
+def _place_of(path: str, headers: Mapping[str, str]) -> tuple[str, str]:
+    """Path and key of a request; the path as a dialect or `SESSIONS` has it."""
+    path, _, _ = path.partition("?")
     key = ""
     if path.startswith(BY_URL):
         key, slash, rest = path.removeprefix(BY_URL).partition("/")
         path = slash + rest
-    return path, key or _key_of(request.headers)
+    whole = path in SESSIONS or path.startswith(("/v1/", "/inference/"))
+    return path if whole else f"/v1{path}", key or _key_of(headers)
 
 
 def _key_of(headers: Mapping[str, str]) -> str:

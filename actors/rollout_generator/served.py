@@ -65,10 +65,10 @@ KNOWN_ENDS = 10_000
 
 @dataclass(eq=False)
 class _Ask:
-    """A request: its parts, and its answer once it is there. ``digest``: of its messages."""
+    """A request: its parts, and its answer once it is there. ``digest``: of its messages; ``bounds``: what ends it."""
 
-    digest: bytes = b""
-    count: int = 1
+    digest: bytes
+    bounds: tuple[int, int, tuple[str, ...]]
     parts: list[TurnPart] = field(default_factory=list)
     prompt: Sequence[int] = ()
     watches: list[_Watch] = field(default_factory=list)
@@ -348,14 +348,14 @@ class ServedRollout:
         prompt = [*(() if plan.strand is None else plan.strand.whole[: plan.shared]), *plan.tokens]
         if asked.counts:
             return TurnGiven(prompt=np.array(prompt, dtype=np.int32))
-        digest = plan.digests[-1]
-        if (earlier := self._earlier.get(digest)) and earlier[0].count == asked.count:
+        digest, bounds = plan.digests[-1], (asked.count, asked.max_tokens, asked.stop)
+        if (earlier := self._earlier.get(digest)) and earlier[0].bounds == bounds:
             ask = self._asks[asked.ask] = self._same[digest] = earlier.popleft()
             return ask
-        if asked.again and (known := self._same.get(digest)) is not None and known.count == asked.count:
+        if asked.again and (known := self._same.get(digest)) is not None and known.bounds == bounds:
             self._asks[asked.ask] = known
             return known
-        ask = _Ask(digest, asked.count, prompt=prompt)
+        ask = _Ask(digest, bounds, prompt=prompt)
         kept = self._kept(asked, ask)
         if len(kept) < asked.count and self.episode.ended is None and self.episode.room_after(plan)[1] < 1:
             return TurnGiven(refusal="overflow", why=self._overflow())

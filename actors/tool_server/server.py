@@ -64,7 +64,7 @@ class ToolServer:
         self.places = sandbox.settings.interpreters * sandbox.settings.children
         self._free = trio.CapacityLimiter(self.places)
         self._waiting = 0
-        self._http = Server(self._respond, body_bytes, CONNECTIONS, lambda why: (detail(why), "application/json"))
+        self._http = Server(self._respond, body_bytes, CONNECTIONS, lambda why, _: (detail(why), "application/json"))
         compiler = shutil.which(COMPILER)
         self._compile = compiler and COMPILING.format(words=[compiler, "-O2", "-o", "main", "main.cpp"])
 

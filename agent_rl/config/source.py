@@ -15,7 +15,7 @@ from agent_rl.config.schema import inner, names_of, plain, stage_key
 from agent_rl.config.suggestions import suggest
 from agent_rl.config.toml_lines import KeyPath, dotted_key, duplicate, key_lines, nearest
 from agent_rl.config.topology import Topology
-from agent_rl.files.reading_json import read_text
+from agent_rl.files.reading_json import MAX_DEPTH, read_text
 
 TOPOLOGY_BYTES = 16 << 20
 """The most of a topology file."""
@@ -125,7 +125,7 @@ class Source:
         text = ""
         try:
             text = read_text(path, TOPOLOGY_BYTES)
-            return tomllib.loads(text), key_lines(text)
+            return _shallow(tomllib.loads(text)), key_lines(text)
         except OSError as error:
             remedy = named_example(path) if isinstance(error, FileNotFoundError) else ""
             fault = Fault(None, "", f"cannot be read: {error.strerror}", remedy)
@@ -149,7 +149,7 @@ class Source:
     def _override(self, override: str) -> None:
         key, equals, value = override.partition("=")
         parts = key.strip().split(".")
-        if not equals or not all(parts):
+        if not equals or not all(parts) or len(parts) > MAX_DEPTH:
             self._refuse(override, "is not KEY=VALUE", "write for example --set stages.1.steps=5")
             return
         data: Any = copy.deepcopy(self.data)  # so that a refused override leaves nothing behind
@@ -206,10 +206,25 @@ def _laid_over(
     }
 
 
+def _shallow(data: dict[str, Any]) -> dict[str, Any]:
+    """The table itself. Raises RecursionError where it has more levels than a reader of it can go down."""
+    level: list[Any] = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            each
+            for it in level
+            if isinstance(it, dict | list)
+            for each in (it.values() if isinstance(it, dict) else it)
+        ]
+        if not level:
+            return data
+    raise RecursionError
+
+
 def parse_value(text: str) -> Any:
     """A value as TOML writes it; what is not TOML is a string."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = _shallow(tomllib.loads(f"value = {text}"))
     except (ValueError, RecursionError):  # no TOML, or nothing that Python reads
         return text
     return parsed["value"] if len(parsed) == 1 else text

@@ -44,7 +44,8 @@ def torch_fault(config: Mapping[str, Any]) -> str:
 def window(config: Mapping[str, Any]) -> int | None:
     """How many tokens its layers attend to, where that is bounded: longer sequences are computed by no engine here."""
     size, kinds = config.get("sliding_window"), config.get("layer_types")
-    used = config.get("use_sliding_window") is not False and (kinds is None or "sliding_attention" in kinds)
+    slides = not isinstance(kinds, list) or "sliding_attention" in kinds
+    used = config.get("use_sliding_window") is not False and slides
     return size if used and isinstance(size, int) and size > 0 else None
 
 

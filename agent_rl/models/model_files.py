@@ -27,6 +27,10 @@ from agent_rl.models.templates import template_fault
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+)
 INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 HEADER_BYTES = 100_000_000
@@ -147,13 +151,17 @@ class ModelFiles:
                 f"{file} says model_type {kind!r}, and {newer}",
                 "choose another model, or install a newer transformers",
             )
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"):
-            if config.get(name) is not None and not _is_size(config[name]):
-                yield f"{file}: {name} is {config[name]!r:.60}", "it must be a whole number of at least 1"
+        for name in SIZES:
+            value = config.get(name)
+            if value is not None and not all(map(_is_size, value if isinstance(value, list) else [value])):
+                yield f"{file}: {name} is {value!r:.60}", "it must be a whole number of at least 1"
         for name in ("vocab_size", "max_position_embeddings"):
             if not _is_size(config.get(name)):
                 fault = f"{name} is {config[name]!r:.60}" if name in config else f"{name} is missing"
                 yield f"{file}: {fault}", "it must be a whole number of at least 1"
+        kinds = config.get("layer_types")
+        if kinds is not None and not (isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)):
+            yield f"{file}: layer_types is {kinds!r:.60}", "it must be a list of texts"
         heads, shared, width = (config.get(n) for n in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
         if isinstance(heads, int) and _is_size(shared) and heads % int(shared or 1):
             yield f"{file}: {heads} num_attention_heads do not share {shared} num_key_value_heads evenly", SAVE_AGAIN
@@ -290,11 +298,12 @@ def _tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     tokens: dict[Any, Any] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
     if isinstance(vocabulary, list):  # of pairs (token, score)
         tokens = {
-            each[0] if isinstance(each, list) and each else number: number for number, each in enumerate(vocabulary)
+            str(each[0]) if isinstance(each, list) and each else number: number
+            for number, each in enumerate(vocabulary)
         }
     added = tokenizer.get("added_tokens")
     added = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    tokens |= {token.get("content"): token.get("id") for token in added}
+    tokens |= {str(token.get("content")): token.get("id") for token in added}
     return {str(token): number for token, number in tokens.items() if isinstance(number, int)}
 
 

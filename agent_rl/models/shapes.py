@@ -55,7 +55,7 @@ class Shape:
                 if kind in DENSE
                 else None
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     @property

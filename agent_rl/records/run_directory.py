@@ -13,7 +13,7 @@ from typing import IO, Any, TypeAlias
 
 from agent_rl.files.disk import DiskError, whole, writing
 from agent_rl.files.leftovers import Unsafe, claim, listens, sweep_one
-from agent_rl.files.reading_json import read_json, read_text
+from agent_rl.files.reading_json import open_file, read_json, read_text
 
 RUN_LOCK = "supervisor.lock"
 """Shared by the supervisors of all hosts of a run; names its main host."""
@@ -28,7 +28,7 @@ class RunRefused(Exception):  # noqa: N818 - named for what it is
 def is_supervised(directory: Path, host: str) -> bool:
     """Whether a supervisor holds the run directory for this host now."""
     try:
-        with _lock_file(directory, host).open("rb") as file:
+        with open_file(_lock_file(directory, host)) as file:
             return not _locked(file, fcntl.LOCK_SH)
     except OSError:  # there is no such file, or it belongs to another user
         return False
@@ -65,6 +65,18 @@ def _lock_file(directory: Path, host: str) -> Path:
     return directory / f"supervisor.{host}.lock"
 
 
+def _opened(path: Path, mode: int = 0o666) -> IO[bytes]:
+    """A file to lock, made where there is none. Raises RunRefused for a pipe or a device."""
+    with writing(path):
+        path.touch(mode)
+    try:
+        open_file(path).close()
+    except OSError as error:
+        raise RunRefused(f"{path} is no file that can be locked ({error.strerror}); remove it") from error
+    with writing(path):
+        return path.open("a+b", buffering=0)
+
+
 @contextlib.contextmanager
 def run_lock(directory: Path, hosts: Iterable[str], main_host: str = "") -> Iterator[None]:
     """Lock the run directory for these hosts' supervisor, and for runs with this main host.
@@ -76,8 +88,7 @@ def run_lock(directory: Path, hosts: Iterable[str], main_host: str = "") -> Iter
     with contextlib.ExitStack() as stack:
         for host in hosts:
             path = _lock_file(directory, host)
-            with writing(path):
-                file = stack.enter_context(path.open("a+b", buffering=0))
+            file = stack.enter_context(_opened(path))
             _refuse_no_locks(path, file)
             until = time.monotonic() + DYING_SECONDS
             while not _locked(file, fcntl.LOCK_EX):
@@ -91,9 +102,7 @@ def run_lock(directory: Path, hosts: Iterable[str], main_host: str = "") -> Iter
             with writing(path):
                 file.truncate(0)
                 file.write(f"{os.getpid()}\n".encode())
-        with writing(directory / RUN_LOCK):
-            (directory / RUN_LOCK).touch(0o600)
-            shared = stack.enter_context((directory / RUN_LOCK).open("a+b", buffering=0))
+        shared = stack.enter_context(_opened(directory / RUN_LOCK, 0o600))
         until = time.monotonic() + DYING_SECONDS
         while time.monotonic() < until:
             if _locked(shared, fcntl.LOCK_EX):  # no other host's supervisor is there
@@ -217,13 +226,13 @@ def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, 
 
 
 def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] | None:
-    """The summary that this run wrote: figures by name. None when there is none or the file is still ``before``."""
+    """The summary that this run wrote: figures by name. None when there is none, it is damaged or still ``before``."""
     file = directory / "summary.json"
     try:
         if summary_file(directory) == before:
             return None
         summary = read_json(file)
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) else None
 

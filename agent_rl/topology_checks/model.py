@@ -53,8 +53,10 @@ def model_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
     except Unreadable as error:
         yield Finding(PLACE, str(error), SAVE_AGAIN)
         return
-    for message, remedy in files.faults(template=topology.model.chat_template is None, weights=here):
-        yield Finding(PLACE, message, remedy)
+    faults = list(files.faults(template=topology.model.chat_template is None, weights=here))
+    yield from (Finding(PLACE, *found) for found in faults)
+    if faults:
+        return
     if "learner" in topology.actors and (fault := architectures.fault(files.config)):
         yield Finding(PLACE, f"{name} cannot be trained: it {fault}", "docs/families.md lists the models that can")
     entry, fault = topology.actors.get(GENERATOR), architectures.torch_fault(files.config)

@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -147,3 +147,11 @@ async def test_a_request_is_known_whole(monkeypatch: pytest.MonkeyPatch) -> None
         assert (await said(port, asked[:-1]))[9:12] == b"408"
         with trio.fail_after(4):
             assert await said(port, b"") == b"", "a connection without a request is closed"
+
+
+async def test_connections_that_say_nothing_keep_nobody_out() -> None:
+    async with server(echo) as port, AsyncExitStack() as stack:
+        for said_so_far in (b"", b"GET /fi", b"POST /fine HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1") * 20:
+            stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+            await stream.send_all(said_so_far)
+        assert (await said(port, b"GET /fine HTTP/1.1\r\nHost: x\r\n\r\n"))[9:12] == b"200"

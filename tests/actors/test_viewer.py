@@ -286,7 +286,7 @@ async def test_a_refusal_of_the_run_is_told_and_garbage_reaches_no_run(run: Synt
         for garbage in (
             "", "[", "[" * 60_000, "null", "{}", SCALE.replace("3", "-1"), SCALE.replace("3", "1e3"),
             SCALE.replace("3", "9" * 50_000), SCALE.replace("tool_executor", "\\ud800"), SCALE.replace("scale", "else"),
-            SCALE.replace("0", '"0"'),
+            SCALE.replace("0", '"0"'), SCALE.replace("0", "false"), SCALE.replace("3", "true"),
             '{"run": 0, "change": "swap", "role": "a", "class": "", "settings": [1], "fresh": false}',
         ):  # fmt: skip
             status, answer = await ask(port, "/change", "POST", garbage, **page)

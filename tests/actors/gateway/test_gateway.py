@@ -435,3 +435,21 @@ async def test_with_opens_any_request_is_a_session_of_its_own_and_waits_for_a_ro
             assert await sessions.run(episode, "", 60.0, "[]")
         status, said = got[0]
         assert (status, said["choices"][0]["message"]["content"]) == (200, "Hello.")
+
+
+async def test_a_session_whose_client_left_before_it_began_waits_for_another(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda *_: "Hello.", session_key='"secret"') as at:
+        async with at.rollout() as (_, episode):
+            pass
+        finished: list[bool] = []
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                finished.append(await at.generator._sessions.run(episode, "", 60.0, "[]"))
+
+            nursery.start_soon(wait)
+            await trio.sleep(0.1)
+            head = "POST /rl/start_session HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n"
+            async with await trio.open_tcp_stream("127.0.0.1", int(at.url.rpartition(":")[2])) as stream:
+                await stream.send_all(head.encode())
+        assert finished == [False]

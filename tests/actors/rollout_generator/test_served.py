@@ -51,7 +51,7 @@ class Engine:
             np.full(count, -0.25, np.float32),
             np.tile(np.array([[1, 3]], np.int32), (count, 1)),
         )
-        await trio.sleep(1)
+        await trio.sleep(1 + 1e-6 * number)  # turns at once end in the order in which they began
         if request.wrote is not None:
             request.wrote(*(each[: count // 2] for each in arrays))
         return TurnResult(
@@ -203,20 +203,21 @@ async def test_tokens_in_place_of_messages_are_no_side_call_and_go_on_where_they
 
 async def test_a_retry_gets_the_turns_that_were_lost_and_no_others() -> None:
     async with agent() as at:
-        first = await at.says("Go.")
+        first = await at.says("Go.", max_tokens=60)
         for words, changes, turns in (
             ("Go.", {"again": True}, ["turn number 1."]),
             ("Go.", {"again": True, "count": 2}, ["turn number 2..", "turn number 3..."]),
             ("Go.", {"again": True, "count": 2}, ["turn number 2..", "turn number 3..."]),
             ("Go.", {}, ["turn number 4...."]),
             ("On.", {"again": True}, ["turn number 5....."]),
+            ("On.", {"again": True, "stop": ("none",)}, ["turn number 6......"]),
         ):
             given = await at.says(words, max_tokens=60, **changes)
             assert sorted(choice.content for choice in given.choices) == turns
-        assert (first.policy_version, at.episode.turns) == (3, 5)
-        assert [strand.cause for strand in at.episode.strands[1:]] == ["again", "again", "again", "sub_agent"]
+        assert (first.policy_version, at.episode.turns) == (3, 6)
+        assert [strand.cause for strand in at.episode.strands[1:]] == ["again", "again", "again", "sub_agent", "again"]
         counted = await at.says("Go. | =1 | On.", counts=True)
-        assert (len(counted.prompt) > len(first.prompt), counted.choices, at.episode.turns) == (True, (), 5)
+        assert (len(counted.prompt) > len(first.prompt), counted.choices, at.episode.turns) == (True, (), 6)
 
 
 async def test_requests_at_once_that_go_on_from_one_turn_are_two_sequences() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
+from agent_rl.config.topology import InitialiseModel
 from agent_rl.data.rows import DataError, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.files.reading_json import JsonError, parse_json
+from agent_rl.learning.tiny import initialise_model
 from agent_rl.topology_checks.topology import check_topology
 from tests.end_to_end.topologies import write_micro
 
@@ -138,6 +141,40 @@ def test_overrides(here: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -
     ):
         survives(capsys, "check", str(path), "--set", f"{key}={TOML_VALUES[wrong]}")
     survives(capsys, "check", str(path), f"--set={TOML_VALUES[wrong]}=1")
+
+
+@pytest.mark.parametrize("deep", ["x" + ".a" * 3000 + " = 1", "[x" + ".a" * 3000 + "]", f"x = {'[' * 200}{']' * 200}"])
+def test_tables_without_end(here: Path, deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = write_micro(here)
+    assert survives(capsys, "check", str(path), "--set", f"actors.learner.settings.{'a.' * 3000}a=1") == 2
+    path.write_text(f"{path.read_text()}\n[actors.another.settings]\n{deep}\n")
+    assert survives(capsys, "check", str(path)) == 2
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound model directory."""
+    made = tmp_path_factory.mktemp("models") / "model"
+    tiny = InitialiseModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_size=16)
+    initialise_model(tiny, made, seed=0)
+    return made
+
+
+@pytest.mark.parametrize("wrong", sample(JSON_VALUES))
+def test_every_key_of_a_models_files(here: Path, model: Path, wrong: str) -> None:
+    path, _ = write_micro(here)
+    before, _, after = path.read_text().partition("[model.initialise]")
+    more = after[after.index("[[env") :]
+    path.write_text(f'{before}[model]\npath = "{here / "model"}"\nchat_template = "chatml"\n\n{more}')
+    topology = load_topology(path)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        sound = json.loads((model / name).read_text())
+        for key in {**sound, "layer_types": 0, "sliding_window": 0}:
+            copytree(model, here / "model", dirs_exist_ok=True)
+            text = json.dumps({**sound, key: "HERE"}).replace('"HERE"', JSON_VALUES[wrong] or "1")
+            (here / "model" / name).write_text(text)
+            faults = check_topology(topology, path)
+            assert all(len(fault.render(path)) < 1000 for fault in faults)
 
 
 @pytest.mark.parametrize("wrong", sample(JSON_VALUES))

@@ -259,3 +259,12 @@ def test_a_summary_is_this_starts_own_and_a_run_has_one_supervisor_a_host(tmp_pa
         with run_lock(tmp_path, ["b"]), pytest.raises(RunRefused, match=f"process {os.getpid()}"):
             run_lock(tmp_path, ["a"]).__enter__()
     assert not in_use(tmp_path)
+    (tmp_path / "summary.json").write_text("[" * 5000)
+    assert read_summary(tmp_path, None) is None
+    for name in ("supervisor.a.lock", "supervisor.lock"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        assert not in_use(tmp_path)
+        with pytest.raises(RunRefused, match=f"{name} is no file that can be locked"):
+            run_lock(tmp_path, ["a"]).__enter__()
+        (tmp_path / name).unlink()
