@@ -110,7 +110,7 @@ async def test_our_gateway_passes_every_trap(
                 at.url,
                 new_key=lambda: trio.from_thread.run(nursery.start, rollout, trio_token=token),
                 end=lambda key: trio.from_thread.run(end, key, trio_token=token),
-                silence=1.0,
+                silence=2.0,
                 context=LONGEST,
             )
 
