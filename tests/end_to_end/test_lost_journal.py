@@ -99,6 +99,6 @@ def test_a_payload_that_is_damaged_while_the_run_goes_ends_it_at_once(tmp_path: 
             break
     began = time.monotonic()
     said = finish(process, 2)
-    assert "is not what was written); put back a whole copy" in said.all
+    assert "is not what was written); move it, journal.sqlite-wal" in said.all
     assert "Traceback" not in said.all
     assert time.monotonic() - began < 60
