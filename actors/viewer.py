@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 import trio
 
 from actors.http import Reply, Request, Server, foreign
-from actors.viewer_changes import BODY_BYTES, PATH, Control, Wanted, change_asked
+from actors.viewer_changes import BODY_BYTES, PATH, Command, Control, change_asked
 from agent_rl.messages import Changed
 from agent_rl.observe.report import ReportError, Watched
 from agent_rl.observe.report.catalogue import columns, listed
@@ -225,7 +225,7 @@ class Viewer:
         answers: list[Changed] = []
         done = trio.Event()
 
-        async def ask(directory: Path, wanted: Wanted) -> None:
+        async def ask(directory: Path, wanted: Command) -> None:
             try:
                 answers.append(await control.change(directory, wanted))
             except (RunRefused, OSError) as error:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from actors.http import Request
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted, SwapWanted
 
-Wanted: TypeAlias = SwapWanted | ScaleWanted | DrainWanted | StopWanted
+Command: TypeAlias = SwapWanted | ScaleWanted | DrainWanted | StopWanted
 PATH = "/change"
 BODY_BYTES = 64 * 1024
 MOST = 1 << 31
@@ -37,7 +37,7 @@ class Control:
     """``key``: what a request has to carry. ``change``: asks a run, as `actors.runtime.control.ask_run`."""
 
     key: str
-    change: Callable[[Path, Wanted], Awaitable[Changed]]
+    change: Callable[[Path, Command], Awaitable[Changed]]
 
     def refusal(self, request: Request) -> tuple[int, str]:
         """Status and reason; an empty reason where the request may change a run."""
@@ -53,19 +53,19 @@ class Control:
         return 200, ""
 
 
-def change_asked(body: bytes) -> tuple[int, Wanted]:
+def change_asked(body: bytes) -> tuple[int, Command]:
     """The number of the run, and the change. Raises ValueError for a body that is none."""
     try:
         asked = json.loads(body)
         json.dumps(asked, ensure_ascii=False).encode()  # half a character cannot be sent on
     except (ValueError, RecursionError):
         asked = None
-    wanted: Wanted
+    wanted: Command
     match asked:
         case {"change": "swap", "role": str(role), "class": str(path), "settings": [*settings], "fresh": bool(new)} if (
             all(isinstance(each, str) for each in settings)
         ):
-            wanted = SwapWanted(role, path, tuple(settings), fresh=new, only_check=False)
+            wanted = SwapWanted(role, path, tuple(settings), fresh=new)
         case {"change": "scale", "role": str(role), "number": number} if type(number) is int and 0 <= number < MOST:
             wanted = ScaleWanted(role, number)
         case {"change": "drain", "host": str(host)}:

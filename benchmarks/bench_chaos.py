@@ -28,7 +28,7 @@ from pathlib import Path
 
 import trio
 
-from actors.runtime.reports import STATUSES_PASSED_ON
+from actors.runtime.host_links import STATUSES_PASSED_ON
 from agent_rl.config.addresses import wanted_nodes
 from agent_rl.config.examples import EXAMPLES
 from agent_rl.config.load import load_topology

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import trio
@@ -28,9 +29,8 @@ import trio
 from actors.base import Actor
 from actors.processor_time import seconds_of
 from actors.runtime.handshake import Handshake, Reports
+from actors.runtime.host_links import STATUSES_PASSED_ON
 from actors.runtime.networks import supervisor_network
-from actors.runtime.reports import StatusReports
-from actors.runtime.roster import Roster
 from actors.runtime.run import run_topology
 from agent_rl import messages
 from agent_rl.config.addresses import supervisor_node, wanted_nodes
@@ -39,7 +39,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import shown_settings
 from agent_rl.figures import ActorFigures, ExecutorFigures, GeneratorFigures
-from agent_rl.messages import ActorStatus, HostHello
+from agent_rl.messages import ActorReport, ActorStatus, HostHello, Observed
 from agent_rl.records.document import Document
 from benchmarks.command import Failure, Hidden, WrongOptions
 from benchmarks.reporting import print_figures, print_table
@@ -145,25 +145,23 @@ async def other_host(topology: Topology, folder: Path, host: str, agreed: dict[s
         limits=Limits(lost_after=topology.run.host_lost_after_seconds),
         on_event=lambda _: None,
     )
-    roster = Roster(topology, [host], 1)
-    reports = StatusReports(topology, [host], roster)
+    link = node.announce("run", [supervisor_node(topology.main_host)])
     handshake = Handshake(topology, [host], agreed, Reports(print, print, lambda *_: None))
 
     async def handle(delivery: Delivery) -> object:
         is_hello = isinstance(delivery.message, HostHello)
         return handshake.heard(delivery.sender, delivery.message) if is_hello else None
 
-    reports.link(node)
-    roster.link(node)
+    names = list(wanted_nodes(topology, host))
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(node.run, handle, concurrency=4))
         nursery.start_soon(handshake.run, node)
-        nursery.start_soon(reports.run)
         began = trio.current_time()
-        while True:
-            for actor in wanted_nodes(topology, host):
-                reports.observe(status(actor, trio.current_time() - began), 1)
-            await trio.sleep(topology.run.status_seconds)
+        for number in count():
+            seconds = trio.current_time() - began
+            reports = tuple(ActorReport(status(actor, seconds), 1, number) for actor in names)
+            link.set(Observed(0, (), (), dict.fromkeys(names, 1), reports, {}, "running", ""))
+            await trio.sleep(STATUSES_PASSED_ON * topology.run.status_seconds)
 
 
 async def other_hosts(folder: Path) -> None:

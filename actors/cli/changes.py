@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from actors.cli.output import Mistake, say
+from actors.cli.output import Mistake, complain, say
 from actors.cli.parameters import RunDirectory
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def swap(
     """Give an actor of a run under way another class or other settings, on all hosts."""
     from agent_rl.messages import SwapWanted
 
-    _change(directory, SwapWanted(actor, class_path, settings, fresh, only_check=False))
+    _change(directory, SwapWanted(actor, class_path, settings, fresh))
 
 
 def scale(
@@ -70,7 +70,7 @@ def _change(directory: Path, wanted: object) -> None:
     from agent_rl.records.run_directory import RunRefused
 
     try:
-        answer = trio.run(ask_run, directory, wanted)
+        answer = trio.run(ask_run, directory, wanted, lambda what: complain(f"agent-rl: waiting for {what}"))
     except RunRefused as refusal:
         raise Mistake(str(refusal)) from refusal
     if answer.refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 from agent_rl.config.hidden import redacted
@@ -11,10 +11,10 @@ from agent_rl.config.plugins import resolve
 from agent_rl.config.processes import ActorEntry
 from agent_rl.config.standard import learner_of
 from agent_rl.config.topology import Topology
-from agent_rl.messages import DrainWanted, ReplicasWanted, ScaleWanted, StopWanted, SwapWanted, TakeBackWanted
+from agent_rl.messages import DrainWanted, ScaleWanted, StopWanted, SwapWanted
 
-Wanted: TypeAlias = SwapWanted | TakeBackWanted | DrainWanted | ScaleWanted | ReplicasWanted | StopWanted
-"""What is asked of a supervisor."""
+Command: TypeAlias = SwapWanted | DrainWanted | ScaleWanted | StopWanted
+"""What is asked of a run."""
 GIB = 1 << 30
 RESERVE = GIB // 2
 """Bytes that stay free when a process starts beside another."""
@@ -52,68 +52,65 @@ def _shown(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(redacted(settings)[key], default=str) if key in settings else _LEFT_OUT
 
 
-def named(wanted: Wanted) -> str:
+def named(command: Command) -> str:
     """The change in words."""
-    match wanted:
+    match command:
         case SwapWanted():
-            return f"swap of {wanted.role}"
-        case TakeBackWanted():
-            return f"return of {wanted.role} to its former class"
+            return f"swap of {command.role}"
         case DrainWanted():
-            return f"drain of {wanted.host}"
+            return f"drain of {command.host}"
         case StopWanted():
             return "stop"
-        case ScaleWanted() | ReplicasWanted():
-            return f"scaling of {wanted.role}"
+        case ScaleWanted():
+            return f"scaling of {command.role}"
 
 
 def why_not(
-    wanted: Wanted,
+    command: Command,
     topology: Topology,
-    starting: Sequence[str],
+    runs: Mapping[str, Collection[int]],
     *,
     ending: bool,
     busy: str,
-    left: Collection[str] = (),
+    away: Collection[str] = (),
+    absent: Collection[str] = (),
 ) -> str:
     """Why a change cannot begin now, and the remedy; empty: it can.
 
-    ``starting`` are the actors that are not ready, ``busy`` is the change under way, ``left`` are hosts that left.
+    ``runs``: the replicas of each role that are to run. ``busy`` is the change under way, ``away`` are hosts that were
+    drained, ``absent`` all that are not heard.
     """
-    if ending or (reason := _about(wanted, topology, left)):
-        return ENDING if ending else reason
-    # An announcement of the main host may have started the replicas that it asks for.
-    others = [name for name in starting if not isinstance(wanted, ReplicasWanted) or name not in wanted.starts]
-    if others:
-        return f"{', '.join(others)} has not started yet; ask again when all actors run"
-    if busy:
-        return f"another change is under way ({busy}); ask again when it is done"
-    return ""
-
-
-def _about(wanted: Wanted, topology: Topology, left: Collection[str]) -> str:
-    match wanted:
+    if ending:
+        return ENDING
+    match command:
         case SwapWanted():
-            return _about_swap(wanted, topology)
+            reason = _about_swap(command, topology)
         case DrainWanted():
-            return _about_drain(wanted, topology, left)
+            reason = _about_drain(command.host, topology, runs, away, absent)
         case ScaleWanted():
-            return _about_scaling(wanted, topology)
-        case ReplicasWanted() | TakeBackWanted() | StopWanted():  # the supervisors have decided
+            reason = _about_scaling(command, topology, runs, away)
+        case StopWanted():
             return ""
+    busy_with = f"another change is under way ({busy}); ask again when it is done" if busy else ""
+    return reason or busy_with
 
 
-def _about_drain(wanted: DrainWanted, topology: Topology, left: Collection[str]) -> str:
-    name = wanted.host
+def _about_drain(
+    name: str,
+    topology: Topology,
+    runs: Mapping[str, Collection[int]],
+    away: Collection[str],
+    absent: Collection[str],
+) -> str:
     if name not in topology.hosts_in_use:
         return f"the run has no host {name!r}; there are {', '.join(topology.hosts_in_use)}"
-    if name in left:
+    if name in away:
         return f"host {name} has left already"
     if name == topology.main_host:
         return f"host {name} runs the learner and ends the run; stop the run instead (Ctrl-C)"
-    for role in topology.actors:
-        homes = set(topology.wanted(role).values())
-        if name in homes and (_declares(topology, role, "each_needed") or not homes - {name, *left}):
+    for role in topology.actors if name not in absent else ():  # what a dead host ran is lost already
+        homes = {topology.homes(role)[number] for number in runs[role]}
+        if name in homes and (_declares(topology, role, "each_needed") or not homes - {name, *absent}):
             return f"no other host runs {role}, without which the run stands still; stop the run instead (Ctrl-C)"
     return ""
 
@@ -132,11 +129,15 @@ def _about_swap(wanted: SwapWanted, topology: Topology) -> str:
     return ""
 
 
-def _about_scaling(wanted: ScaleWanted, topology: Topology) -> str:
+def _about_scaling(
+    wanted: ScaleWanted, topology: Topology, runs: Mapping[str, Collection[int]], away: Collection[str]
+) -> str:
     role, number = wanted.role, wanted.number
     if role not in topology.actors:
         return f"the run has no role {role!r}; there are {', '.join(topology.actors)}"
-    most, now = len(topology.homes(role)), len(topology.wanted(role))
+    homes = topology.homes(role)
+    staying = [replica for replica, host in homes.items() if host not in away]
+    most, now = len(homes), len([replica for replica in runs[role] if replica in staying])
     if number < 1:
         return f"{role} needs at least one process, without which the run stands still; ask for 1 or more"
     if _declares(topology, role, "single") and number > 1:
@@ -146,6 +147,9 @@ def _about_scaling(wanted: ScaleWanted, topology: Topology) -> str:
     if number > most:
         remedy = f"stop the run, and write actors.{role}.replicas = {number} and start = {now} into the file"
         return f"{role} has at most {processes(most)}, as the file says; {remedy}"
+    if number > len(staying):
+        gone = ", ".join(dict.fromkeys(host for host in homes.values() if host in away))
+        return f"{role} has at most {processes(len(staying))} while {gone} has left; start that host again"
     if number == now:
         return f"nothing would change: {role} has {processes(now)} already"
     return ""

@@ -217,9 +217,17 @@ LIFELINE = str(Path(__file__).with_name("lifeline.py"))
 
 
 def start_child(
-    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: Path, beside: bool = False
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stderr: Path,
+    beside: bool = False,
+    topology: str = "",
 ) -> ActorChild:
     """Start ``python -m module arguments... --lifeline FD`` through ``lifeline.py``, its output to the file ``stderr``.
+
+    A text of a ``topology`` is in a file in memory, which nobody else can change: it gets ``--topology FILE`` too.
 
     ``beside``: another process is to be replaced by it. It gets ``--beside FD`` too, the end of a pipe over which it
     says that it is `Prepared`; then it waits for `Go`.
@@ -235,7 +243,7 @@ def start_child(
         file = stderr.open("ab")
     except OSError:  # the log is lost, and nothing else
         file = Path(os.devnull).open("ab")  # noqa: SIM115 - entered below
-    message = _memory_file()
+    message = _memory_file("message")
     lifeline, writing_end = os.pipe()
     os.set_blocking(writing_end, False)
     command = [sys.executable, "-P", LIFELINE, str(os.getpid()), module]
@@ -244,6 +252,12 @@ def start_child(
         stack.enter_context(file)
         stack.enter_context(os.fdopen(lifeline, "rb"))
         passed, prepared = [lifeline, message.fileno()], None
+        if topology:
+            given = stack.enter_context(_memory_file("topology"))
+            given.write(topology.encode())
+            given.seek(0)
+            command += ["--topology", f"/dev/fd/{given.fileno()}"]
+            passed.append(given.fileno())
         if beside:
             reading, telling = os.pipe()
             prepared = os.fdopen(reading, "rb", buffering=0)
@@ -263,9 +277,9 @@ def start_child(
     return ActorChild(process, stderr, start, message, os.fdopen(writing_end, "wb", buffering=0), prepared)
 
 
-def _memory_file() -> BinaryIO:
+def _memory_file(name: str) -> BinaryIO:
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("message"), "w+b", buffering=0)
+        return os.fdopen(os.memfd_create(name), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,13 @@ from typing import Any
 import trio
 
 from actors.runtime.networks import KEY_SECONDS, run_network
-from actors.runtime.remote_changes import CHANGE_SECONDS
 from agent_rl import messages
-from agent_rl.config.addresses import CONTROL, control_address, on_tcp, runtime_directory, supervisor_node
+from agent_rl.config.addresses import CONTROLS, control_addresses, on_tcp, runtime_directory, supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import Unsafe, claim, sweep_one
-from agent_rl.messages import Changed
+from agent_rl.messages import Changed, Progress
 from agent_rl.records.run_directory import RunRefused, is_supervised
 from transport import (
     BindError,
@@ -37,6 +37,8 @@ from transport import (
     TransportError,
 )
 
+ANSWER_SECONDS = 60.0
+"""How long one answer may take, of which the run gives one a second."""
 SILENT_SECONDS = 30.0
 """How long the supervisor may be silent before the command gives up."""
 
@@ -54,12 +56,24 @@ def topology_under_way(directory: Path) -> Topology:
     )
 
 
-async def ask_run(directory: Path, wanted: object) -> Changed:
-    """Ask the run for a change, and wait for the answer. Raises RunRefused when it cannot be asked or does not answer.
+async def ask_run(directory: Path, command: object, waits: Callable[[str], object] = lambda _: None) -> Changed:
+    """Ask the run for a change, and wait for the answer. ``waits`` is told what the run waits for, when that is new.
 
-    Nothing is known about the change when the answer fails to come: the run carries out what it began.
+    Raises RunRefused when it cannot be asked or does not answer. Nothing is known about the change then: the run
+    carries out what it began.
     """
     topology = topology_under_way(directory)
+    for number in range(len(CONTROLS)):
+        name = CONTROLS[(os.getpid() + number) % len(CONTROLS)]
+        if (answer := await _ask(directory, topology, name, command, waits)) is not None:
+            return answer
+    raise RunRefused("other commands change this run; ask again when they have their answers")
+
+
+async def _ask(
+    directory: Path, topology: Topology, name: str, command: object, waits: Callable[[str], object]
+) -> Changed | None:
+    """The answer; None: another command has this name. Raises RunRefused."""
     main = supervisor_node(topology.main_host)
     remedy = "look whether the run is still under way, and whether TMPDIR here is the run's"
     if on_tcp(topology):
@@ -67,7 +81,7 @@ async def ask_run(directory: Path, wanted: object) -> Changed:
     fault = f"{main} does not answer; {remedy}"
     with _runtime_directory(topology):
         network = run_network(topology, Path())
-        network.extend(control_address(topology, runtime_directory(topology)))
+        network.extend(control_addresses(topology, runtime_directory(topology)))
         answers: list[Changed] = []
         with trio.CancelScope() as silent:
 
@@ -83,27 +97,35 @@ async def ask_run(directory: Path, wanted: object) -> Changed:
                     case PeerSilent():
                         silent.cancel()
 
-            # Every later command needs a higher incarnation. Two at once cannot both open the socket.
+            # Every later command of this name needs a higher incarnation.
             node = Node(
-                CONTROL,
+                name,
                 network,
                 Registry.of(messages),
                 incarnation=time.time_ns() // 1000,
                 limits=Limits(silent_after=SILENT_SECONDS),
                 on_event=on_event,
             )
-            link = node.call("change", [main], outstanding=1, timeout=CHANGE_SECONDS, reply=Changed)
+            link = node.call("change", [main], outstanding=1, timeout=ANSWER_SECONDS, reply=Changed)
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(partial(node.run, _nothing_else))
-                    answers.append(await link(wanted))
+                    answer, known = await link(command), ""
+                    while answer.number:
+                        if answer.waits != known:
+                            known = answer.waits
+                            waits(known)
+                        answer = await link(Progress(answer.number))
+                    answers.append(answer)
                     nursery.cancel_scope.cancel()
             except* (CallFailed, CallTimeout, PeerLost) as group:
                 fault = f"{main}: {_first(group)}; {directory}/logs says what it did"
             except* BindError:
-                fault = "another command changes this run; ask again when that command has its answer"
+                fault = ""
             except* TransportError as group:
                 fault = str(_first(group))
+    if not answers and not fault:
+        return None
     if not answers:
         raise RunRefused(fault)
     return answers[0]
@@ -127,7 +149,7 @@ def _runtime_directory(topology: Topology) -> Iterator[None]:
 
 
 async def _nothing_else(delivery: Delivery) -> Any:
-    raise CallRefused(f"{CONTROL} answers nothing, and {delivery.sender} asked")
+    raise CallRefused(f"a command answers nothing, and {delivery.sender} asked")
 
 
 def _first(error: BaseException) -> BaseException:

@@ -30,6 +30,10 @@ DRY_RUN_SECONDS = 300.0
 """How long a dry run may take: it imports torch and what users name, and tries it on made-up input."""
 
 
+NAME = Path("the topology of the run")
+"""What messages call it: it is in no file."""
+
+
 def reasons_against(path: Path, beside: Path, overrides: Sequence[str]) -> list[str]:
     """Why a run of the topology at ``path`` cannot go on with these overrides, as lines; none: it can.
 
@@ -42,7 +46,7 @@ def reasons_against(path: Path, beside: Path, overrides: Sequence[str]) -> list[
     except TopologyError as error:
         faults = error.faults
     if faults:
-        return [fault.render(path) for fault in faults]
+        return [fault.render(NAME) for fault in faults]
     return shared_faults(former, topology)
 
 
@@ -60,13 +64,13 @@ def shared_faults(former: Topology, topology: Topology) -> list[str]:
     return [f"{fault}; stop the run, change the file, and run it again" for fault in faults]
 
 
-async def faults_of(path: Path, beside: Path, keys: Sequence[str], stderr: Path, janitor: Janitor) -> list[str]:
-    """Why a run of the topology at ``path`` cannot go on with these keys, as lines; none: it can.
+async def faults_of(text: str, beside: Path, keys: Sequence[str], stderr: Path, janitor: Janitor) -> list[str]:
+    """Why a run of the topology in ``text`` cannot go on with these keys, as lines; none: it can.
 
     ``beside``: the file from whose folder relative paths start. ``stderr``: the file that gets the dry run's output.
     """
-    arguments = ["--topology", str(path), "--beside", str(beside), *(f"--set={key}" for key in keys)]
-    child = start_child(DRY_RUN, arguments, environment=os.environ, stderr=stderr)
+    arguments = ["--beside", str(beside), *(f"--set={key}" for key in keys)]
+    child = start_child(DRY_RUN, arguments, environment=os.environ, stderr=stderr, topology=text)
     janitor.started(child.pid)
     status = None
     try:

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
@@ -26,7 +26,7 @@ from agent_rl import messages
 from agent_rl.config.addresses import addresses, runtime_directory, supervisor_node
 from agent_rl.config.agreement import differences
 from agent_rl.config.topology import Topology
-from agent_rl.messages import HostHello, Incarnations
+from agent_rl.messages import HostHello
 
 if TYPE_CHECKING:
     from transport import CallLink, LinkEvent, Node
@@ -64,8 +64,8 @@ class Reports:
 
     say: Callable[[str], None]
     refuse: Callable[[str], None]
-    admitted: Callable[[str, Incarnations], None]
-    """A supervisor is admitted, and has told of these actors."""
+    admitted: Callable[[str, Any], None]
+    """A supervisor is admitted, and has told this."""
 
 
 class Handshake:
@@ -94,7 +94,7 @@ class Handshake:
         self._release = release()
         self._settings = settings
         self._admitted: set[str] = set()
-        self._told: dict[str, Incarnations] = {}
+        self._told: dict[str, Any] = {}
         self._mistakes: dict[tuple[str, Kind], str] = {}
         self._nursery: trio.Nursery | None = None
         self._looked_at: dict[str, trio.CancelScope] = {}
@@ -116,11 +116,11 @@ class Handshake:
         """Whether the supervisor was found to have another release or other settings."""
         return (supervisor, "release") in self._mistakes or (supervisor, "settings") in self._mistakes
 
-    def told(self, supervisor: str, incarnations: Incarnations) -> None:
-        """A supervisor tells of its actors: passed on once the supervisor is admitted."""
-        self._told[supervisor] = incarnations
+    def told(self, supervisor: str, what: Any) -> None:
+        """What a supervisor tells is passed on once the supervisor is admitted."""
+        self._told[supervisor] = what
         if self.is_admitted(supervisor):
-            self._reports.admitted(supervisor, incarnations)
+            self._reports.admitted(supervisor, what)
 
     # The exchange
 

@@ -233,7 +233,7 @@ async def run_actor(arguments: argparse.Namespace) -> None:
     """Read the topology and run the actor to its end. Raises only DiskError when a full disk is one of the causes."""
     path = Path(arguments.topology)
     base = Path(arguments.base)
-    look_beside(base / path.name)
+    look_beside(base / "topology.toml")
     topology = load_topology(path)
     directory = topology.run.directory.absolute()
     try:

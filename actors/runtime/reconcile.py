@@ -55,6 +55,8 @@ class Plan:
     entry: ActorEntry
     drain_seconds: float
     environment: Mapping[str, str]
+    since: int = 0
+    """The generation of the swap that made it; 0: none did."""
 
 
 @dataclass
@@ -114,8 +116,6 @@ class Replaced(NamedTuple):
     """Why the new process does not run; empty: it runs."""
     seconds: float = 0.0
     """The time without a process that was ready."""
-    died: bool = False
-    """Whether the former process died before it was to stop, and another has taken its place."""
 
 
 class Start(NamedTuple):
@@ -146,15 +146,9 @@ class Fail(NamedTuple):
     exit_code: int
 
 
-class TakeBack(NamedTuple):
-    """Its role is to be swapped back: the new processes keep dying, and this says why."""
-
-    why: str
-
-
 Signal: TypeAlias = Literal["terminate", "kill", "promote", "kill successor", "drop successor"]
 """What is done to the process, or to its successor. ``drop``: nobody waits for its end any more."""
-Action: TypeAlias = Start | Word | Say | Fail | TakeBack | Replaced | Signal
+Action: TypeAlias = Start | Word | Say | Fail | Replaced | Signal
 
 P = ParamSpec("P")
 
@@ -185,11 +179,15 @@ class Life:
         """When `elapsed` is due."""
         self.failure = ""
         """The last failure that the process reported in its status."""
+        self.spent = ""
+        """Why it waits until its role is swapped back; empty: it does not wait."""
         self._stderr = stderr
         self._use(plan)
         self._trial = added
         self._former: Plan | None = None
         """Where the process is on trial: the plan that holds if it cannot start; None: it is not started again."""
+        self._adopted: Plan | None = None
+        """By which the next process starts, whatever the present one ends of."""
         self._next: Plan | None = None
         """By which a process follows the one that drains, or by which the successor was started."""
         self._successor: Literal["", "preparing", "late", "prepared"] = ""
@@ -269,6 +267,17 @@ class Life:
         else:
             yield from self._drain(now)
 
+    def adopt(self, plan: Plan) -> None:
+        """Let the next process be one by this plan; the present one goes on."""
+        self._adopted = plan
+
+    @_listed
+    def given_up(self) -> Iterator[Action]:
+        """Its role is not swapped back."""
+        if self.state == "waiting":
+            yield Fail(self.spent, 1)
+            yield from self._over()
+
     # What happens.
 
     @_listed
@@ -294,12 +303,10 @@ class Life:
                 yield Fail(f"{self.name}: {ending.why}", 2)
             yield from self._over() if self._next is None else self._succeed(now)
             return
-        # The successor has the incarnation of the process that follows now.
-        died = Replaced(f"{self.name} ended while its successor was getting ready; ask again", died=True)
         if self._trial:
             yield from self._fall_back(ending, now)
-        else:
-            yield from self._give_up(died)
+        else:  # the successor has the incarnation of the process that follows now
+            yield from self._give_up(Replaced(f"{self.name} ended while its successor was getting ready; ask again"))
             yield from self._die(ending, now, swapped_lately=swapped_lately)
 
     @_listed
@@ -340,7 +347,10 @@ class Life:
 
     def _begin(self, now: float, word: str) -> Iterator[Action]:
         self.state = "starting"
-        self.failure = self.killed_for = ""
+        if self._adopted is not None:
+            self._use(self._adopted)
+            self._adopted = None
+        self.failure = self.killed_for = self.spent = ""
         self._ready_at = None
         self.deadline = now + self.plan.entry.start_seconds if self._trial else math.inf
         yield Word(word)
@@ -413,10 +423,9 @@ class Life:
                 yield Fail(why, 1)
                 yield from self._over()
                 return
-            self.state = "waiting"
+            self.state, self.spent = "waiting", why
             yield Say(f"{why}\n  the class and settings that {self.role} had before it was swapped come back")
             yield Word("stopped")
-            yield TakeBack(why)
 
     def _died_early(self, status: int, now: float) -> bool:
         """Whether the process ended by itself (no SIGKILL) before it was ready, or soon after."""
@@ -434,7 +443,7 @@ class Life:
     def _over(self) -> Iterator[Action]:
         """No process follows."""
         yield from self._give_up(Replaced("the run ended meanwhile"))
-        self.state, self.deadline = "gone", math.inf
+        self.state, self.deadline, self.spent = "gone", math.inf, ""
         yield Word("stopped")
 
     def _tell_stopped(self, ending: Ending) -> Iterator[Action]:

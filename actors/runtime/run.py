@@ -10,24 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from pydantic import ValidationError
 
 from actors.runtime.interrupts import stop_signals
 from actors.runtime.lifecycle import hosts_to_start
 from actors.runtime.networks import supervisor_network, with_whole_paths
-from actors.runtime.processes import plan_of
+from actors.runtime.start import Start
 from actors.runtime.supervise import MIB, Supervisor
 from agent_rl.config.addresses import (
     actor_nodes,
     addresses,
-    control_address,
+    control_addresses,
     runtime_directory,
     supervisor_node,
     wanted_nodes,
 )
 from agent_rl.config.agreement import secrets, settings_to_agree
 from agent_rl.config.hidden import HIDDEN, redacted
-from agent_rl.config.plugins import PluginError
 from agent_rl.config.source import Files, first_of
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import shown_settings
@@ -35,12 +33,12 @@ from agent_rl.files.leftovers import sweep
 from agent_rl.observe.live import Display, LiveView, SteadyConsole
 from agent_rl.observe.logs import open_log
 from agent_rl.records.continuing import remember, write_resolved
-from agent_rl.records.document import FILE as STATE
 from agent_rl.records.document import Document
 from agent_rl.records.history import check_history
 from agent_rl.records.journal import JournalError
 from agent_rl.records.run_directory import (
     END,
+    RESTARTS,
     RunRefused,
     next_start,
     read_epoch,
@@ -76,7 +74,6 @@ async def run_topology(
     agreed = settings_to_agree(topology, shown_settings)
     kept = secrets(topology, shown_settings)
     former = Document.read(topology.run.directory) if topology.main_host in hosts else None
-    topology = topology if former is None else _as_before(topology, former)
     base = first_of(files).absolute().parent
     again = again or _command(files, overrides, hosts[0] if len(hosts) < len(topology.hosts_in_use) else None, kept)
     raise_descriptor_limit()
@@ -119,47 +116,31 @@ async def run_topology(
             page = None
         elif page is None:
             display.notice(f"look at it in a browser: agent-rl view {shlex.quote(str(directory))}")
-        supervisor = Supervisor(
-            topology,
-            write_resolved(with_whole_paths(topology, base), directory, hosts[0], again),
-            base,
-            hosts,
-            view=view,
-            timeline=timeline,
-            display=display,
-            log=log,
+        given = Start(
+            topology=with_whole_paths(topology, base),
+            file=base / first_of(files).name,
+            hosts=hosts,
+            incarnation=next_start(directory, hosts) * RESTARTS,
             entry_module=entry_module,
-            start=next_start(directory, hosts),
-            epoch=epoch,
             again=again,
             agreed=agreed,
-            stopped_exit_code=stopped_exit_code,
-            former=former,
+            epoch=epoch,
+            started_at=run_clock(epoch)(),
+            log=log,
         )
+        write_resolved(given.topology, directory, hosts[0], again)
+        supervisor = Supervisor(given, view, timeline, display, former, stopped_exit_code=stopped_exit_code)
         if rewritten:
             supervisor.say(rewritten)
         network = supervisor_network(topology, base)
         if topology.main_host in hosts:
-            network.extend(control_address(topology, runtime))
+            network.extend(control_addresses(topology, runtime))
         if former is not None:
             supervisor.after(former)
         for line in short:
             supervisor.say(line)
         beside = None if page is None else partial(page, directory, display.notice)
         return await supervisor.run(network, received, beside)
-
-
-def _as_before(topology: Topology, former: Document) -> Topology:
-    """The topology with what changed before the main host's supervisor was killed. Raises RunRefused."""
-    kept = former.applied(topology)
-    for role in former.swapped:
-        try:
-            if role in kept.actors:
-                plan_of(role, kept)
-        except (PluginError, ValidationError) as error:
-            remedy = f"put its module back, or move {topology.run.directory / STATE} elsewhere to go by the file"
-            raise RunRefused(f"{role} was swapped, and cannot be started again: {error}; {remedy}") from error
-    return kept
 
 
 def _without_secret(override: str, kept: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@
     `-(silent_seconds)--> killed, and restarted within its budget
 
 Draining stops the roles one after the other, upstream first, each within a deadline. With several hosts, the learner's
-host decides and tells the others (RunState). The other hosts report when they had to give up (ActorStatus).
+host decides and tells the others (Wanted). The other hosts report when they had to give up (Observed).
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.runtime.ledger import Ledger
+from actors.runtime.changes import Changes
+from actors.runtime.following import Follower
+from actors.runtime.host_links import HostLinks
 from actors.runtime.lifecycle import drain_order, needed_to_drain
-from actors.runtime.peers import Peers
 from actors.runtime.processes import Process, Processes, stop_in_order
+from actors.runtime.run_state import RunState
 from actors.runtime.scraping import listeners_of, serve_metrics
+from actors.runtime.target import UNREADABLE, target_of
 from actors.runtime.tracking import Tracking, writes_rows
+from agent_rl.config.full import resolved_text
 from agent_rl.config.hidden import redacted
-from agent_rl.config.topology import Topology
 from agent_rl.files.disk import DiskError
 from agent_rl.files.leftovers import Janitor
-from agent_rl.messages import ActorStatus
+from agent_rl.messages import ActorStatus, Changed, Progress
 from agent_rl.observe.live import Display, LiveView
 from agent_rl.observe.metrics import MetricsBoard
 from agent_rl.observe.silence import Missing, Movement, Notice, Overdue, ProcessSeen, Silence, final_words
+from agent_rl.records.document import FILE as STATE
 from agent_rl.records.document import Document
-from agent_rl.records.run_directory import RESTARTS, record_end, record_memory_kill, run_clock
+from agent_rl.records.run_directory import RunRefused, record_end, record_memory_kill
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import TimelineFile
 
 if TYPE_CHECKING:
-    import structlog
-
+    from actors.runtime.change_rules import Command
+    from actors.runtime.start import Start
     from transport import Network
     from transport.inbound import Inbound
 
@@ -61,38 +64,26 @@ MIB = 1 << 20
 
 
 class Supervisor:
-    """Start, watch, restart and stop the actors of ``hosts``. The file's header draws how a run ends."""
+    """Start, watch, restart and stop the actors of ``hosts``. The file's header draws how a run ends.
+
+    ``former``: the document of the last start. Raises RunRefused where a swap of it is in force and cannot be.
+    """
 
     def __init__(
         self,
-        topology: Topology,
-        path: Path,
-        base: Path,
-        hosts: Sequence[str],
-        *,
+        start: Start,
         view: LiveView,
         timeline: TimelineFile,
         display: Display,
-        log: structlog.typing.FilteringBoundLogger,
-        entry_module: str,
-        start: int,
-        epoch: float,
-        again: str,
-        agreed: dict[str, str],
-        stopped_exit_code: int,
         former: Document | None,
+        *,
+        stopped_exit_code: int,
     ) -> None:
-        self._topology = topology
-        self._hosts = tuple(hosts)
-        self._again = again
-        self._view = view
-        self._timeline = timeline
+        topology, hosts = start.topology, start.hosts
+        self._start, self._topology, self._hosts, self._log = start, topology, hosts, start.log
+        self._view, self._timeline, self._display = view, timeline, display
         self._metrics = MetricsBoard()
-        self._tracking = Tracking(topology, base / path.name, self.say) if writes_rows(topology, hosts) else None
-        self._display = display
-        self._log = log
-        incarnation = start * RESTARTS
-        started_at = run_clock(epoch)()
+        self._tracking = Tracking(topology, start.file, self.say) if writes_rows(topology, hosts) else None
         self._ending = trio.Event()
         self._exit_code = 0
         self._stopped_exit_code = stopped_exit_code
@@ -107,34 +98,32 @@ class Supervisor:
         self._silence = Silence(self._look)
         self._missing = Missing()
         self._movement = Movement(topology.run.report_standstill_seconds)
-        arguments = ["--topology", str(path), "--base", str(base)]
-        arguments += ["--started-at", repr(started_at), "--epoch", repr(epoch)]
-        make = partial(Process, entry_module=entry_module, arguments=arguments, incarnation=incarnation, reports=self)
-        self._processes = Processes(topology, hosts, make, self._ending)
+        try:
+            self._state = RunState(start, former, self.say) if start.is_main else None
+            roles = {} if self._state is None else self._state.roles
+            staying = hosts if self._state is None else [host for host in hosts if host not in self._state.away]
+            target = target_of(resolved_text(topology), roles, staying)
+        except UNREADABLE as error:
+            if former is None or not former.swapped:
+                raise
+            remedy = f"put its module back, or move {topology.run.directory / STATE} elsewhere to go by the file"
+            swapped = ", ".join(former.swapped)
+            raise RunRefused(f"{swapped} was swapped, and cannot be started again: {error}; {remedy}") from error
+        self._processes = Processes(start, target, self, self._ending)
         self._actors = self._processes.actors
-        self._ledger = Ledger(topology, hosts, former, self.say)
-        self._peers = Peers(
-            topology,
-            path,
-            base / path.name,
-            hosts,
-            self._processes,
-            self._ledger,
-            self,
-            again=again,
-            agreed=agreed,
-            incarnation=incarnation,
-            ending=self._ending,
-            log=log,
-        )
+        self._follower = Follower(start, self._processes, self.say)
+        self._links = HostLinks(start, self._processes, self._follower, self._state, self)
+        self._changes = None
+        if self._state is not None:
+            self._changes = Changes(start, self._state, self._ending, self.end, self.say)
 
     def after(self, former: Document) -> None:
         """Say which swaps of the last start the topology holds, and which of its changes it does not hold."""
         for line in former.differences(self._topology):
             self.say(line)
         for role in former.swapped:
-            if role in self._topology.actors:
-                entry = self._topology.actors[role]
+            if role in self._processes.topology.actors:
+                entry = self._processes.topology.actors[role]
                 self.say(
                     f"{role} stays what it was swapped for before this supervisor was killed: class {entry.class_path},"
                     f" settings {json.dumps(redacted(entry.settings))}; stop the run and start it again to go by the"
@@ -158,14 +147,17 @@ class Supervisor:
                 nursery.start_soon(self._obey, received)
                 if beside is not None:
                     nursery.start_soon(beside)
-                self._peers.changes.begin(nursery, janitor)
                 if listeners:
                     nursery.start_soon(serve_metrics, listeners, lambda: self._metrics.text(trio.current_time()))
-                await self._peers.open(nursery, network)
+                self._processes.prepare(nursery, janitor)
+                await self._links.open(nursery, network)
                 nursery.start_soon(self._watch)
                 if self._tracking is not None:
                     nursery.start_soon(self._tracking.run, janitor)
-                self._processes.begin(nursery, janitor, self._log.info)
+                self._processes.begin()
+                nursery.start_soon(self._follower.run, janitor, self._links.reached)
+                if self._changes is not None:
+                    await nursery.start(self._changes.run)
                 await self._ending.wait()
                 await self._drain()
                 self._record_end()
@@ -176,8 +168,9 @@ class Supervisor:
                 if self._timeline.lost:
                     self.say(f"{self._timeline.lost} rows of {TIMELINE} are missing: the disk did not take them")
                 if (self._signals or self._hung_up) and not self._exit_code:
-                    self.say(f"stopped; continue with: {self._again}")
-                self._ledger.end()
+                    self.say(f"stopped; continue with: {self._start.again}")
+                if self._state is not None:
+                    self._state.close()
                 nursery.cancel_scope.cancel()
         finally:
             for actor in self._actors.values():
@@ -199,7 +192,7 @@ class Supervisor:
         now = trio.current_time()
         self._view.observe(status, now)
         if (
-            self._peers.others.is_main
+            self._state is not None
         ):  # the main host hears all; hosts may share the directory, and the file has one writer
             self._timeline.observe(status, now)
         self._metrics.observe(status, now)
@@ -209,7 +202,8 @@ class Supervisor:
         if actor is not None:
             actor.heard(status, sender.incarnation)
         if not sender.gone if actor is None else sender.incarnation == actor.life.incarnation and not actor.life.stops:
-            self._ledger.observe(status)
+            if self._state is not None:
+                self._state.process(status.actor, status.state, status.detail)
             self._silence.heard(status)
             if not self._ending.is_set():
                 self._note(*self._missing.heard(status))
@@ -233,7 +227,8 @@ class Supervisor:
             self._note(*self._movement.tick(now, silent))
             self._view.silences = {actor: self._silence.state(actor) for actor in silent}
             self._display.refresh(now)
-            self._ledger.tick(self._peers.incarnations)
+            if self._state is not None:
+                self._state.tick(self._links.incarnations)
             for actor in self._actors.values():
                 if actor.child is not None:
                     actor.child.rotate_stderr(self._topology.run.log_mib * MIB)
@@ -279,31 +274,37 @@ class Supervisor:
     def process(self, actor: Process, state: str) -> None:
         """An actor's process is starting, restarting, stopping or stopped."""
         self._view.process(actor.name, state)
-        self._ledger.process(actor.name, state)
+        if self._state is not None:
+            self._state.process(actor.name, state)
         if state in {"starting", "restarting"}:
-            self._peers.starts(actor.name, actor.life.incarnation)
+            self._links.starts(actor.name, actor.life.incarnation)
             self._silence.started(actor.name, actor.life.plan.entry.silent_seconds)
         else:
             self.left(actor.name)
             if state == "stopped":
-                self._peers.ended(actor.name)
+                self._links.ended(actor.name)
+
+    async def asked(self, sender: str, command: Command | Progress) -> Changed:
+        """A command asks for a change of the run. Raises CallRefused."""
+        from transport import CallRefused
+
+        if self._changes is None:
+            raise CallRefused(f"{sender} may not change the run")
+        return await self._changes.asked(sender, command)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run ends."""
+        return self._ending.is_set()
 
     def known(self) -> Sequence[Any]:
         """The messages about other nodes that a new process gets first."""
-        return self._peers.known()
+        return self._links.known()
 
     def say(self, text: str) -> None:
         """Show a notice to the user and log it."""
         self._log.info("notice", text=text)
         self._display.notice(text)
-
-    def swapped_lately(self, role: str) -> bool:
-        """Whether a role is swapped back where its processes keep dying."""
-        return self._peers.changes.swapped_lately(role)
-
-    def take_back(self, actor: Process, why: str) -> None:
-        """The process keeps dying, and its role is swapped back."""
-        self._peers.changes.take_back(actor, why)
 
     def lacked_memory(self, actor: Process) -> None:
         """Record for summary and report that the kernel killed the process. Only the main host writes the record."""
@@ -331,10 +332,10 @@ class Supervisor:
         self._exit_code, self._reason, self._finished = exit_code, reason, finished
         silent = self._silence.silent
         standing = self._movement.describe(trio.current_time(), silent) if self._movement.stands else ""
-        self._final_words = [*final_words(self._silence.descriptions, standing), *self._peers.final_words]
+        self._final_words = [*final_words(self._silence.descriptions, standing), *self._links.final_words]
         if reason:
             self.say(reason)
-        self._peers.others.ending(exit_code, reason, finished=finished)
+        self._links.ending(exit_code, reason, finished=finished)
         self._ending.set()
 
     async def _drain(self) -> None:
@@ -342,10 +343,10 @@ class Supervisor:
         for name in self._silence.silent:
             if name in self._actors:
                 self._end_silence(self._actors[name])
-        order = drain_order(self._peers.changes.topology)
+        order = drain_order(self._processes.topology)
         await stop_in_order(order, list(self._actors.values()), failed=self._exit_code != 0)
         patient = self._exit_code != KILLED
-        unheard = await self._peers.leave(self._exit_code, self._reason, patient=patient)
+        unheard = await self._links.leave(self._exit_code, self._reason, patient=patient)
         if unheard:
             self.say(f"no word that {', '.join(unheard)} stopped; look at these hosts")
 
@@ -360,7 +361,7 @@ class Supervisor:
     def _end_silence(self, actor: Process) -> None:
         """Kill a silent actor. If others still have messages for it, a new process takes its place to receive them."""
         text = self._silence.describe(actor.name)
-        if not self._exit_code and needed_to_drain(self._peers.changes.topology, actor.role):
+        if not self._exit_code and needed_to_drain(self._processes.topology, actor.role):
             actor.kill(f"{text}; it was killed, so that others can hand over to a new one")
         else:
             self.say(f"{text}; it is killed")

@@ -17,8 +17,8 @@ from pathlib import Path
 from agent_rl.config.topology import Topology
 from agent_rl.files.leftovers import PREFIX
 
-CONTROL = "control"
-"""The node of a command that changes a run under way. Only the supervisor of the learner's host knows it."""
+CONTROLS = tuple(f"control.{number}" for number in range(8))
+"""The nodes of commands that change a run under way. Only the supervisor of the learner's host knows them."""
 
 SOCKET_PATH_LIMIT = 107
 """Bytes a Unix socket's path may have on Linux (``sun_path`` less its terminator)."""
@@ -65,9 +65,9 @@ def addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
     return found
 
 
-def control_address(topology: Topology, runtime_dir: Path) -> dict[str, str]:
-    """The address of the node `CONTROL`. Nobody connects to it, so that any free port will do."""
-    return {CONTROL: "tcp://127.0.0.1:0" if on_tcp(topology) else _socket(runtime_dir, CONTROL)}
+def control_addresses(topology: Topology, runtime_dir: Path) -> dict[str, str]:
+    """The addresses of the nodes `CONTROLS`. Nobody connects to them, so that any free port will do."""
+    return {name: "tcp://127.0.0.1:0" if on_tcp(topology) else _socket(runtime_dir, name) for name in CONTROLS}
 
 
 def on_tcp(topology: Topology) -> bool:

@@ -18,14 +18,14 @@ from agent_rl.config.toml_lines import KeyPath
 from agent_rl.config.topology import Topology
 
 
-def load_topology(files: Files, overrides: Sequence[str] = ()) -> Topology:
-    """Read a topology file, or several, of which later ones are laid over those before.
+def load_topology(files: Files, overrides: Sequence[str] = (), text: str | None = None) -> Topology:
+    """Read a topology file, or several, of which later ones are laid over those before; or a ``text`` of that name.
 
     Each override is ``dotted.key=value``, the value in TOML (a string needs no quotes).
     Raises TopologyError with all faults of syntax, keys, types and references. That the actors exist and fit together
     is for ``agent_rl.topology_checks.topology`` to say.
     """
-    source = Source(files, overrides)
+    source = Source(files, overrides, text)
     data = completed(source.data)
     topology: Topology | None = None
     findings: list[Finding] = []

@@ -100,8 +100,8 @@ def _replaced(path: KeyPath, key: str) -> str | None:
 class Source:
     """The values of topology files after overrides, and where each key stands. Later files win, table by table."""
 
-    def __init__(self, files: Files, overrides: Sequence[str] = ()) -> None:
-        """Read and parse the files. Raises TopologyError when one is not readable or not TOML."""
+    def __init__(self, files: Files, overrides: Sequence[str] = (), text: str | None = None) -> None:
+        """Read and parse the files, or the ``text`` in their place. Raises TopologyError for what is no TOML."""
         self.files = (files,) if isinstance(files, Path) else tuple(files)
         self.data: dict[str, Any] = {}
         self.places: dict[KeyPath, tuple[int, int]] = {}
@@ -110,7 +110,7 @@ class Source:
         self.faults: list[Fault] = []
         """What is wrong with the overrides."""
         for number, path in enumerate(self.files):
-            data, lines = self._read(path)
+            data, lines = self._read(path, text)
             replaced: set[KeyPath] = set()
             self.data = _laid_over(self.data, data, (), replaced)
             self.places = {
@@ -121,10 +121,10 @@ class Source:
         for override in overrides:
             self._override(override)
 
-    def _read(self, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-        text = ""
+    def _read(self, path: Path, given: str | None) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+        text = given or ""
         try:
-            text = read_text(path, TOPOLOGY_BYTES)
+            text = read_text(path, TOPOLOGY_BYTES) if given is None else given
             return _shallow(tomllib.loads(text)), key_lines(text)
         except OSError as error:
             remedy = named_example(path) if isinstance(error, FileNotFoundError) else ""

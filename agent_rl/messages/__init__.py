@@ -24,16 +24,10 @@ The flow, sender to receiver (kind of link in brackets)::
     kv_scheduler       UnfinishedGroups / GroupsUnfinished [call]-> roc_filter
     learner            RanksWanted / RanksState [call] -----------> learner_ranks: its other ranks
     every actor        ActorStatus [announce] --------------------> supervisor of its host
-    supervisor         HostReport [announce] ---------------------> supervisor of the learner's host
-    supervisor         RunState, Incarnations [announce] ---------> supervisors of other hosts
-    supervisor         ChangesInForce [announce] -----------------> supervisors of other hosts
+    supervisor         Observed [announce] -----------------------> supervisor of the learner's host
+    supervisor         Wanted [announce] -------------------------> supervisors of other hosts
     supervisor         HostHello / HostHello [call] --------------> supervisors of other hosts
-    a command: swap    SwapWanted / Changed [call] ---------------> supervisor of the learner's host, then the others
-    supervisor         TakeBackWanted / Changed [call] -----------> supervisor of the learner's host, then the others
-    a command: scale   ScaleWanted / Changed [call] --------------> supervisor of the learner's host
-    supervisor         ReplicasWanted / Changed [call] -----------> supervisors of other hosts
-    a command: drain   DrainWanted / Changed [call] --------------> supervisor of the learner's host, then the host's
-    a command: stop    StopWanted / Changed [call] ---------------> supervisor of the learner's host
+    a command          SwapWanted, ScaleWanted, DrainWanted, StopWanted, Progress / Changed [call] -> the same
 
 Announcements carry totals or whole states, never differences, so that losing any one of them loses nothing.
 Array fields state their dtype and number of dimensions in the annotation, and their shape in the docstring;

@@ -58,20 +58,6 @@ class ActorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class HostReport:
-    """The statuses of all actors of a host that run there, from its supervisor to that of the main host."""
-
-    actors: tuple[ActorReport, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Incarnations:
-    """The incarnation of each actor of the sender's host, by node. Peers refuse a process that claims a higher one."""
-
-    incarnations: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class HostHello:
     """A supervisor greets another one, which answers with the same: each compares what both hosts must agree on.
 
@@ -83,25 +69,3 @@ class HostHello:
     settings: dict[str, str]
     wall: float
     refusal: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """The supervisor of the learner's host tells the supervisors of other hosts to stop their actors (``ending``).
-
-    ``exit_code`` is that of the whole run. ``finished``: nothing of the run is left to do.
-    """
-
-    ending: bool
-    exit_code: int
-    finished: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChangesInForce:
-    """What was changed since the run began: the numbers of processes of roles with the key ``start``, and the swaps of
-    roles, as ``KEY=VALUE`` of the topology.
-    """
-
-    numbers: dict[str, int]
-    swaps: dict[str, tuple[str, ...]]

@@ -27,7 +27,6 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rl.config.addresses import wanted_nodes
 from agent_rl.config.hidden import redacted
 from agent_rl.config.topology import Topology
 from agent_rl.files.disk import whole
@@ -47,7 +46,8 @@ _STATES: Mapping[str, State] = {
 class Role:
     """What a role is to be. ``changed``: it was swapped or scaled in this start.
 
-    ``swaps`` are those in force, each as ``KEY=VALUE`` of the topology.
+    ``runs``: the numbers of the replicas that are to run, of which there are ``replicas``. ``swaps`` are in force, each
+    as ``KEY=VALUE`` of the topology; the last is of the generation ``since``, 0 where there is none.
     """
 
     class_path: str
@@ -55,14 +55,22 @@ class Role:
     replicas: int
     changed: bool = False
     swaps: list[list[str]] = field(default_factory=list)
+    since: int = 0
+    runs: list[int] = field(default_factory=list)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The swaps in force as one change of the topology."""
+        return tuple(chain.from_iterable(self.swaps))
 
 
 @dataclass(slots=True)
 class Host:
-    """A host, and whether the run is to use it."""
+    """A host, and whether the run is to use it. ``left``: the incarnation of its supervisor that is to leave."""
 
     wanted: bool = True
     state: State = "wanted"
+    left: int = 0
 
 
 @dataclass(slots=True)
@@ -99,14 +107,24 @@ class Document:
 
     @classmethod
     def begun(cls, topology: Topology, hosts: Iterable[str], former: Document | None) -> Document:
-        """The document of a start by the supervisor of ``hosts``: what is in force of the former one holds."""
+        """The document of a start by the supervisor of ``hosts``: what is in force of the former one holds.
+
+        ``topology``: of the file. `follow` gets the one that is in force.
+        """
         document = cls()
         if former is not None and not former.ended:
-            roles = {name: role for name, role in former.roles.items() if name in topology.actors}
-            known = {name: Host(host.wanted) for name, host in former.hosts.items() if name in topology.hosts_in_use}
-            document = cls(roles, known, edits=former.edits)
+            document.edits = former.edits
+            used = topology.hosts_in_use
+            document.hosts = {
+                name: Host(host.wanted, left=host.left) for name, host in former.hosts.items() if name in used
+            }
+        for name in topology.actors:
+            before = None if former is None or former.ended else former.roles.get(name)
+            role = document.roles[name] = before or _role(topology, name)
+            if not (role.changed and role.runs):  # the file may have another number by now
+                role.runs = list(topology.wanted(name))
+            role.runs = [number for number in role.runs if number in topology.homes(name)]
         document.hosts |= {name: Host(state="up") for name in hosts}
-        document.follow(topology)
         return document
 
     @classmethod
@@ -129,29 +147,14 @@ class Document:
         """The roles that were swapped in this start, while that is in force."""
         return [] if self.ended else [name for name, role in self.roles.items() if role.swaps]
 
-    def applied(self, topology: Topology) -> Topology:
-        """The topology with the swaps and numbers in force. Roles that it has no more are left out."""
-        if self.ended:
-            return topology
-        actors = dict(topology.actors)
-        for name in self.swapped:
-            if name in actors:
-                now = {"class_path": self.roles[name].class_path, "settings": dict(self.roles[name].settings)}
-                actors[name] = actors[name].model_copy(update=now)
-        changed = {name: role for name, role in self.roles.items() if role.changed and name in actors}
-        numbers = {name: min(role.replicas, len(actors[name].homes)) for name, role in changed.items()}
-        others = {name: number for name, number in numbers.items() if number != len(topology.wanted(name))}
-        return topology.model_copy(update={"actors": actors}).scaled(others)
-
     def follow(self, topology: Topology) -> None:
-        """Want what the topology says, on hosts that are wanted."""
-        for name in topology.actors:
-            role, former = _role(topology, name), self.roles.get(name)
-            self.roles[name] = role if former is None else replace(role, changed=former.changed, swaps=former.swaps)
+        """Want what the topology in force says, and the replicas of each role that are on hosts that are wanted."""
+        hosts = {host: self.hosts.setdefault(host, Host()).wanted for host in topology.hosts_in_use}
         wanted: dict[str, tuple[str, str]] = {}
-        for host in topology.hosts_in_use:
-            if self.hosts.setdefault(host, Host()).wanted:
-                wanted |= {actor: (role, host) for actor, role in wanted_nodes(topology, host).items()}
+        for name, role in self.roles.items():
+            said, homes = _role(topology, name), topology.homes(name)
+            role.class_path, role.settings, role.replicas = said.class_path, said.settings, len(role.runs)
+            wanted |= {f"{name}.{number}": (name, homes[number]) for number in role.runs if hosts[homes[number]]}
         for actor, process in list(self.processes.items()):
             process.wanted = actor in wanted
             if not process.wanted and self.seen(process) in {"wanted", "gone"}:
@@ -159,21 +162,18 @@ class Document:
         for actor, place in wanted.items():
             self.processes.setdefault(actor, Process(*place))
 
-    def changed(self, role: str, topology: Topology, keys: Sequence[str] = ()) -> None:
-        """A role is from now on what the topology says. ``keys``: its swap; empty when it was scaled."""
-        self.roles[role].changed = True
-        self.roles[role].swaps += [list(keys)] if keys else []
-        self.follow(topology)
-
-    def taken_back(self, role: str, topology: Topology) -> None:
-        """The last swap of a role is not in force any more."""
-        del self.roles[role].swaps[-1:]
-        self.follow(topology)
+    def change(self, role: str, *, keys: Sequence[str] = (), since: int = 0, runs: Sequence[int] | None = None) -> Role:
+        """A role is swapped by the generation ``since``, or has other replicas from now on. Returns what it was."""
+        former = self.roles[role]
+        swaps = [*former.swaps, list(keys)] if keys else former.swaps
+        runs = list(former.runs if runs is None else runs)
+        self.roles[role] = replace(former, changed=True, swaps=swaps, since=since or former.since, runs=runs)
+        return former
 
     @property
     def swaps(self) -> dict[str, tuple[str, ...]]:
         """The swaps in force, by role, as ``KEY=VALUE`` of the topology."""
-        return {name: tuple(chain.from_iterable(self.roles[name].swaps)) for name in self.swapped}
+        return {name: self.roles[name].keys for name in self.swapped}
 
     def edited(self, at: float, what: str, done: Sequence[str], refused: Sequence[str]) -> None:
         """Somebody asked for a change, and was answered."""
@@ -217,10 +217,18 @@ class Document:
         host = self.hosts.get(name)
         if host is None or host.state == state or (host.state == "draining" and state != "gone"):
             return False
-        host.wanted = state == "up" or (host.wanted and state != "draining")
-        host.state = "gone" if host.state == "gone" and state == "draining" else state  # it may leave before the answer
+        if state == "up":
+            host.wanted, host.left = True, 0
+        host.state = state
         self.follow(topology)
         return True
+
+    def drain(self, name: str, left: int, topology: Topology) -> None:
+        """The supervisor of this incarnation is to leave, with its host. A later one is welcome."""
+        host = self.hosts[name]
+        host.wanted, host.left = False, left
+        host.state = host.state if host.state == "gone" else "draining"
+        self.follow(topology)
 
     def end(self) -> None:
         """The run ends, or is stopped: its hosts leave, and nothing is in force."""

@@ -31,7 +31,6 @@ from actors.evaluator import Evaluator
 from actors.kv_scheduler import KVScheduler
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.runtime.ledger import Ledger
 from actors.testing import Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, supervisor_node
@@ -53,9 +52,8 @@ from agent_rl.messages import (
     ToolResult,
     TrainingGroup,
 )
-from agent_rl.messages.pipes import Doubt
 from agent_rl.rollout.episode import Episode
-from transport import Delivery, Limits, LinkEvent, MemoryNetwork, Node, Registry
+from transport import Delivery, Limits, LinkEvent, MemoryNetwork, Node, PeerBack, PeerGone, Registry
 from transport.network import MemoryPort, read_identity
 from transport.plans import Buffer
 
@@ -279,21 +277,21 @@ class SimulatedRun:
     async def supervise(self) -> None:
         """Start what supervisors do for `host_vanishes`: they hear each other, and tell the actors of lost hosts."""
         limits = Limits(lost_after=self.topology.run.host_lost_after_seconds)
-        ledger = Ledger(self.topology, [NEAR], None, print)
 
         def on_event(event: LinkEvent) -> None:
-            ledger.link_event(event)
-            self._doubt(ledger.doubted)
+            if isinstance(event, PeerGone | PeerBack):
+                gone = isinstance(event, PeerGone)
+                self._doubt(tuple(name for name, _ in actor_nodes(self.topology, FAR)) if gone else ())
 
         registry = self.stage.registry
         near = Node("witness", self.network, registry, incarnation=1, limits=limits, on_event=on_event)
-        near.announce("incarnations", [supervisor_node(FAR)])
+        near.announce("run", [supervisor_node(FAR)])
         await self.stand_in(supervisor_node(FAR))
         await self._nursery.start(near.run, _ignore)
 
-    def _doubt(self, doubt: Doubt) -> None:
+    def _doubt(self, actors: tuple[str, ...]) -> None:
         for process in self._processes.values():
-            process.actor.context.node.doubt(doubt.actors)
+            process.actor.context.node.doubt(actors)
 
     async def kill(self, name: str) -> None:
         """As by SIGKILL: without a goodbye. Its supervisor tells all others which process comes next."""

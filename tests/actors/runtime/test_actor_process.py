@@ -14,7 +14,8 @@ import trio
 import trio.testing
 
 from actors.runtime import process
-from actors.runtime.children import ActorChild, telling
+from actors.runtime.children import ActorChild, start_child, telling
+from agent_rl.messages.pipes import Expect, Go
 from tests.end_to_end.topologies import write_micro
 from tests.transport.clouds import Point
 from transport.stream import packed
@@ -53,6 +54,30 @@ def test_a_successor_that_says_what_is_no_message_is_killed_and_says_why(tmp_pat
     os.close(writing)
     assert trio.run(child.wait) == -signal.SIGKILL
     assert child.message.startswith("what it says cannot be read: length: ")
+
+
+def test_an_actor_that_never_reads_its_lifeline_is_noticed_and_one_with_many_peers_is_not(tmp_path: Path) -> None:
+    child: ActorChild = start_child(
+        "http.server", ["--help-me-not"], environment=os.environ, stderr=tmp_path / "stderr"
+    )
+    try:
+        table = Expect({f"rollout_generator.{n}": 1 << 50 for n in range(5000)})
+        assert len(packed(table)) > 1 << 16
+        assert child.tell(table)
+        told = [child.tell(Expect({"learner.0": 1234567890})) for _ in range(20_000)]
+    finally:
+        child.reap()
+    assert told[0]
+    assert child.tell(Go())  # it has ended: nobody is to be told
+
+
+@pytest.mark.real_time
+def test_a_process_reads_a_topology_that_nobody_else_can_change(tmp_path: Path) -> None:
+    child = start_child(
+        "tests.actors.runtime.print_topology", [], environment=os.environ, stderr=tmp_path / "out", topology="a = 1\n"
+    )
+    assert trio.run(child.wait) == 0
+    assert (tmp_path / "out").read_text() == "{'a': 1}\n"
 
 
 def process_of(actor: str, folder: Path) -> list[str]:

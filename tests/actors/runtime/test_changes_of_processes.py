@@ -4,16 +4,16 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 import trio
 
-from actors.runtime import changes, control, dry_run
+from actors.runtime import control, dry_run, processes
 from actors.runtime.control import ask_run
 from actors.runtime.run import run_topology
-from agent_rl.config.addresses import CONTROL, control_address, runtime_directory
+from agent_rl.config.addresses import control_addresses, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted
 from agent_rl.records.continuing import write_resolved
@@ -87,10 +87,12 @@ async def test_a_swap_that_fails_leaves_all_as_it_was_and_another_replaces_the_p
             ("there is no module 'refused'", "mend it"), ()
         )
         topology = load_topology(path)
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(control_address(topology, runtime_directory(topology))[CONTROL].removeprefix("ipc://"))
-            other.listen()
-            with pytest.raises(RunRefused, match="another command changes this run; ask again when"):
+        with ExitStack() as others:
+            for address in control_addresses(topology, runtime_directory(topology)).values():
+                other = others.enter_context(socket.socket(socket.AF_UNIX))
+                other.bind(address.removeprefix("ipc://"))
+                other.listen()
+            with pytest.raises(RunRefused, match="other commands change this run; ask again when"):
                 await ask_run(path.parent / "run", wanted("second", OTHER))
         assert len(events(folder)) == 2
         dies = wanted("second", OTHER, "dies=true")
@@ -98,7 +100,7 @@ async def test_a_swap_that_fails_leaves_all_as_it_was_and_another_replaces_the_p
         assert fault.startswith("the new second.0 exited with status 7 before it was ready: no such device")
         assert len(events(folder)) == 2, "the former process never stopped"
         with monkeypatch.context() as patch:
-            patch.setattr(changes, "available_bytes", lambda: 0)
+            patch.setattr(processes, "available_bytes", lambda: 0)
             [fault] = (await swap(path, dies)).refused
             assert fault.startswith("second.0 exited with status 7 before it was ready: no such device")
         await until_events(folder, 4)
@@ -116,7 +118,7 @@ async def test_a_swap_that_fails_leaves_all_as_it_was_and_another_replaces_the_p
 async def test_a_dry_run_that_never_ends_is_ended_and_refuses_the_change(tmp_path, monkeypatch):
     monkeypatch.setattr(dry_run, "DRY_RUN_SECONDS", 0.0)
     janitor = SimpleNamespace(started=lambda _: None, ended=lambda _: None)
-    late, *_ = await dry_run.faults_of(tmp_path, tmp_path, (), tmp_path / "stderr", janitor)
+    late, *_ = await dry_run.faults_of("[run]", tmp_path, (), tmp_path / "stderr", janitor)
     assert late.startswith("the dry run of the change did not end in 0 s")
 
 

@@ -13,7 +13,7 @@ import trio
 
 from agent_rl import messages
 from agent_rl.figures import ActorFigures
-from agent_rl.messages import ActorReport, ActorStatus, ChangesInForce, HostReport, RunState, StopWanted
+from agent_rl.messages import ActorReport, ActorStatus, Observed, RoleWanted, StopWanted, Wanted
 from agent_rl.messages.pipes import Doubt
 from agent_rl.records.run_directory import read_end
 from tests.actors.runtime.virtual_run import World, ignore, swap, world
@@ -163,10 +163,12 @@ async def test_nobody_speaks_for_another(world: World) -> None:
     running = {
         name: ActorStatus(name, "x", "finished", "", ActorFigures(), "", 0.0, 0.0) for name in ("first.0", "second.0")
     }
+    report = ActorReport(running["second.0"], 0, 1)
+    roles = {"second": RoleWanted((), 0, trial=False, replicas=())}
     said: list[Any] = [
-        running["first.0"], RunState(ending=True, exit_code=3, finished=False), ChangesInForce({"second": 1}, {}),
-        ActorStatus("supervisor.b", "supervisor", "failed", "", ActorFigures(), "", 0.0, 0.0),
-        HostReport((ActorReport(running["second.0"], 0, 1),)),
+        running["first.0"], Observed(1, (), (), {}, (report,), {}, "failed", "for no reason"),
+        Wanted(1 << 60, {}, {}, (), {}, (), ending=True, exit_code=3, finished=False),
+        Wanted(1 << 60, roles, {"b": 1 << 60}, (), {}, (), ending=False, exit_code=0, finished=False),
     ]  # fmt: skip
     async with world.running("a", "b"):
         async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ from agent_rl.config.agreement import settings_to_agree
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import shown_settings
-from agent_rl.messages import HostHello, Incarnations
+from agent_rl.messages import HostHello, Observed
 from tests.end_to_end.topologies import write_three_hosts, write_two_hosts
 from transport import (
     KeyRefused,
@@ -33,7 +33,7 @@ from transport import (
     Unauthenticated,
 )
 
-TOLD = Incarnations({"rollout_generator.0": 7})
+TOLD = Observed(0, (), (), {"rollout_generator.0": 7}, (), {}, "running", "")
 
 
 class Host:

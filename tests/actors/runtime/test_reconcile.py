@@ -23,7 +23,6 @@ from actors.runtime.reconcile import (
     RestartBudget,
     Say,
     Start,
-    TakeBack,
     Word,
 )
 from agent_rl.config.processes import ActorEntry
@@ -99,7 +98,7 @@ class Lives(RuleBasedStateMachine):
                     self.failed = True
                 case Word("stopped") if self.life.state != "waiting":
                     self.ended = True
-                case Say() | Word() | TakeBack():
+                case Say() | Word():
                     pass
 
     @rule(seconds=st.sampled_from([0.5, 10.0, 200.0]))
@@ -135,6 +134,17 @@ class Lives(RuleBasedStateMachine):
         self.asked, self.plans = 1, self.plans + 1
         self.do(self.life.replace(plan(f"p{self.plans}", restarts=6), self.now, beside=beside))
 
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def adopt(self) -> None:
+        self.plans += 1
+        self.life.adopt(plan(f"p{self.plans}", restarts=6))
+
+    @precondition(lambda self: self.now > 300.0)
+    @rule()
+    def give_up(self) -> None:
+        self.do(self.life.given_up())
+
     @precondition(lambda self: self.now > 300.0)  # else most lives would be short
     @rule()
     def stop(self) -> None:
@@ -153,6 +163,7 @@ class Lives(RuleBasedStateMachine):
         assert self.numbers == sorted(set(self.numbers)), "peers refuse a process that is not newer"
         assert self.ended == (life.state == "gone")
         assert (self.running is not None) == (life.state in {"starting", "up", "draining"})
+        assert bool(life.spent) == (life.state == "waiting")
         if self.running is not None:
             assert (self.running.plan, self.running.incarnation) == (life.plan, life.incarnation)
         if self.wanted_no_more:
@@ -235,11 +246,24 @@ def test_a_process_that_ends_with_another_spends_no_restart_and_says_nothing() -
 
 def test_spent_restarts_end_the_run_or_wait_for_the_way_back_of_a_swap() -> None:
     life = a_life(restarts=0)
-    *_, back = life.ended(ending(1, words=("oh",)), 1.0, swapped_lately=True)
-    assert back == TakeBack("a.0 ended with 1, and its 0 restarts in 60 s are spent\n  oh\n  more in log")
+    assert told(life.ended(ending(1, words=("oh",)), 1.0, swapped_lately=True)) == []
+    assert life.spent == "a.0 ended with 1, and its 0 restarts in 60 s are spent\n  oh\n  more in log"
     assert told(life.replace(OTHER, 2.0, beside=True)) == [Start(OTHER, 8)], "there is nothing to stand beside"
     life.ready(2.5)
     assert told(life.ended(ending(1), 3.0))[0] == Start(OTHER, 9, restarted=True)
+    for lives in (a_life(restarts=0), a_life()):
+        lives.ended(ending(1, words=("oh",)), 1.0, swapped_lately=True)
+        gone = lives.state == "waiting"
+        assert [type(action) for action in told(lives.given_up())] == [Fail] * gone, "none waits but one that is spent"
+        assert (lives.state == "gone") == gone
+
+
+def test_a_rank_follows_its_learner_at_its_next_start() -> None:
+    life = a_life()
+    life.adopt(OTHER)
+    assert life.plan == FIRST, "it goes on"
+    assert told(life.ended(ending(TOGETHER), 1.0)) == [Start(OTHER, 8)]
+    assert told(life.ended(ending(TOGETHER), 2.0)) == [Start(OTHER, 9)]
 
 
 def test_a_mistake_and_code_that_blocks_again_and_again_end_the_run() -> None:

@@ -15,15 +15,15 @@ import trio
 from pydantic import BaseModel, ConfigDict
 
 from actors.exits import describe_exit
-from actors.runtime import changes, processes, run, supervise
+from actors.runtime import following, processes, run, supervise
 from actors.runtime.run import run_topology
 from agent_rl import messages
-from agent_rl.config.addresses import CONTROL, supervisor_node
+from agent_rl.config.addresses import CONTROLS, supervisor_node
 from agent_rl.config.load import load_topology
 from agent_rl.figures import ActorFigures
-from agent_rl.messages import ActorStatus, Changed, StopWanted, SwapWanted, pipes
+from agent_rl.messages import ActorStatus, Changed, Progress, StopWanted, SwapWanted, pipes
 from agent_rl.records.document import Document
-from transport import CallFailed, CallRefused, Delivery, MemoryNetwork, Node, Registry
+from transport import CallFailed, CallRefused, Delivery, MemoryNetwork, Node, PeerLost, Registry
 from transport.network import MemoryPort
 from transport.plans import Buffer
 
@@ -33,7 +33,7 @@ READS = 0.1
 
 
 def swap(role: str, class_path: str = "", *settings: str, fresh: bool = False) -> SwapWanted:
-    return SwapWanted(role, class_path, settings, fresh=fresh, only_check=False)
+    return SwapWanted(role, class_path, settings, fresh=fresh)
 
 
 class Plain:
@@ -82,11 +82,11 @@ PLAIN, OTHER = (f"{__name__}:{kind.__name__}" for kind in (Plain, Other))
 class Child:
     """The process of an actor, as `actors.runtime.children.ActorChild`."""
 
-    def __init__(self, world: World, arguments: Sequence[str], *, beside: bool) -> None:
+    def __init__(self, world: World, arguments: Sequence[str], topology: str, *, beside: bool) -> None:
         given = dict(zip(arguments[::2], arguments[1::2], strict=False))
         self.actor, self.incarnation = given["--actor"], int(given["--incarnation"])
         self.pid = len(world.children) + 1
-        self._topology, self.host = Path(given["--topology"]), ""
+        self._topology, self.host = topology, ""
         self._first = self.actor not in [each.actor for each in world.children]
         self._world, self._beside = world, beside
         self._scope, self._over = trio.CancelScope(), trio.Event()
@@ -107,7 +107,7 @@ class Child:
 
     async def _work(self) -> int:
         await trio.sleep(READS)
-        topology, (role, replica) = load_topology(self._topology), self.actor.split(".")
+        topology, (role, replica) = load_topology(self._world.path, (), self._topology), self.actor.split(".")
         self.host, self._entry = topology.homes(role)[int(replica)], topology.actors[role]
         self._does = does = Plain.Settings.model_validate(self._entry.settings)
         dies = does.only in {-1, int(replica)} and (self._first or not does.once)
@@ -225,9 +225,9 @@ class World:
         monkeypatch.setattr(run, "supervisor_network", lambda *_: self.network)
         janitor = SimpleNamespace(started=self.groups.add, ended=self.groups.discard, dismiss=lambda: None)
         monkeypatch.setattr(supervise, "Janitor", lambda: janitor)
-        monkeypatch.setattr(changes, "faults_of", self._dry_run)
-        monkeypatch.setattr(changes, "group_bytes", lambda _: 1)
-        monkeypatch.setattr(changes, "available_bytes", lambda: 1 << 40 if self.room else 0)
+        monkeypatch.setattr(following, "faults_of", self._dry_run)
+        monkeypatch.setattr(processes, "group_bytes", lambda _: 1)
+        monkeypatch.setattr(processes, "available_bytes", lambda: 1 << 40 if self.room else 0)
 
     def write(self, *hosts: str, run: str = "", **actors: str) -> None:
         """The topology: hosts with their further keys, the main host first, and roles with the keys of their tables."""
@@ -260,8 +260,8 @@ class World:
         await trio.lowlevel.checkpoint()
         return self.refused
 
-    def _start(self, _: str, arguments: Sequence[str], *, beside: bool, **__: object) -> Child:
-        child = Child(self, arguments, beside=beside)
+    def _start(self, _: str, arguments: Sequence[str], *, beside: bool, topology: str, **__: object) -> Child:
+        child = Child(self, arguments, topology, beside=beside)
         self.children.append(child)
         self._actors.start_soon(child.live)
         return child
@@ -319,23 +319,25 @@ class World:
         """The supervisor of a host has ended."""
         await self._lives[host][1].wait()
 
-    async def ask(self, wanted: object, host: str = "", sender: str = CONTROL) -> Changed:
+    async def ask(self, wanted: object, host: str = "", sender: str = CONTROLS[0]) -> Changed:
         """The answer to a command, which goes to the main host if to no other. Raises CallFailed."""
         self._commands += 1
         node = Node(sender, self.network, Registry.of(messages), incarnation=self._commands)
         link = node.call("change", [supervisor_node(host or self.main)], outstanding=1, timeout=900.0, reply=Changed)
         answers: list[Changed] = []
-        refusal: CallFailed | None = None
+        refusal: CallFailed | PeerLost | None = None
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(node.run, ignore))
             try:
                 answers.append(await link(wanted))
-            except CallFailed as error:
+                while answers[-1].number:
+                    answers.append(await link(Progress(answers[-1].number)))
+            except (CallFailed, PeerLost) as error:
                 refusal = error
             nursery.cancel_scope.cancel()
         if refusal is not None:
             raise refusal
-        return answers[0]
+        return answers[-1]
 
 
 class _Display:

@@ -18,7 +18,9 @@ def micro(tmp_path: Path) -> Path:
 
 
 def begun(topology: Topology, former: Document | None = None) -> Document:
-    return Document.begun(topology, [topology.main_host], former)
+    document = Document.begun(topology, [topology.main_host], former)
+    document.follow(topology)
+    return document
 
 
 def seen(document: Document) -> dict[str, str]:
@@ -30,15 +32,16 @@ KEYS = tuple(f"actors.kv_scheduler.settings.{key}" for key in ("request_window=2
 
 def swapped(micro: Path) -> Document:
     document = begun(load_topology(micro))
-    document.changed("kv_scheduler", load_topology(micro, KEYS[:1]), KEYS[:1])
-    document.changed("kv_scheduler", load_topology(micro, KEYS), KEYS[1:])
+    for since, key in enumerate(KEYS, 1):
+        document.change("kv_scheduler", keys=[key], since=since)
+    document.follow(load_topology(micro, KEYS))
     return document
 
 
 def test_a_start_after_an_end_says_what_the_last_one_had_changed(micro: Path, tmp_path: Path) -> None:
     topology, document = load_topology(micro), swapped(micro)
     assert list(document.differences(topology)) == [], "it is in force"
-    document.changed("learner", load_topology(micro, KEYS))
+    document.change("learner", runs=[0])
     document.end()
     document.write(tmp_path)
     read = Document.read(tmp_path)
@@ -47,36 +50,33 @@ def test_a_start_after_an_end_says_what_the_last_one_had_changed(micro: Path, tm
     assert line.startswith("kv_scheduler was swapped in the last start, and now is what the file says")
     assert '"request_window": 2000' in line
     assert list(read.differences(load_topology(micro, KEYS))) == []
-    assert read.applied(topology) == topology
-    assert (read.swapped, begun(topology, read).swapped) == ([], [])
+    assert (read.swapped, begun(topology, read).swaps) == ([], {})
+    assert begun(topology, read).roles["kv_scheduler"].since == 0
 
 
 def test_a_start_after_a_kill_holds_what_was_changed_and_the_file_else(micro: Path, tmp_path: Path) -> None:
     document = swapped(micro)
     document.write(tmp_path)
     read = Document.read(tmp_path)
-    assert read.swapped == ["kv_scheduler"]
-    assert read.swaps == {"kv_scheduler": KEYS}
-    assert read.applied(load_topology(micro)) == load_topology(micro, KEYS)
+    assert (read.swaps, read.roles["kv_scheduler"].since) == ({"kv_scheduler": KEYS}, 2)
     more = ["actors.tool_executor.replicas=3", "actors.tool_executor.start=2"]
-    assert len(read.applied(load_topology(micro, more)).wanted("tool_executor")) == 2, "the file was edited meanwhile"
-    document.changed("tool_executor", load_topology(micro, more))
-    assert len(document.applied(load_topology(micro, more[:1])).wanted("tool_executor")) == 2
-    assert len(document.applied(load_topology(micro)).wanted("tool_executor")) == 1, "as many as it allows"
+    again = begun(load_topology(micro, more), read)
+    assert again.swaps == {"kv_scheduler": KEYS}
+    assert again.roles["tool_executor"].runs == [0, 1], "the file was edited meanwhile"
+    again.change("tool_executor", runs=[0, 2])
+    assert begun(load_topology(micro, more[:1]), again).roles["tool_executor"].runs == [0, 2]
+    assert begun(load_topology(micro), again).roles["tool_executor"].runs == [0], "those that it allows"
     topology = load_topology(micro)
     gone = topology.model_copy(update={"actors": {"learner": topology.actors["learner"]}})
-    assert read.applied(gone) == gone
     assert begun(gone, read).roles.keys() == {"learner"}
 
 
-def test_a_swap_that_is_taken_back_leaves_those_before_it(micro: Path) -> None:
+def test_a_change_that_is_taken_back_leaves_those_before_it(micro: Path) -> None:
     document = swapped(micro)
-    document.taken_back("kv_scheduler", load_topology(micro, KEYS[:1]))
-    assert document.swaps == {"kv_scheduler": KEYS[:1]}
-    assert document.applied(load_topology(micro)) == load_topology(micro, KEYS[:1])
-    document.taken_back("kv_scheduler", load_topology(micro))
-    assert document.swapped == []
-    assert document.applied(load_topology(micro)) == load_topology(micro)
+    former = document.change("kv_scheduler", keys=["another"], since=3)
+    assert document.swaps == {"kv_scheduler": (*KEYS, "another")}
+    document.roles["kv_scheduler"] = former
+    assert (document.swaps, former.since) == ({"kv_scheduler": KEYS}, 2)
 
 
 @pytest.mark.parametrize("text", [None, "[", "[]", '{"roles": 1}', '{"processes": {"a": {"state": "odd"}}}'])
@@ -100,10 +100,12 @@ def test_processes_go_from_wanted_to_gone(micro: Path) -> None:
         assert (process.state, process.detail) == (state, "" if state == "up" else "why")
         assert ("tool_executor.0" in document.others) == (state != "up")
     assert not document.process("tool_executor.1", "running"), "it is not wanted"
-    document.changed("tool_executor", more.scaled({"tool_executor": 2}))
+    document.change("tool_executor", runs=[0, 1])
+    document.follow(more)
     document.process("tool_executor.1", "running")
     assert "tool_executor.1" not in document.others
-    document.changed("tool_executor", more)
+    document.change("tool_executor", runs=[0])
+    document.follow(more)
     assert "tool_executor.1" in document.others
     document.process("tool_executor.1", "stopped")
     assert "tool_executor.1" not in document.processes
@@ -126,7 +128,7 @@ def test_a_host_that_leaves_takes_its_processes_along_and_may_come_back(tmp_path
     assert {seen(document)[actor] for actor in there} == {"gone"}
     document.host(other, "up", topology)
     assert not {*there} & document.others.keys(), "an actor whose status does not change does not tell it again"
-    document.host(other, "draining", topology)
+    document.drain(other, 7, topology)
     assert not document.host(other, "up", topology), "it is heard as long as it drains"
     assert seen(document)[there[0]] == "up"
     document.host(other, "gone", topology)
@@ -137,16 +139,19 @@ def test_a_host_that_leaves_takes_its_processes_along_and_may_come_back(tmp_path
     assert {*there} <= again.processes.keys()
 
 
-def test_a_host_that_left_before_it_was_said_to_drain_may_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["gone", "drain"])
+def test_a_host_that_left_before_it_was_said_to_drain_may_come_back(tmp_path: Path, first: str) -> None:
     path, _ = write_two_hosts(tmp_path, (7000, 7100))
     topology = load_topology(path)
     document = begun(topology)
-    for states in (("gone", "draining"), ("draining", "gone")):
-        for state in states:
-            document.host("b", state, topology)
-        assert (document.hosts["b"].wanted, document.hosts["b"].state) == (False, "gone")
-        assert document.host("b", "up", topology)
-        assert (document.hosts["b"].wanted, document.hosts["b"].state) == (True, "up")
+    if first == "gone":
+        document.host("b", "gone", topology)
+    document.drain("b", 7, topology)
+    document.host("b", "gone", topology)
+    left = document.hosts["b"]
+    assert (left.wanted, left.state, left.left) == (False, "gone", 7)
+    assert document.host("b", "up", topology)
+    assert (left.wanted, left.state, left.left) == (True, "up", 0)
 
 
 EVENTS = st.one_of(
@@ -161,16 +166,17 @@ def test_those_that_are_wanted_are_listed_and_others_until_they_are_gone(
     events: list, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path, _ = write_micro(tmp_path_factory.getbasetemp())
-    topology = four = load_topology(path, ["actors.tool_executor.replicas=4", "actors.tool_executor.start=1"])
-    document = begun(topology)
+    topology = load_topology(path, ["actors.tool_executor.replicas=4", "actors.tool_executor.start=1"])
+    document, runs = begun(topology), [0]
     for event, number, word in events:
         match event:
             case "process":
                 document.process(f"tool_executor.{number}", word)
             case "scale":
-                topology = four.scaled({"tool_executor": number})
-                document.changed("tool_executor", topology)
-    wanted = {f"tool_executor.{number}" for number in topology.wanted("tool_executor")}
+                runs = list(range(number))
+                document.change("tool_executor", runs=runs)
+                document.follow(topology)
+    wanted = {f"tool_executor.{number}" for number in runs}
     listed = {name: each for name, each in document.processes.items() if each.role == "tool_executor"}
     assert wanted <= listed.keys()
     assert all(each.state not in {"wanted", "gone"} for name, each in listed.items() if name not in wanted)
