@@ -160,7 +160,8 @@ async def other_host(topology: Topology, folder: Path, host: str, agreed: dict[s
         for number in count():
             seconds = trio.current_time() - began
             reports = tuple(ActorReport(status(actor, seconds), 1, number) for actor in names)
-            link.set(Observed(0, (), (), dict.fromkeys(names, 1), reports, {}, "running", ""))
+            states = dict.fromkeys(names, "running")
+            link.set(Observed(0, (), (), dict.fromkeys(names, 1), states, reports, {}, "running", ""))
             await trio.sleep(STATUSES_PASSED_ON * topology.run.status_seconds)
 
 

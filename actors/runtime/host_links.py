@@ -156,7 +156,8 @@ class HostLinks:
         follower, own = self._follower, {name: self.incarnations[name] for name in self._own}
         statuses = () if self._start.is_main else tuple(self._statuses.values())
         done, faults = tuple(follower.done), tuple(follower.faults)
-        return Observed(follower.generation, done, faults, own, statuses, self._processes.spent, *self._as)
+        spent, states = self._processes.spent, self._processes.states
+        return Observed(follower.generation, done, faults, own, states, statuses, spent, *self._as)
 
     # What arrives.
 

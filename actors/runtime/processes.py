@@ -249,6 +249,13 @@ class Processes:
             self._nursery.start_soon(actor.keep)
 
     @property
+    def states(self) -> dict[str, str]:
+        """What the processes are, in words that `Document.process` knows, but for those that are gone."""
+        words = {"starting": "starting", "up": "running", "draining": "stopping"}
+        lives = {name: actor.life.state for name, actor in self.actors.items()}
+        return {name: words[state] for name, state in lives.items() if state in words}
+
+    @property
     def spent(self) -> dict[str, str]:
         """The actors that wait until their role is swapped back, each with the reason."""
         return {name: actor.life.spent for name, actor in self.actors.items() if actor.life.spent}

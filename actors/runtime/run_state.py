@@ -185,10 +185,14 @@ class RunState:
     # What is seen.
 
     def observed(self, host: str, observed: Observed, incarnation: int) -> None:
-        """A host says what it has. Statuses of actors are not looked at."""
+        """A host says what it has."""
         seen, told = self.hosts[host], replace(observed, actors=())
         seen.ended = seen.ended or observed.state in {"failed", "finished"}
         self.heard(host, incarnation)
+        if host not in self._start.hosts:
+            details = {each.status.actor: each.status.detail for each in observed.actors}
+            for name in [name for name, each in self.document.processes.items() if each.host == host]:
+                self.process(name, observed.states.get(name, "stopped"), details.get(name, ""))
         if seen.observed != told:
             seen.observed = told
             self.wake()

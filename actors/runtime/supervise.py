@@ -202,7 +202,7 @@ class Supervisor:
         if actor is not None:
             actor.heard(status, sender.incarnation)
         if not sender.gone if actor is None else sender.incarnation == actor.life.incarnation and not actor.life.stops:
-            if self._state is not None:
+            if self._state is not None and actor is not None:  # of others, their supervisors say it
                 self._state.process(status.actor, status.state, status.detail)
             self._silence.heard(status)
             if not self._ending.is_set():

@@ -111,14 +111,16 @@ class Observed:
     """What a host has of what is wanted.
 
     ``generation``: the newest that it has reached, or cannot reach for the reasons in ``faults``; ``done``: how. Its
-    nodes have these ``incarnations``. ``spent``: actors that wait to be swapped back, each with the reason. ``state``:
-    the supervisor is running, stopping, failed or finished, with a ``detail``.
+    nodes have these ``incarnations``, and its actors these ``states``; an actor that is not among them is gone.
+    ``spent``: actors that wait to be swapped back, each with the reason. ``state``: the supervisor is running,
+    stopping, failed or finished, with a ``detail``.
     """
 
     generation: int
     done: tuple[str, ...]
     faults: tuple[str, ...]
     incarnations: dict[str, int]
+    states: dict[str, str]
     actors: tuple[ActorReport, ...]
     spent: dict[str, str]
     state: str

@@ -166,7 +166,7 @@ async def test_nobody_speaks_for_another(world: World) -> None:
     report = ActorReport(running["second.0"], 0, 1)
     roles = {"second": RoleWanted((), 0, trial=False, replicas=())}
     said: list[Any] = [
-        running["first.0"], Observed(1, (), (), {}, (report,), {}, "failed", "for no reason"),
+        running["first.0"], Observed(1, (), (), {}, {}, (report,), {}, "failed", "for no reason"),
         Wanted(1 << 60, {}, {}, (), {}, (), ending=True, exit_code=3, finished=False),
         Wanted(1 << 60, roles, {"b": 1 << 60}, (), {}, (), ending=False, exit_code=0, finished=False),
     ]  # fmt: skip

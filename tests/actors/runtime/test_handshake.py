@@ -33,7 +33,7 @@ from transport import (
     Unauthenticated,
 )
 
-TOLD = Observed(0, (), (), {"rollout_generator.0": 7}, (), {}, "running", "")
+TOLD = Observed(0, (), (), {"rollout_generator.0": 7}, {}, (), {}, "running", "")
 
 
 class Host:

@@ -40,7 +40,8 @@ async def supervisor_of_b(world: World) -> AsyncIterator[tuple[AnnounceLink, lis
 
 def said(*reports: ActorReport, state: str = "running", **incarnations: int) -> Observed:
     named = {f"{name}.0": number for name, number in incarnations.items()}
-    return Observed(0, (), (), named, reports, {}, state, "no memory" if state == "failed" else "")
+    states = {each.status.actor: "running" for each in reports}
+    return Observed(0, (), (), named, states, reports, {}, state, "no memory" if state == "failed" else "")
 
 
 def expected(world: World) -> dict[str, int]:

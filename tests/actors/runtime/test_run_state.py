@@ -51,7 +51,9 @@ def state_of(folder: Path, *overrides: str, former: Document | None = None) -> R
 
 
 def seen(generation: int, *faults: str, **given: Any) -> Observed:
-    return Observed(generation, ("done",), faults, {}, (), given.get("spent", {}), given.get("state", "running"), "")
+    return Observed(
+        generation, ("done",), faults, {}, {}, (), given.get("spent", {}), given.get("state", "running"), ""
+    )
 
 
 async def test_actors_of_a_lost_host_are_doubted_until_its_supervisor_is_heard(tmp_path: Path) -> None:

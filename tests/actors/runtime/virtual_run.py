@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -220,7 +220,7 @@ class World:
         self.refused: list[str] = []
         """What the dry run of a change says against it."""
         self._commands = 0
-        self._lives: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
+        self.lives: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
         monkeypatch.setattr(processes, "start_child", self._start)
         monkeypatch.setattr(run, "supervisor_network", lambda *_: self.network)
         janitor = SimpleNamespace(started=self.groups.add, ended=self.groups.discard, dismiss=lambda: None)
@@ -283,7 +283,7 @@ class World:
                     await trio.sleep(wait)
                     yield
                     if code is None:
-                        for host in list(self._lives):
+                        for host in list(self.lives):
                             await self.kill(host)
                     elif self.main not in self.codes:
                         await self.ask(StopWanted())
@@ -294,7 +294,7 @@ class World:
     def start(self, host: str | None = None, overrides: Sequence[str] = (), **options: Any) -> None:
         """Start the supervisor of a host."""
         scope, ended, name = trio.CancelScope(), trio.Event(), host or self.main
-        self._lives[name] = scope, ended
+        self.lives[name] = scope, ended
         self.said[name] = []
         display = partial(_Display, self.said[name])
 
@@ -308,7 +308,7 @@ class World:
 
     async def kill(self, host: str) -> None:
         """Kill the supervisor of a host, and its actors, or take the power from them."""
-        scope, ended = self._lives.pop(host)
+        scope, ended = self.lives.pop(host)
         self.network.cut = {supervisor_node(host), *(child.actor for child in self.children if child.host == host)}
         scope.cancel()
         await ended.wait()
@@ -317,10 +317,15 @@ class World:
 
     async def ended(self, host: str) -> None:
         """The supervisor of a host has ended."""
-        await self._lives[host][1].wait()
+        await self.lives[host][1].wait()
 
-    async def ask(self, wanted: object, host: str = "", sender: str = CONTROLS[0]) -> Changed:
-        """The answer to a command, which goes to the main host if to no other. Raises CallFailed."""
+    async def ask(
+        self, wanted: object, host: str = "", sender: str = CONTROLS[0], waits: Callable[[str], object] = str
+    ) -> Changed:
+        """The answer to a command, which goes to the main host if to no other. Raises CallFailed and PeerLost.
+
+        ``waits`` is told what it waits for.
+        """
         self._commands += 1
         node = Node(sender, self.network, Registry.of(messages), incarnation=self._commands)
         link = node.call("change", [supervisor_node(host or self.main)], outstanding=1, timeout=900.0, reply=Changed)
@@ -331,6 +336,7 @@ class World:
             try:
                 answers.append(await link(wanted))
                 while answers[-1].number:
+                    waits(answers[-1].waits)
                     answers.append(await link(Progress(answers[-1].number)))
             except (CallFailed, PeerLost) as error:
                 refusal = error
