@@ -142,8 +142,8 @@ class Options:
 
     @property
     def changes(self) -> bool:
-        """Whether swaps and scalings are among the faults: those of `bench swap`, on one host."""
-        return self.scripted and not self.agent and not self.hosts
+        """Whether changes by commands are among the faults: those of `bench swap`, drains and refusals."""
+        return self.scripted and not self.agent
 
     @property
     def per_run(self) -> int:
@@ -165,6 +165,7 @@ class Ended(Finished):
 
     done: Sequence[Done]
     turns: Turns
+    wrong: Sequence[str] = ()
 
 
 def topology_overrides(options: Options) -> list[str]:
@@ -178,7 +179,8 @@ def topology_overrides(options: Options) -> list[str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             size = [*size, *WITH_AGENT, f"actors.gateway.settings.port={free.getsockname()[1]}"]
     if options.changes:  # the file is the ceiling
-        size = [*size, *(f"actors.{role}.{key}" for role in SCALED for key in (f"replicas={MOST_REPLICAS}", "start=1"))]
+        numbers = (f"replicas={MOST_REPLICAS}", f"start={1 + options.hosts}")
+        size = [*size, *(f"actors.{role}.{key}" for role in SCALED for key in numbers)]
     restarts = [f"actors.{role}.restarts={RESTARTS}" for role in load_topology(options.example).actors]
     return [*size, *restarts, *options.overrides]
 
@@ -247,6 +249,7 @@ async def run_once(
             left=[line for host in cluster.hosts.values() for line in host.left_behind()],
             summary=summary_in(cluster.directory),
             seconds=time.monotonic() - began,
+            wrong=chaos.wrong,
         )
     return run, left
 
@@ -291,6 +294,7 @@ def figures_of(runs: Sequence[Ended]) -> dict[str, float | None]:
     light = [each for each in done if not is_heavy(each)]
     figures: dict[str, float | None] = {
         "faults": len(done),
+        "answers_wrong": sum(len(run.wrong) for run in runs),
         "regenerated_turns": again,
         "turns_in_flight": in_flight,
         "regenerated_turns_over_in_flight": _ratio(again, in_flight),
@@ -335,10 +339,13 @@ def main(options: Options) -> int:
     print_table("turns", ("after", "generated again", "under way where a process ended"), turns_of(runs))
     verdict = Verdict(runs)
     verdict.print_faults()
+    wrong = [line for run in runs for line in run.wrong]
+    for line in wrong:
+        print(f"FAULT {line}")
     figures = {f"chaos.{name}": value for name, value in {**figures_of(runs), **verdict.figures}.items()}
     if options.agent:
         figures["harness.rollouts"] = sum(run.accounts.programs for run in runs)
         figures["harness.kills"] = sum(len(each.fault.victims) for each in done if "kill" in each.fault.kind)
         figures |= {f"harness.{name}": verdict.figures[name] for name in ("lost", "left_behind")}
     print_figures(figures)
-    return verdict.exit_code
+    return verdict.exit_code or int(bool(wrong))

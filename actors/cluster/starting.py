@@ -27,6 +27,7 @@ import trio
 
 from actors.cluster.orders import BEAT_SECONDS, STARTS
 from actors.cluster.plan import STOPPED
+from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.messages.pipes import Alive, Kill, Order, Say, Stop
 from transport.stream import packed
 
@@ -208,12 +209,15 @@ class Hosts:
 
     def _ended(self, process: HostProcess, code: int) -> None:
         name, place = process.command.name, process.command.place
+        code = code if code >= 0 else 128 - code  # as in shells
+        if process is self._main and self._signals and not process.started:  # it had not begun to obey
+            code = INTERRUPTED
         if not process.started and not self._signals and not self._over.is_set():
             why = f"could not be started (exit code {code}); all hosts are stopped"
             self._finish(MISTAKE, f"agent-rl: the host {name} ({place}) {why}")
         elif process is self._main:
             lost = code == CONNECTION_LOST
-            code = 1 if lost else 0 if code == STOPPED else code if code >= 0 else 128 - code  # as in shells
+            code = 1 if lost else 0 if code == STOPPED else code
             self._finish(code, self._lost(process) if lost else "")
         elif not self._over.is_set() and code not in {0, STOPPED}:
             self._finish(code, f"agent-rl: the host {name} ended with exit code {code}; all hosts are stopped")

@@ -408,11 +408,13 @@ class RolloutGenerator(Actor):
             self._served_rollouts.gateway_back(event.peer)
 
     async def stop(self) -> None:
-        """Finish rollouts for a while. Those that are left then move to other generators, with all their turns.
+        """Finish the turns under way. Their rollouts then move to other generators, with all their turns.
 
         At the end of a run the scheduler has left before, and nothing is finished.
         """
         self.context.node.drain()
+        if self.context.settings.keep_turns:
+            self._running.let_go()
         with trio.move_on_after(self.context.settings.finish_seconds):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_after, self._running.none_left, nursery.cancel_scope)

@@ -58,6 +58,7 @@ class RunningRollouts:
         """Rollouts for which the present process of the scheduler has not asked, each with its move."""
         self._ended_orphans: set[str] = set()
         self._held: Mapping[str, int] = {}
+        self._leaving = False
         self._none = trio.Event()
 
     def __contains__(self, rollout: str) -> bool:
@@ -83,12 +84,21 @@ class RunningRollouts:
             if not running.abandoned:
                 running.acks.append(ack)
                 running.move = max(running.move, request.move)
-                running.held = self._held.get(request.rollout) == running.move
+                running.held = self._wanted_back(running)
                 return None
             await running.ended.wait()
         made = self._running[request.rollout] = Running(request.rollout, request.group, request.move, [ack])
-        made.held = self._held.get(request.rollout) == request.move
+        made.held = self._wanted_back(made)
         return made
+
+    def _wanted_back(self, running: Running) -> bool:
+        return self._leaving or self._held.get(running.rollout) == running.move
+
+    def let_go(self) -> None:
+        """Let go of all rollouts, each when its turn is complete: the generator stops."""
+        self._leaving = True
+        for running in self._running.values():
+            running.held = True
 
     def end(self, running: Running) -> None:
         """The rollout's trajectory is acknowledged, or the rollout was abandoned: acknowledge its requests."""
@@ -123,9 +133,9 @@ class RunningRollouts:
         before, self._held = self._held, held
         for rollout in before.keys() | held.keys():
             if (running := self._running.get(rollout)) is not None:
-                running.held = held.get(rollout) == running.move
+                running.held = self._wanted_back(running)
                 begun = now - running.goes_on_at < JUST_S
-                if running.held and begun and not (running.sampled or running.abandoned):
+                if running.held and begun and not self._leaving and not (running.sampled or running.abandoned):
                     running.left = True
                     running.scope.cancel()
 

@@ -63,8 +63,9 @@ class RolloutGeneratorSettings(Settings):
     Else it begins again."""
     load_interval_seconds: PositiveFloat = 0.25
     """How often the engine's load is announced."""
-    finish_seconds: PositiveFloat = 10.0
-    """How long a generator that is stopped while the run goes on finishes rollouts. The others then move."""
+    finish_seconds: PositiveFloat = 20.0
+    """How long a generator that is stopped while the run goes on finishes turns. Their rollouts then go on elsewhere;
+    what is left of longer turns is lost."""
     trajectory_window: PositiveInt = 256
     """Most trajectories that the filter has not acknowledged."""
 

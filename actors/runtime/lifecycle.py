@@ -14,6 +14,8 @@ from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Machine, cores_near, gpus_here, visible_devices
 from agent_rl.records.run_directory import RunRefused
 
+CLOSE_SECONDS = 15.0
+
 
 def drain_order(topology: Topology) -> list[str]:
     """Roles in the order of stopping: by the ``drain_order`` of their class (default 50), then upstream first."""
@@ -57,8 +59,15 @@ def _receivers(topology: Topology, role: str) -> list[str]:
 
 
 def drain_seconds(role: str, entry: ActorEntry) -> float:
-    """Seconds an actor may take to stop: its class's ``drain_seconds``; else enough for a learner's checkpoint."""
-    return float(getattr(resolve("actor", entry.class_path), "drain_seconds", 120.0 if role == "learner" else 30.0))
+    """Seconds an actor may take to stop: its class's ``drain_seconds``; else enough for a learner's checkpoint.
+
+    At least `CLOSE_SECONDS` more than its settings let it finish its work (``finish_seconds``).
+    """
+    cls = resolve("actor", entry.class_path)
+    seconds = float(getattr(cls, "drain_seconds", 120.0 if role == "learner" else 30.0))
+    settings = cls.Settings.model_validate(entry.settings) if hasattr(cls, "Settings") else None
+    finish = getattr(settings, "finish_seconds", 0.0)
+    return max(seconds, finish + CLOSE_SECONDS if finish else 0.0)
 
 
 def hosts_to_start(topology: Topology, host: str | None) -> tuple[str, ...]:

@@ -21,12 +21,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
+from actors.base import Actor
 from actors.engines.base import EngineError, TurnRequest, TurnResult
 from actors.engines.scripted import ScriptedEngine
+from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
+from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
 from actors.rollout_generator.starting import RolloutGeneratorSettings
+from actors.tool_executor import ToolExecutor
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
@@ -466,3 +470,33 @@ class OtherLearner(Learner):
 
 class OtherScriptedLearner(ScriptedLearner):
     """Another class."""
+
+
+# Classes that do not start -----------------------------------------------------------------------------------------
+
+
+class _Broken(Actor):
+    async def start(self) -> None:
+        """Fail."""
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("it does not start")
+
+
+class BrokenKvScheduler(_Broken, KVScheduler):
+    """A class that does not start."""
+
+
+class BrokenRocFilter(_Broken, RoCFilter):
+    """A class that does not start."""
+
+
+class BrokenLearner(_Broken, ScriptedLearner):
+    """A class that does not start."""
+
+
+class BrokenRolloutGenerator(_Broken, ScriptedGenerator):
+    """A class that does not start."""
+
+
+class BrokenToolExecutor(_Broken, ToolExecutor):
+    """A class that does not start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 import signal
 import time
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import trio
 
 from benchmarks.chaos.actors import FAULT, Record
-from benchmarks.chaos.host import Cluster, Host, fill, network_fault
-from benchmarks.chaos.plan import ENDS_RUN, WITHOUT_MODEL, Change, Fault
+from benchmarks.chaos.host import READY_SECONDS, Cluster, fill, network_fault
+from benchmarks.chaos.plan import BROKEN, CHANGES, ENDS_RUN, SCALED, WITHOUT_MODEL, Change, Fault
 from benchmarks.chaos.sight import Sight, work_seen
 from benchmarks.runs import RunFailed
 
@@ -23,6 +24,19 @@ CLOSE_LOOK_SECONDS = 0.002
 """Writing a small checkpoint takes some milliseconds."""
 RECOVERY_SECONDS = 240.0
 DISK_FULL_EXIT = 2
+SECOND_SECONDS = 0.4
+"""After so long another command comes while one is carried out."""
+SAYS_SECONDS = 20.0
+"""How long processes have to be what a command has answered: they may be killed meanwhile."""
+REFUSED = (
+    "nothing would change",
+    "the run is ending",
+    "hold again",
+    "keeps the processes that it had",
+    "ended while its successor was getting ready",
+)
+"""What a command may be refused for: then what was before holds."""
+BUSY = "another change is under way"
 
 
 class NotRecovered(RunFailed):
@@ -51,8 +65,12 @@ class Chaos:
         self._main = next(iter(cluster.hosts.values()))
         self._sight = sight
         self._record = record
-        self._swapped: dict[str, int] = {}
-        """By role: which of its two classes it has."""
+        self._classes: dict[str, str] = {}
+        """By role, the class that a command has given it."""
+        self._numbers: dict[str, int] = {}
+        """Likewise the number of its processes."""
+        self.wrong: list[str] = []
+        """Answers that were not what ran then."""
         self.done: list[Done] = []
 
     async def go(self, faults: Sequence[Fault]) -> Sequence[Fault]:
@@ -153,8 +171,8 @@ class Chaos:
                 host.kill_all()
             case "full_disk":
                 await self._full_disk(fault)
-            case "swap" | "scale":
-                await self._change(fault, host)
+            case _ if fault.kind in CHANGES:
+                await self._change(fault)
             case "link_down" | "slow_link" | "partition":
                 await self._network(fault)
         over = time.monotonic()
@@ -178,18 +196,98 @@ class Chaos:
         if not {0, DISK_FULL_EXIT}.issuperset(codes):
             raise NotRecovered(f"{fault}: the run ended with {codes}\n{self._main.output[-3000:]}")
 
-    async def _change(self, fault: Fault, host: Host) -> None:
-        """Swap a role for its other class, or scale it. A run that ends meanwhile refuses it."""
-        role = fault.victims[0].rpartition(".")[0]
-        self._swapped[role] = 1 - self._swapped.get(role, 0)
-        path = WITHOUT_MODEL[role][self._swapped[role]]
-        change = Change(role, path) if fault.kind == "swap" else Change(role, number=int(fault.seconds))
-        try:
-            await host.change(change.words(str(self._cluster.directory)))
-        except RunFailed:
+    async def _change(self, fault: Fault) -> None:
+        """Change the run by commands, and see whether what runs is what they answered."""
+        role, _, _ = fault.victims[0].rpartition(".")
+        if fault.kind == "drain":
+            name = supervised(fault.victims[0]) or ""
+            if (await self._ask(Change("", host=name)))[0] == 0:
+                if code := await self._hosts[name].ended():
+                    raise NotRecovered(f"{fault}: {name} ended with {code}\n{self._hosts[name].output[-3000:]}")
+                self._sight.started(time.monotonic(), fault.victims)
+                await self._hosts[name].start()
+            return
+        former = self._classes.get(role, WITHOUT_MODEL[role][0])
+        other = next(path for path in WITHOUT_MODEL[role] if path != former)
+        match fault.kind:
+            case "scale":
+                await self._ask(Change(role, number=int(fault.seconds)))
+            case "swap":
+                await self._ask(Change(role, other))
+            case "swap_back":
+                await self._ask(Change(role, other))
+                await self._ask(Change(role, former))
+            case "refused":
+                code, said = await self._ask(Change(role, BROKEN[role]))
+                if not code:
+                    self.wrong.append(f"{fault}: a class that does not start was taken: {said}")
+            case "second":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ask, Change(role, other))
+                    await trio.sleep(SECOND_SECONDS)
+                    await self._ask(Change(SCALED[1], number=1 + self._numbers.get(SCALED[1], 1) % 3), second=True)
+            case "kill_within":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ask, Change(role, other))
+                    await trio.sleep(fault.seconds)
+                    self._look()
+                    self._kill(fault.victims[0])
+        await self._compare(fault)
+
+    async def _ask(self, change: Change, *, second: bool = False) -> tuple[int, str]:
+        """Exit code and output of a command, once all actors run; what it answers is what is to run from then on.
+
+        Raises NotRecovered where it is refused for no reason that there may be.
+        """
+        words = change.words(str(self._cluster.inside or self._cluster.directory))
+        until = time.monotonic() + READY_SECONDS
+        while True:
+            code, said = await self._main.ask(words)
+            if code == 0 and change.class_path:
+                self._classes[change.role] = change.class_path
+            elif code == 0 and change.number:
+                self._numbers[change.role] = change.number
             self._look()
-            if not (self._over or self._sight.phase == "end"):
-                raise
+            over = self._over or self._sight.phase == "end"
+            if code == 0 or over or any(each in said for each in (*REFUSED, *[BUSY] * second)):
+                return code, said
+            if "has not started yet" not in said or time.monotonic() > until:
+                raise NotRecovered(f"{change}: {said}\n{self._main.output[-3000:]}")
+
+    async def _compare(self, fault: Fault) -> None:
+        """Note what processes say that they are, where that is not what was answered: in their own logs."""
+        until = time.monotonic() + SAYS_SECONDS
+        while time.monotonic() < until:
+            self._look()
+            if self._over or self._sight.phase == "end":
+                return
+            if not (wrong := self._differences()):
+                return
+            await trio.sleep(LOOK_SECONDS)
+        self.wrong += [f"{fault}: {line}" for line in wrong]
+
+    def _differences(self) -> list[str]:
+        found = []
+        for role, (first, _) in WITHOUT_MODEL.items():
+            alive = [actor for actor in self._sight.processes if actor.rpartition(".")[0] == role]
+            wanted = self._classes.get(role, first)
+            found += [
+                f"{actor} is {path}, not {wanted}" for actor in alive if (path := self._class_of(actor)) != wanted
+            ]
+            number = self._numbers.get(role)
+            if number is not None and len(alive) != number:
+                found.append(f"{role} has {len(alive)} processes, not {number}")
+        return found
+
+    def _class_of(self, actor: str) -> str:
+        """The class of an actor's newest process that has started, by its log."""
+        found = ""
+        for log in {path.parent for path in self._cluster.logs.values()}:
+            with contextlib.suppress(FileNotFoundError):
+                for line in (log / f"{actor}.jsonl").read_text(errors="replace").splitlines():
+                    if '"event": "started"' in line or '"event":"started"' in line:
+                        found = json.loads(line).get("actor_class", found)
+        return found
 
     async def _network(self, fault: Fault) -> None:
         hit = [self._cluster.machines[host] for victim in fault.victims if (host := supervised(victim))]

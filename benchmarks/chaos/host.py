@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +50,12 @@ class Host:
     ``digest`` is in the names of what the run puts into shared memory (`run_digest`).
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, digest: str) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, digest: str, there: Callable[..., Sequence[str]] | None = None
+    ) -> None:
+        """``there`` makes of a command one that runs in the host's own namespaces."""
         self._command = list(command)
+        self._there = there or (lambda *words: words)
         self._digest = digest
         self._folder = folder
         self._temporary = folder / "t"
@@ -105,19 +109,23 @@ class Host:
 
         Raises RunFailed when it is refused.
         """
-        command = [sys.executable, "-P", "-m", "actors.cli", *words]
-        environment = os.environ | {"TMPDIR": str(self._temporary)}
         until = time.monotonic() + READY_SECONDS
         while True:
             began = time.monotonic()
-            done = await trio.run_process(
-                command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
-            )
-            output = done.stdout.decode(errors="replace")
-            if done.returncode == 0 or any(each in output for each in ("nothing would change", "the run is ending")):
+            code, output = await self.ask(words)
+            if code == 0 or any(each in output for each in ("nothing would change", "the run is ending")):
                 return began, output
             if "has not started yet" not in output or time.monotonic() > until:
                 raise RunFailed(f"{shlex.join(words)}: {output}")
+
+    async def ask(self, words: Sequence[str]) -> tuple[int, str]:
+        """Exit code and output of a command of a user."""
+        command = self._there(sys.executable, "-P", "-m", "actors.cli", *words)
+        environment = os.environ | {"TMPDIR": str(self._temporary)}
+        done = await trio.run_process(
+            list(command), capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment
+        )
+        return done.returncode, done.stdout.decode(errors="replace")
 
     def jump(self, seconds: float) -> None:
         """Let the clock that the run reads jump by so much."""
@@ -284,6 +292,8 @@ class Cluster:
     """The log of each host's supervisor."""
     disk: Path | None
     machines: Mapping[str, Machine] = field(default_factory=dict)
+    inside: Path | None = None
+    """The run directory as its hosts see it; None: as it is seen from here."""
 
 
 def cluster_overrides(folder: Path) -> list[str]:
@@ -326,9 +336,9 @@ def three_hosts(file: Path, folder: Path, overrides: Sequence[str], *, small: bo
         for name, machine in by_name.items():
             machine.run("mount", "--bind", str(folder / name), str(place))
             command = [*run_command(file, settings), "--host", name]
-            hosts[name] = Host(machine.command(*command), folder / f"{name}.files", digest)
+            hosts[name] = Host(machine.command(*command), folder / f"{name}.files", digest, machine.command)
         logs = {name: _log(folder / name / "run", name) for name in names}
-        yield Cluster(hosts, folder / MAIN / "run", logs, disk, by_name)
+        yield Cluster(hosts, folder / MAIN / "run", logs, disk, by_name, place / "run")
 
 
 def _log(directory: Path, host: str) -> Path:

@@ -22,7 +22,7 @@ MOMENTS: Mapping[str, float] = _DATA["moments"]
 """The longest delay of each, in the order of a recipe."""
 ENDS_RUN = frozenset(name for name, kind in KINDS.items() if kind.get("ends_run"))
 CHANGES = frozenset(name for name, kind in KINDS.items() if kind.get("change"))
-"""Kinds that are changes by commands, of scripted runs on one host."""
+"""Kinds that are changes by commands, of scripted runs."""
 NETWORK = frozenset(name for name, kind in KINDS.items() if kind.get("network"))
 EARLY = ("start", "sft", "stage_change", "evaluation")
 IN_RL = ("step", "weight_transfer", "checkpoint")
@@ -121,10 +121,12 @@ def _victims(draw: random.Random, kind: str, homes: Mapping[str, str], killed: I
             return tuple(node for each in hosts for node in whole_host(each, homes))
         case "partition":
             return tuple(map(supervisor_node, draw.sample(hosts, 2)))
-        case "swap":
+        case "swap" | "swap_back" | "refused" | "second" | "kill_within":
             return (f"{draw.choice([*WITHOUT_MODEL])}.0",)
         case "scale":
             return (f"{draw.choice(SCALED)}.0",)
+        case "drain":
+            return whole_host(draw.choice(hosts[1:] or hosts), homes)
         case _:
             return (supervisor_node(host),)
 
@@ -149,6 +151,8 @@ WITHOUT_MODEL = CLASSES | {
     "learner": (f"{OWN}:ScriptedLearner", f"{OWN}:OtherScriptedLearner"),
     "rollout_generator": (f"{OWN}:ScriptedGenerator", f"{OWN}:OtherScriptedGenerator"),
 }
+BROKEN = {role: f"{OWN}:Broken{role.title().replace('_', '')}" for role in WITHOUT_MODEL}
+"""By role, a class that any check takes, and that does not start."""
 SCALED = ("rollout_generator", "tool_executor")
 """Roles of which there may be several."""
 MOST_REPLICAS = 3
@@ -156,19 +160,24 @@ MOST_REPLICAS = 3
 
 @dataclass(frozen=True)
 class Change:
-    """A swap of a role for a class, or with ``number`` another number of its processes."""
+    """A swap of a role for a class, or with ``number`` another number of its processes; or a ``host`` leaves."""
 
     role: str
     class_path: str = ""
     number: int = 0
+    host: str = ""
 
     def words(self, directory: str) -> list[str]:
         """The arguments of ``agent-rl``."""
+        if self.host:
+            return ["drain", directory, self.host]
         if self.number:
             return ["scale", directory, self.role, str(self.number)]
         return ["swap", directory, self.role, "--class", self.class_path]
 
     def __str__(self) -> str:
+        if self.host:
+            return f"drain {self.host}"
         return f"scale {self.role} {self.number}" if self.number else f"swap {self.role} {self.class_path}"
 
 

@@ -90,12 +90,12 @@ def test_a_generator_that_is_stopped_finishes_its_rollouts_and_gets_no_more(tmp_
     finishes(tmp_path, stop)
 
 
-def test_a_generator_that_cannot_finish_in_time_leaves_its_rollouts_to_others(tmp_path: Path) -> None:
+def test_a_generator_that_stops_finishes_its_turns_and_leaves_its_rollouts_to_others(tmp_path: Path) -> None:
     async def stop(run: SimulatedRun) -> None:
         await run.steps(2)
         began = trio.current_time()
         await run.stop(FIRST)
-        assert trio.current_time() - began == pytest.approx(10, abs=1)  # finish_seconds
+        assert 0 < trio.current_time() - began < 2  # the longest turn
         await run.steps(4)
         assert run["kv_scheduler.0"].status()[1].scheduler.rollouts_moved >= 1
 
