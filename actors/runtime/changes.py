@@ -155,10 +155,12 @@ class Changes:
     async def _reached(self, job: _Job | None = None) -> tuple[list[str], list[str]]:
         """Wait until all hosts that are heard have reached what is wanted. Returns what was done, and what failed."""
         with trio.move_on_after(CHANGE_SECONDS) as scope:
-            while waiting := self._state.waiting:
+            while (waiting := self._state.waiting) and not self._ending.is_set():
                 if job is not None:
                     job.waits = self._state.words(waiting)
                 await self._state.changed.wait()
+        if self._ending.is_set():
+            return [], [ENDING]
         done, faults = self._state.outcome()
         late = [f"no word of {', '.join(self._state.waiting)} within {CHANGE_SECONDS:g} s"]
         return done, faults + (late if scope.cancelled_caught else [])
@@ -179,8 +181,8 @@ class Changes:
         done, faults = await self._reached(job)
         if faults:
             state.restore(role, undo)
-            _, more = ([], []) if self._ending.is_set() else await self._reached(job)
-            return Changed((*faults, *more), ())
+            _, more = await self._reached(job)
+            return Changed(tuple(dict.fromkeys([*faults, *more])), ())
         changes = differences(role, before, state.topology)
         for line in changes:
             self._say(line)

@@ -279,7 +279,7 @@ class RunState:
         Returns at once where another one starts for the first time.
         """
         with trio.move_on_after(RESTART_SECONDS):
-            while (names := {*self.starting}) and names <= self._ran:
+            while (names := {*self.starting}) and names <= self._ran and self._ending is None:
                 await self.changed.wait()
 
     @property

@@ -192,8 +192,8 @@ async def test_nobody_speaks_for_another(world: World) -> None:
             0,
             "first.0 ended while its successor was getting ready; ask",
         ),
-        ("stops = 0.5", "prepares=5.0", [signal.SIGTERM], 0, "the run ended meanwhile"),
-        ("stops = 0.5", "prepares=2.9", [signal.SIGTERM, signal.SIGINT], 130, "the run ended meanwhile"),
+        ("stops = 0.5", "prepares=5.0", [signal.SIGTERM], 0, "the run is ending"),
+        ("stops = 0.5", "prepares=2.9", [signal.SIGTERM, signal.SIGINT], 130, "the run is ending"),
     ],
 )
 async def test_a_process_that_ends_takes_its_successor_along(
