@@ -7,7 +7,7 @@
 
     main host ended --> the others have been told; who does not end is stopped, then killed, then cut off
     Ctrl-C          --> the main host is stopped, and tells the others; once more: all actors are killed
-    connection lost --> another host: started again when it can be reached; the main host: the run is over
+    connection lost, or killed --> another host: started again when it can be reached; the main host: the run is over
 
 Each host is a child process: ``agent-rl up-host``, or ssh with the same command. Its standard input carries orders
 (`actors.cluster.orders`). When this process dies, the end of these pipes stops all hosts.
@@ -27,6 +27,7 @@ import trio
 
 from actors.cluster.orders import BEAT_SECONDS, STARTS
 from actors.cluster.plan import STOPPED
+from actors.exits import describe_exit
 from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.messages.pipes import Alive, Kill, Order, Say, Stop
 from transport.stream import packed
@@ -192,15 +193,16 @@ class Hosts:
             self._complain(text)
 
     async def _keep(self, name: str) -> None:
-        """Run a host. One whose connection was lost is started again."""
+        """Run a host. One whose connection was lost, or that was killed, is started again: a run goes on without it."""
         while True:
             process = self._processes[name]
             code = await process.run()
-            if process is self._main or not process.started or self._over.is_set() or code != CONNECTION_LOST:
+            lost = code == CONNECTION_LOST or code < 0
+            if process is self._main or not process.started or self._over.is_set() or not lost:
                 self._ended(process, code)
                 return
-            place = process.command.place
-            self._tell(f"{name}: the connection to {place} is lost; it is tried again in {RETRY_SECONDS:g} s")
+            why = f"the connection to {process.command.place} is lost" if code > 0 else f"it {describe_exit(code)}"
+            self._tell(f"{name}: {why}; it is started again in {RETRY_SECONDS:g} s")
             await trio.sleep(RETRY_SECONDS)  # the other end may still be stopping
             if self._over.is_set():
                 return

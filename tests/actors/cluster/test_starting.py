@@ -111,15 +111,28 @@ def test_a_second_interrupt_kills_all(tmp_path):
     assert run(host("a", ignores, main=True), host("b", ignores), when=when, signals=two)[0] == 130
 
 
-def test_a_host_whose_connection_is_lost_is_started_again(tmp_path, capfd):
-    lost = f"{STARTS} [ -e again ] && {{ touch back; {OBEYS} }}; touch again; exit 255"
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ("exit 255", "the connection to b.example.org is lost"),
+        ("kill -KILL $$", "it was killed by SIGKILL"),  # a host that dies is none that fails: the run goes on
+    ],
+)
+def test_a_host_whose_connection_is_lost_or_that_was_killed_is_started_again(tmp_path, capfd, ends, why):
+    lost = f"{STARTS} [ -e again ] && {{ touch back; {OBEYS} }}; touch again; {ends}"
     when = partial(file, tmp_path, "back")
     code, said = run(host("a", STARTS + OBEYS, main=True), host("b", lost), when=when, signals=[signal.SIGINT])
     assert code == 0
     shown = [
         line.removeprefix("said: ") for line in (*said, *capfd.readouterr().out.splitlines())
     ]  # before the table, or after
-    assert "b: the connection to b.example.org is lost; it is tried again in 0.05 s" in shown
+    assert f"b: {why}; it is started again in 0.05 s" in shown
+
+
+def test_an_interrupt_before_the_main_host_begins_has_the_exit_code_of_an_interrupt(tmp_path):
+    early = "read -r order; touch early; trap 'exit 75' TERM; sleep 60 & wait"
+    when = partial(file, tmp_path, "early")
+    assert run(host("a", early, main=True), when=when, signals=[signal.SIGINT])[0] == 130
 
 
 def test_a_lost_connection_to_the_main_host_ends_the_run(capfd):
