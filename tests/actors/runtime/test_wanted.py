@@ -114,7 +114,7 @@ async def _ask(world: World, wanted: object, waits: list[str] | None = None, *, 
 # Any order.
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
 async def test_what_runs_in_the_end_is_what_was_answered(world: World, seed: int) -> None:
     """Commands one after the other, and two at once, beside kills of processes and supervisors and a host cut off."""
     rng = random.Random(seed)
