@@ -6,7 +6,6 @@ This module holds the schema alone (pydantic); reading it imports neither torch 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -508,14 +507,6 @@ class Topology(Part):
     def wanted(self, role: str) -> dict[int, str]:
         """The replicas of a role that are to run now: the first ones, as many as ``start`` says."""
         return dict(enumerate(self.actors[role].homes[: self.actors[role].start]))
-
-    def scaled(self, numbers: Mapping[str, int]) -> Self:
-        """The topology with other numbers of processes, by role."""
-        actors = {
-            role: entry.model_copy(update={"start": numbers[role]}) if role in numbers else entry
-            for role, entry in self.actors.items()
-        }
-        return self.model_copy(update={"actors": actors})
 
     @property
     def journal_host(self) -> str | None:
