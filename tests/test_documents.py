@@ -39,7 +39,7 @@ RATE = re.compile(r"\d[\d,.]*\s?(?:µs\b|ms\b|[A-Za-z]+/s\b|/s\b)")
 OF_MEASUREMENTS = {"README.md", "docs/measurements.md"}
 GENERATED = {
     f"docs/{name}.md"
-    for name in ("command_line", "configuration", "conformance_checks", "families", "messages", "python")
+    for name in ("command_line", "configuration", "conformance_checks", "families", "messages", "python", "states")
 }
 MACHINE = re.compile(r"Machine [A-Z]: ")
 BLOCK = re.compile(r"(?ms)^```.*?^```$|^#[^\n]*$|(?:^(?!```|#)[^\n]*\S[^\n]*\n?)+")

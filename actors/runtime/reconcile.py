@@ -1,16 +1,8 @@
 """What becomes of the process of one actor: one table of states, pure. `actors.runtime.processes` carries it out.
 
-::
+`TABLE` has the states, and where each event leads.
 
-    state     stop        ended                                              ready  replace
-    --------  ----------  -------------------------------------------------  -----  ----------------------------------
-    idle      gone                                                                  refused
-    starting  draining    on trial: the former plan again, or gone           up     draining; beside: the successor is
-                          else by the rules of a death (below)                      prepared first, then draining
-    up        draining    by the rules of a death                                   the same
-    draining              the next plan, on trial; none: gone                       refused
-    waiting   gone                                                                  the next plan, on trial
-    gone                                                                            refused
+::
 
     a death:  a mistake of the user, or code that blocks again and again --> the run fails
               it ended with those that it works with (`TOGETHER`) ---------> starting
@@ -46,6 +38,27 @@ EARLY_SECONDS = 5.0
 ENDING = "the run is ending"
 
 State: TypeAlias = Literal["idle", "starting", "up", "draining", "waiting", "gone"]
+Event: TypeAlias = Literal[
+    "start", "stop", "kill for good", "replace", "replace beside", "ready", "prepared", "ended", "late", "given up"
+]
+TABLE: Mapping[State, Mapping[Event, tuple[State, ...]]] = {
+    "idle": {"start": ("starting",), "stop": ("gone",), "kill for good": ("gone",)},
+    "starting": {
+        "stop": ("draining",), "kill for good": ("draining",), "replace": ("draining",), "prepared": ("draining",),
+        "ready": ("up",), "ended": ("starting", "waiting", "gone"),
+    },
+    "up": {
+        "stop": ("draining",), "kill for good": ("draining",), "replace": ("draining",), "prepared": ("draining",),
+        "ended": ("starting", "waiting", "gone"),
+    },
+    "draining": {"ended": ("starting", "gone")},
+    "waiting": {
+        "stop": ("gone",), "kill for good": ("gone",), "given up": ("gone",),
+        "replace": ("starting",), "replace beside": ("starting",),
+    },
+    "gone": {},
+}  # fmt: skip
+"""Where an event leads from a state; any other leaves the process in its state, or may. `Life` knows which it is."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actors.exits import TOGETHER
 from actors.runtime.reconcile import (
+    TABLE,
     USER_MISTAKE,
     Action,
     Ending,
+    Event,
     Fail,
     Life,
     Plan,
@@ -23,6 +27,7 @@ from actors.runtime.reconcile import (
     RestartBudget,
     Say,
     Start,
+    State,
     Word,
 )
 from agent_rl.config.processes import ActorEntry
@@ -195,6 +200,40 @@ def told(actions: list[Action]) -> list[Any]:
 
 
 FIRST, OTHER = plan("first"), plan("other")
+
+
+def test_every_event_in_every_state_leads_where_the_table_says() -> None:
+    """All orders of a few events: no other state follows, and each that the table names is reached."""
+    happens: dict[Event, Callable[[Life, float], object]] = {
+        "start": lambda life, now: life.start(now) if life.state == "idle" else [],
+        "stop": lambda life, now: life.stop(now, DRAIN),
+        "kill for good": lambda life, now: life.kill(last=True) and now,
+        "replace": lambda life, now: life.replace(OTHER, now, beside=False),
+        "replace beside": lambda life, now: life.replace(OTHER, now, beside=True),
+        "ready": lambda life, now: life.ready(now) if life.state == "starting" else [],
+        "prepared": lambda life, now: life.prepared(now),
+        "late": lambda life, now: life.elapsed(now + 1000.0),
+        "given up": lambda life, now: life.given_up() and now,
+    }
+    ends = [(status, lately) for status in (1, USER_MISTAKE, TOGETHER) for lately in (False, True)]
+    events: list[Any] = [*happens, *ends]
+    seen: dict[tuple[State, Event], set[State]] = {}
+    for added in (False, True):
+        for order in product(events, repeat=3):
+            life, now = Life("a.0", "a", plan("first", restarts=0), 7, "log", added=added), 0.0
+            for event in order if order[0] in TABLE["idle"] else ("start", *order):
+                before: State = life.state
+                now += 1.0
+                if isinstance(event, tuple):
+                    if before not in {"starting", "up", "draining"}:
+                        continue
+                    life.ended(ending(event[0]), now, swapped_lately=event[1])
+                else:
+                    happens[event](life, now)
+                seen.setdefault((before, "ended" if isinstance(event, tuple) else event), set()).add(life.state)
+    for (state, event), after in seen.items():
+        assert after - {state} == {*TABLE[state].get(event, ())} - {state}, (state, event)
+    assert all((state, event) in seen for state, row in TABLE.items() for event in row)
 
 
 def test_a_process_is_replaced_in_place_and_the_answer_comes_when_the_new_one_is_ready() -> None:
