@@ -57,12 +57,12 @@ class Follower:
 
     async def _follow(self, wanted: Wanted, janitor: Janitor) -> tuple[list[str], list[str]]:
         """What was done, and what failed, as lines."""
-        if wanted.check:
-            stderr = log_directory(self._start.topology.run.directory) / "dry_run.stderr"
-            now = resolved_text(in_force(self._text, wanted.roles))
-            return [], await faults_of(now, self._start.file, wanted.check, stderr, janitor)
         staying = [host for host in self._start.hosts if wanted.leaving.get(host, -1) < self._start.incarnation]
         try:
+            if wanted.check:
+                stderr = log_directory(self._start.topology.run.directory) / "dry_run.stderr"
+                now = resolved_text(in_force(self._text, wanted.roles))
+                return [], await faults_of(now, self._start.file, wanted.check, stderr, janitor)
             target = target_of(self._text, wanted.roles, staying)
         except UNREADABLE as error:  # the dry run read another version of the module
             remedy = "if its module has changed since the run began, give the class another module"

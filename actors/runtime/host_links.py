@@ -243,7 +243,7 @@ class HostLinks:
             self._tell_actors(self._doubted)
 
     def _link_event(self, event: LinkEvent) -> None:
-        from transport import KeyRefused, PeerBack, PeerGone, PeerLeft, PeerSilent
+        from transport import KeyRefused, PeerBack, PeerGone, PeerLeft, PeerReplaced, PeerSilent
 
         left, log = isinstance(event, PeerLeft), self._start.log
         if not isinstance(event, KeyRefused):  # it comes at every attempt, and its mistake is said once
@@ -260,6 +260,8 @@ class HostLinks:
                 state.lost(host, left=left)
             elif isinstance(event, PeerBack):
                 state.heard(host)
+            elif isinstance(event, PeerReplaced):
+                state.replaced(host, event.incarnation)
             self.news()
         elif peer == self._start.main and isinstance(event, PeerGone | PeerLeft | PeerBack):
             self._main_lost = not isinstance(event, PeerBack)

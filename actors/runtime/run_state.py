@@ -200,7 +200,7 @@ class RunState:
     def heard(self, host: str, incarnation: int = 0) -> None:
         """A host is heard: by this supervisor, or by the one that was heard last."""
         seen, wanted = self.hosts[host], self.document.hosts[host]
-        seen.incarnation = max(seen.incarnation, incarnation)
+        self.replaced(host, incarnation)
         seen.heard = seen.up = True
         if not wanted.wanted and seen.incarnation <= wanted.left:
             return  # it is to leave
@@ -209,10 +209,16 @@ class RunState:
         if self.document.host(host, "up", self.topology):
             self._news_of_processes()
 
+    def replaced(self, host: str, incarnation: int) -> None:
+        """The supervisor of a host has this process: what an earlier one said does not count."""
+        seen = self.hosts[host]
+        if incarnation > seen.incarnation:
+            seen.incarnation, seen.observed = incarnation, None
+
     def lost(self, host: str, *, left: bool = False) -> None:
         """A host is not heard any more, or has stopped in order (``left``)."""
         seen = self.hosts[host]
-        seen.heard, seen.observed = False, None
+        seen.heard = False
         seen.ended = seen.ended or left
         if self.document.host(host, "gone", self.topology):
             self._news_of_processes()
