@@ -150,8 +150,9 @@ def read_turns(lines: Iterable[str]) -> Turns:
     """Count the turns of a record.
 
     A rollout that begins a turn with n tokens before it loses its earlier turns that began with n or more tokens:
-    these are generated again, but for one that a generator gave up as it had just begun, for the scheduler. Each rollout that a process has begun and that was not acknowledged when the process
-    ended has one turn under way, be it at the engine, at a tool, or on its way to the filter.
+    these are generated again, but for one that a generator gave up for the scheduler as it had just begun. Each rollout
+    that a process has begun and that was not acknowledged when the process ended has one turn under way, be it at the
+    engine, at a tool, or on its way to the filter.
     """
     turns = Turns()
     kind = "none"
