@@ -315,7 +315,7 @@ def test_what_a_page_may_ask() -> None:
     swap = {"run": 1, "change": "swap", "role": "a", "class": "x:Y", "settings": ["k=1"], "fresh": True}
     assert change_asked(json.dumps(swap).encode()) == (
         1,
-        SwapWanted("a", "x:Y", ("k=1",), fresh=True, only_check=False),
+        SwapWanted("a", "x:Y", ("k=1",), fresh=True),
     )
     assert change_asked(b'{"run": 0, "change": "drain", "host": "b"}') == (0, DrainWanted("b"))
     assert change_asked(b'{"run": 0, "change": "stop"}') == (0, StopWanted())

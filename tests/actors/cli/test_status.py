@@ -17,6 +17,7 @@ def run(tmp_path: Path) -> tuple[Path, Document]:
     path, directory = write_micro(tmp_path)
     directory.mkdir()
     document = Document.begun(load_topology(path), ["local"], None)
+    document.follow(load_topology(path))
     for actor in document.processes:
         document.process(actor, "running")
     document.write(directory)
