@@ -107,8 +107,11 @@ class Gateway(Actor):
             where = f"harnesses of {', '.join(away)} are on other hosts than the gateway, which listens at"
             return [f'address: {where} {settings.address}; write address = "0.0.0.0", or put a gateway on each host']
         live = any(each.harness and each.harness.source == "live" for each in topology.environments)
-        if live and listens_beyond(settings.address) and not settings.session_key:
-            why = f"the gateway listens at {settings.address}, where anyone could begin sessions"
+        programs = any(each.harness and each.harness.source == "command" for each in topology.environments)
+        beyond = listens_beyond(settings.address)
+        if live and (beyond or programs) and not settings.session_key:
+            who = f"listens at {settings.address}, where anyone" if beyond else "is reached by programs, which"
+            why = f"the gateway {who} could begin sessions"
             return [f'session_key: {why}; write a key, as "env:SESSION_KEY"']
         try:
             with_environment(settings.session_key)

@@ -60,6 +60,8 @@ STARTS = 4
 """Of the program of a rollout, as gateways are lost while they answer it."""
 WORD_SECONDS = 1.0
 """How long after a program that failed the word may come that a gateway was lost."""
+SILENT_SECONDS = 7.0
+"""Likewise where a reply was cut: a gateway that is silent for 5 s is lost. A program can cut a reply by itself."""
 GATEWAY_SECONDS = 30.0
 """How long a program is not started while no gateway is heard."""
 SECRET_CHARS = 8
@@ -133,7 +135,7 @@ class Harnesses:
                         outcome = HarnessOutcome(str(_first(errors)), lost=bool(episode.turns))
                 well = episode.turns and not outcome.failed
                 if not well:  # a connection breaks before anybody says why
-                    with trio.move_on_after(WORD_SECONDS):
+                    with trio.move_on_after(SILENT_SECONDS if rollout.cut else WORD_SECONDS):
                         await rollout.disturbed.wait()
                 if not (disturbed := rollout.begin_again()) or well:
                     break

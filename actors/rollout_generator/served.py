@@ -280,12 +280,12 @@ class ServedRollout:
         return found
 
     def begin_again(self) -> bool:
-        """Whether a gateway was lost, or a reply to the agent cut. Then the agent, started again, is given the turns
-        that it was given, in the same order.
+        """Whether a gateway was lost. Then the agent, started again, is given the turns that it was given, in the same
+        order.
         """
-        asks = list(dict.fromkeys(self._asks.values()))
-        if not self.disturbed.is_set() and not any(ask.cut for ask in asks):
+        if not self.disturbed.is_set():
             return False
+        asks = list(dict.fromkeys(self._asks.values()))
         self.disturbed = trio.Event()
         self._asks.clear()
         self._earlier.clear()
@@ -293,6 +293,11 @@ class ServedRollout:
             ask.cut = False
             self._earlier.setdefault(ask.digest, deque()).append(ask)
         return True
+
+    @property
+    def cut(self) -> bool:
+        """Whether a reply to the agent was begun and not ended: the agent has left, or its gateway is lost."""
+        return any(ask.cut for ask in self._asks.values())
 
     async def answer(self, asked: TurnAsked) -> TurnGiven:
         """Turns, or parts of them."""

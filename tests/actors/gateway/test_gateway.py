@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from actors.gateway import Gateway, gateway
+from actors.rollout_generator import harness
 from actors.rollout_generator.agent_loop import EnvironmentFaultError
 from actors.rollout_generator.harness import Harnesses
 from actors.rollout_generator.tool_calls import ToolsUnavailableError
@@ -190,7 +193,12 @@ async def test_a_program_whose_reply_was_cut_is_started_again_and_goes_on_with_i
         run, episode = harnessed(
             at, isolation="off", command=(sys.executable, "-c", CUT, str(tmp_path / "starts")), seconds=60
         )
-        await run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            while (tmp_path / "starts").read_text() != "x":  # noqa: ASYNC110 - the program writes the file
+                await trio.sleep(0.05)
+            await trio.sleep(1.5)  # it has left: a gateway that is lost is known later
+            at.generator.peer_changed(PeerReplaced("gateway.0", 1))
         assert (tmp_path / "starts").read_text() == "xx"
         assert (episode.ended, episode.turns, [len(each) for each in at.engine.written.values()]) == (
             "finished",
@@ -201,6 +209,40 @@ async def test_a_program_whose_reply_was_cut_is_started_again_and_goes_on_with_i
         assert outcome is not None
         assert (outcome.status, outcome.output) == ("status 0", "turn 1 " * 40 + "True\n")
         assert trained(episode) == written(at)
+
+
+@pytest.mark.parametrize(
+    ("sources", "key", "fault"),
+    [
+        (["live"], "", ""),
+        (["command"], "", ""),
+        (["live", "command"], "", "session_key: the gateway is reached by programs, which could begin sessions"),
+        (["live", "command"], "secret", ""),
+    ],
+)
+def test_programs_begin_no_sessions_beside_those_of_users(
+    monkeypatch: pytest.MonkeyPatch, sources: list[str], key: str, fault: str
+) -> None:
+    monkeypatch.setattr(gateway, "unreachable", lambda _: ())
+    environments = [SimpleNamespace(harness=SimpleNamespace(source=source)) for source in sources]
+    topology: Any = SimpleNamespace(environments=environments)
+    (said,) = Gateway.check(topology, Gateway.Settings(session_key=key)) or [""]
+    assert said.startswith(fault)
+    assert bool(said) == bool(fault)
+
+
+async def test_a_program_that_cuts_a_reply_by_itself_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it could get rid of a losing rollout."""
+    monkeypatch.setattr(harness, "SILENT_SECONDS", 0.5)
+    (tmp_path / "starts").write_text("")
+    async with stand(tmp_path, lambda number, _: f"turn {number} " * 40) as at:
+        run, episode = harnessed(
+            at, isolation="off", command=(sys.executable, "-c", CUT, str(tmp_path / "starts")), seconds=60
+        )
+        await run()
+        outcome = outcome_of(episode.transcript)
+        assert outcome is not None
+        assert ((tmp_path / "starts").read_text(), episode.ended, outcome.status) == ("x", "finished", "status 1")
 
 
 ASK = """

@@ -284,3 +284,21 @@ def test_any_text_gets_a_verdict_and_none_is_a_wildcard(pieces: list[str]) -> No
     ]
     assert len(accepted) <= 1
     assert isinstance(answers_equal(text, text), bool)
+
+
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [
+        *(("3,5", wrong) for wrong in (r"\frac72", "3.5", "3,50")),
+        *(("0,1", wrong) for wrong in (r"\frac{1}{10}", r"10\%", "0.1")),
+        *(
+            ("15", r"1\rm.5"),
+            ("25", r"2\left.5"),
+            ("25", r"2\bigg.5"),
+            ("7", r"0\therefore.7"),
+            ("23", r"2\hspace{1}3"),
+        ),
+    ],
+)
+def test_a_list_is_no_number_and_a_point_does_not_vanish(gold: str, wrong: str) -> None:
+    assert not answers_equal(gold, wrong)

@@ -80,6 +80,8 @@ _CALCULUS = words(r"\lim \sum \prod \int \iint \iiint \oint")
 _SEPARATORS = frozenset({",", "and", "or"})
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _DECIMAL_COMMA = re.compile(r"[^0-9,()\[\]]*(?:[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|0,[0-9]+)[^0-9,()\[\]]*")
+_TWO_INTEGERS = re.compile(r"-?[0-9]+,[0-9]")
+"""As a gold it is a list, as golds have it: one number of it is wrong, whatever it means as an answer."""
 _OPTION = re.compile(r"\(\s*(?:\\(?:text|math)(?:bf|rm)?\s*\{)?\s*([A-Z])\s*\}?\s*\)")
 _ORDINAL = re.compile(
     r"(?:\\text\s*\{)?(?=[0-9]*?(?:(?<!1)(?:1\D*st|2\D*nd|3\D*rd)|(?:1[0-9]|[04-9])\D*th)\W*$)([0-9]+)"
@@ -163,7 +165,7 @@ def readings(text: str, *, trusted: bool = False) -> list[Answer]:
     for reading in (
         None if unclear else _without_thousands(text),
         text,
-        _with_decimal_point(text),
+        None if trusted and _TWO_INTEGERS.fullmatch(text) else _with_decimal_point(text),
         ordinal and ordinal[1],
     ):
         for lenient in (False, True)[: 1 + trusted]:
