@@ -196,7 +196,7 @@ class Viewer:
         group, _, place = asked.get("key", "").partition(".")
         sample, _, attempt = place.partition(".")
         number = asked.get("run", "0")
-        if not (number.isascii() and number.isdigit() and sample.isdigit() and attempt.isdigit()) or len(place) > 20:
+        if not all(part.isascii() and part.isdigit() for part in (number, sample, attempt)) or len(place) > 20:
             return await reply.send(400, b'{"error": "name a trajectory as GROUP.SAMPLE.ATTEMPT"}')
         if len(number) > 9 or int(number) >= len(self._runs):
             return await reply.send(404, b'{"error": "there is no such run"}')

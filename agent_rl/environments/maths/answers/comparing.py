@@ -80,7 +80,7 @@ _ORDER = re.compile(
 """Words by which a problem asks for an order."""
 _OTHER_OPTION = re.compile(
     r"\s*(?:or|and|,|/|&|(?!I(?: only| and I|, I)|A (?!or|and|is|are|was|may|can|could|if|but|not|as|also)[a-z]{3})"
-    r"[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):]|\bor [A-J]\W*$)",
+    r"[A-J]\b)|.*(?:\([A-J]\)|\b[A-J][.):]|\bor\W+[A-J]\W*$)",
     re.DOTALL,
 )
 """What makes a choice doubtful: another one. "I only" and "A line" are the text of one."""
