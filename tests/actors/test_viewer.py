@@ -96,7 +96,7 @@ async def test_requests_that_ask_for_nothing_end_nothing(run: SyntheticRun) -> N
             ("HEAD", "/", 200),
             ("GET", "/trajectory?key=g.0.0&run=0000000005", 404),
             ("GET", "/trajectory?key=g.%C2%B2.0", 400),
-            ("GET", "/trajectory?key=g.0.0&run=" + "9" * 5000, 400),
+            ("GET", "/trajectory?key=g.0.0&run=" + "9" * 5000, 404),
         ):
             assert (await ask(port, path, method))[0] == status, path
         assert (await ask(port, "/"))[0] == 200
