@@ -38,6 +38,7 @@ REFUSED = (
 """What a command may be refused for: then what was before holds."""
 BUSY = "another change is under way"
 GONE = "no run is under way"
+IN_FORCE = "takes changes of this one as in force"
 
 
 class NotRecovered(RunFailed):
@@ -196,6 +197,9 @@ class Chaos:
             filler.unlink()
         if not {0, DISK_FULL_EXIT}.issuperset(codes):
             raise NotRecovered(f"{fault}: the run ended with {codes}\n{self._main.output[-3000:]}")
+        if IN_FORCE not in self._main.output[-1000:]:  # a run that has ended goes by its file from then on
+            self._classes.clear()
+            self._numbers.clear()
 
     async def _change(self, fault: Fault) -> None:
         """Change the run by commands, and see whether what runs is what they answered."""
