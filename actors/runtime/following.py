@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from actors.runtime.start import Start
     from agent_rl.files.leftovers import Janitor
     from agent_rl.messages import Wanted
+
+
+RETRY_SECONDS = 5.0
+"""After so long what failed is tried again, and then after twice as long, at most `LONGEST_RETRY`: no command takes it
+back where a host starts again, and a process dies as it gets what is in force.
+"""
+LONGEST_RETRY = 300.0
 
 
 class Follower:
@@ -42,15 +50,20 @@ class Follower:
 
     async def run(self, janitor: Janitor, reached: Callable[[], object]) -> None:
         """Follow until cancelled. ``reached`` is called whenever a generation is."""
+        patience = again = math.inf
         while True:
-            await self._news.wait()
+            with trio.move_on_at(again):
+                await self._news.wait()
             self._news = trio.Event()
             wanted = self._wanted
             assert wanted is not None
-            if wanted.generation != self.generation:
+            new = wanted.generation != self.generation
+            if new or trio.current_time() >= again:
                 self.done, self.faults = await self._follow(wanted, janitor)
                 self.generation = wanted.generation
                 reached()
+                patience = RETRY_SECONDS if new else min(2 * patience, LONGEST_RETRY)
+                again = trio.current_time() + patience if self.faults and not wanted.check else math.inf
             for name in self._processes.spent:
                 if name.rpartition(".")[0] not in self._processes.trials:
                     self._processes.actors[name].given_up()

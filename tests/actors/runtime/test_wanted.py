@@ -56,6 +56,21 @@ async def test_a_swap_and_its_way_back_over_two_hosts(world: World, killed: str)
             assert {world.stored("second", host)[0] for host in "ab"} == {path}
 
 
+async def test_a_host_that_could_not_follow_as_it_started_tries_again(world: World) -> None:
+    """No command waits for it then, and none takes the change back."""
+    world.write("a", "b", first='host = "a"', second=f'host = "b"\nrestarts = 99\n{ONE}')
+    async with world.running("a", "b"):
+        assert (await world.ask(swap("second", OTHER, "prepares=2.0"))).done
+        await world.kill("b")
+        world.start("b")
+        await trio.sleep(1.5)
+        old, _successor = [each for each in world.children if each.actor == "second.0" and not each.ended]
+        old.kill()
+        await trio.sleep(30.0)
+        assert of(world, "second.0") == ["Plain 1", "Other 1", "Plain 1", "Plain 1", "Other 1"]
+        assert not world.document.others
+
+
 async def test_a_replica_that_is_stopping_is_none_that_runs(world: World) -> None:
     """The main host was killed while it was scaled down: the replica on the other host still stops as it is wanted."""
     slow = 'class = "tests.actors.runtime.virtual_run:Slow"\nhosts = ["b"]\nreplicas = 2\nsettings = { stops = 40.0 }'
