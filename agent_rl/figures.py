@@ -211,6 +211,11 @@ class TrainingFigures:
     gradient_norm: float | None = None
     """Gradient norm before clipping, as the mean over the step's updates."""
     learning_rate: float | None = None
+    """As it was used, the mean over the step's updates."""
+    update_kl: float | None = None
+    """Estimated KL divergence by an update, in nats for each token; the mean over updates. With ``target_kl`` only."""
+    update_kept: float | None = None
+    """Share of the step's updates that was not taken back."""
     entropy: float | None = None
     """Entropy in nats for each token, at the rollouts' temperature."""
     clip_share: float | None = None

@@ -157,7 +157,8 @@ class Process:
             return
         self._kept.janitor.ended(child.pid)
         self._kept.start.log.info("ended", actor=self.name, pid=child.pid, status=status, stopping=self.life.stops)
-        ending = Ending(status, child.ending(status), tuple(child.last_words()), child.message, child.blocked_at)
+        words, lacked = tuple(child.last_words()), child.lacked_memory
+        ending = Ending(status, child.ending(status), words, child.message, child.blocked_at, lacked)
         if child is self._successor:
             self._successor = None
             self._do(self.life.successor_ended(ending))

@@ -10,6 +10,8 @@
               none is left, soon after a swap -----------------------------> waiting, until its role is swapped back
               none is left ------------------------------------------------> the run fails
 
+    A process that the kernel killed for lack of memory, as the one before it, has none left.
+
     too late: draining --> killed      starting, on trial --> killed      successor --> killed, and nothing is replaced
 
 A process is *on trial* from its start until it is ready where it takes the place of one by another plan, or was added
@@ -35,6 +37,8 @@ USER_MISTAKE = 3
 """Exit status of an actor that a restart would not help. The actor leaves a message that says why."""
 EARLY_SECONDS = 5.0
 """A process that ends by itself within this many seconds after it was ready has done no work."""
+WALL_SECONDS = 3600.0
+"""A process that the kernel kills for lack of memory, like the one before it, within this time would always be."""
 ENDING = "the run is ending"
 
 State: TypeAlias = Literal["idle", "starting", "up", "draining", "waiting", "gone"]
@@ -115,6 +119,8 @@ class Ending(NamedTuple):
     """Its last message to the user."""
     blocked_at: str = ""
     """The code of users in which its event loop stood when it was killed; empty if it did not."""
+    lacked_memory: bool = False
+    """Whether the kernel killed it for lack of memory."""
 
     @property
     def why(self) -> str:
@@ -208,6 +214,8 @@ class Life:
         """Why the supervisor killed the process; empty: it did not, or for no reason that is worth a line."""
         self._blocked = 0
         """How many processes in a row were killed because code of users blocked them."""
+        self._lacked = False
+        """Whether the process before was killed for lack of memory."""
         self._died_at: float | None = None
         self._ready_at: float | None = None
         self._left_at = 0.0
@@ -402,13 +410,16 @@ class Life:
     def _another(self, now: float) -> Iterator[Action]:
         """A process by another plan follows: what the former one did is not held against it."""
         self.incarnation += 1
-        self._blocked, self._died_at = 0, None
+        self._blocked, self._died_at, self._lacked = 0, None, False
         yield from self._begin(now, "restarting")
 
     def _die(self, ending: Ending, now: float, *, swapped_lately: bool) -> Iterator[Action]:
         """The process has ended, and nobody had asked it to."""
         ended = self.killed_for or f"{self.name} {ending.how}"
         self._blocked = self._blocked + 1 if ending.blocked_at else 0
+        lived = 0.0 if self._ready_at is None else now - self._ready_at
+        lacked = self._lacked and ending.lacked_memory and lived < WALL_SECONDS
+        self._lacked = ending.lacked_memory
         blocked = f"its event loop stood still in {ending.blocked_at}" if ending.blocked_at else ""
         if ending.status == USER_MISTAKE:
             yield Fail(f"{self.name}: {ending.why}", 2)
@@ -420,7 +431,7 @@ class Life:
         elif ending.status == TOGETHER:
             self.incarnation += 1
             yield from self._begin(now, "restarting")
-        elif self._budget.spend(now, early=self._died_early(ending.status, now)):
+        elif not lacked and self._budget.spend(now, early=self._died_early(ending.status, now)):
             self.incarnation += 1
             self._died_at = now
             # SIGKILL leaves no word: what stands last on stderr is about something else.
@@ -429,11 +440,13 @@ class Life:
             yield Say(f"{ended}; starting it again" + (f" ({reason})" if reason else ""))
             yield from self._begin(now, "restarting")
         else:
-            budget = f"{self.plan.entry.restarts} restarts {self._budget.within} are spent"
+            budget = f"its {self.plan.entry.restarts} restarts {self._budget.within} are spent"
+            if lacked:
+                budget = "so was the one before it: take what `agent-rl check` names, or give the host more memory"
             failure = [f"it said: {self.failure}"] if self.failure else []
-            why = "\n  ".join([f"{ended}, and its {budget}", *failure, *ending.words, f"more in {self._stderr}"])
+            why = "\n  ".join([f"{ended}, and {budget}", *failure, *ending.words, f"more in {self._stderr}"])
             if not swapped_lately:
-                yield Fail(why, 1)
+                yield Fail(why, 2 if lacked else 1)
                 yield from self._over()
                 return
             self.state, self.spent = "waiting", why

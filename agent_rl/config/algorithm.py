@@ -85,6 +85,9 @@ class Algorithm(Part):
     """Tokens of a packed row, prompts included. A longer sequence is computed alone."""
     gradient_clip: PositiveFloat = 1.0
     """Largest norm of a gradient."""
+    target_kl: PositiveFloat | None = None
+    """How far an update should move the policy: an estimated KL divergence in nats for each token. The rate is steered
+    towards it, and an update that moves much further is taken back in part. None: the rate is as it stands."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of the optimizer."""
     entropy_coefficient: float = 0.0

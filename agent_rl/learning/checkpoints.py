@@ -15,7 +15,7 @@ of the model are made by all of these ranks: each writes its parts.
 
 ::
 
-    between two steps: weights, optimizer, random states --copied--> StagedCheckpoint
+    between two steps: weights, optimizer, random states --copied or lent--> StagedCheckpoint
     beside the next steps, in a thread:                              `--write--> files --flushed--> renamed: whole
 
 A checkpoint is written completely or not at all, and flushed to disk before it gets its name. `verify` reads every
@@ -25,6 +25,7 @@ file.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +45,7 @@ from agent_rl.learning.exporting import (
     write_model,
     write_together,
 )
+from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.policy_model import PolicyModel
 from agent_rl.learning.ranks import Ranks
@@ -63,13 +65,16 @@ ADAPTER_FILE = "training/adapter.safetensors"
 RANKS = "training/rank-"
 RNG_FILE = "rng.safetensors"
 SHARD_BYTES = 5 * 10**9
+WRITE_SECONDS = 1800.0
+"""The longest that an update waits for a checkpoint that is written from its weights."""
 
 
 class StagedCheckpoint:
-    """Copies in host memory of all that a checkpoint holds. Training goes on while a thread writes them (`write`).
+    """All that a checkpoint holds, of the time between two steps. Training goes on while a thread writes it (`write`).
 
-    The copies take as much host memory as the checkpoint takes of the disk, until they are dropped. Of several ranks
-    each has copies of its own parts, in float32. All of them call both methods, `write` in a thread of its own.
+    Copies take as much host memory as the checkpoint takes of the disk, until they are dropped. What is ``lent`` takes
+    none: whoever changes weights or moments calls `give_back` first. Of several ranks each has copies of its own parts,
+    in float32. All of them call the other methods, `write` in a thread of its own.
     """
 
     def __init__(
@@ -81,13 +86,19 @@ class StagedCheckpoint:
         optimizer: Optimizer,
         tokenizer: Any,
         extra: Mapping[str, Any],
+        lent: bool = False,
     ) -> None:
-        """``extra`` is stored as JSON beside the position. No other thread may use ``tokenizer``."""
+        """``extra`` is stored as JSON beside the position. No other thread may use ``tokenizer``.
+
+        ``lent``: of one rank on a processor, whose tensors are in host memory.
+        """
+        self._lock = threading.Lock()
+        self._lent, self._written = lent, threading.Event()
         self._directory, self._position = directory, position
         self._extra = json.loads(json.dumps(dict(extra)))  # the caller's lists may grow
         self._model, self._tokenizer, self._ranks = model, tokenizer, model.ranks.beside
         several, copied = model.ranks.size > 1, model.ranks.saves
-        self._tensors, self._steps = optimizer.state(copy=True) if copied else ({}, {})
+        self._tensors, self._steps = optimizer.state(copy=not lent) if copied else ({}, {})
         own = {name: own_part(parameter) for name, parameter in model.named_parameters()}
         self._starts = {key: [one.start for one in own[key.rpartition(".")[0]]] for key in self._tensors}
         on_gpus = {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -96,10 +107,10 @@ class StagedCheckpoint:
         if copied and (several or model.adapted):
             for name, tensor in model.trained().items():
                 master = self._tensors.get(f"{name}.master") if several else None
-                self._trained[name] = tensor.to("cpu", copy=True) if master is None else master
+                self._trained[name] = tensor.to("cpu", copy=not lent) if master is None else master
         self._shares = Shares.served(model, self._trained) if several else None
         self._adapters = Shares.trained(model, self._trained) if model.adapted else None
-        fresh = model.adapted  # adapters are merged into new tensors, and the others are never trained
+        fresh = lent or model.adapted  # adapters are merged into new tensors, and the others are never trained
         served = () if several else model.served()
         self._served = {name: tensor.to("cpu", copy=not fresh) for name, tensor in served}
 
@@ -108,6 +119,26 @@ class StagedCheckpoint:
 
         Raises DiskError, and TrainingStoppedError when weights or moments are not finite; then nothing was written.
         """
+        with self._lock:
+            self._lent = False
+        try:
+            self._write()
+        finally:
+            self._written.set()
+
+    def give_back(self) -> None:
+        """Wait until what was lent is written; copy it where that has not begun. Raises TrainingStoppedError."""
+        with self._lock:
+            if self._lent:
+                self._lent = False
+                for tensors in (self._tensors, self._trained, self._served):
+                    tensors |= {name: tensor.clone() for name, tensor in tensors.items()}
+                self._adapters = self._adapters and Shares.trained(self._model, self._trained)
+                return
+        if not self._written.wait(WRITE_SECONDS):
+            raise TrainingStoppedError(f"{self._directory} is not written after {WRITE_SECONDS:g} s: is the disk well?")
+
+    def _write(self) -> None:
         directory, ranks = self._directory, self._ranks
         refuse_together(self._served | self._trained | self._tensors, directory, ranks)
         if ranks.rank > 0:

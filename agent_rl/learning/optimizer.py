@@ -45,6 +45,7 @@ class Optimizer:
         self._sharded = [(p, self._masters[name]) for name, p in trained if local(p) is not p]
         self._split = {name for name, p in trained if is_split(p)}
         self._halves = [(p, self._masters[name]) for name, p in trained if p.dtype != torch.float32]
+        self._give_back: Callable[[], None] | None = None
         self._keeps_masters = half or bool(self._halves)
         self._adam = torch.optim.AdamW(
             self._masters.values(), lr=0.0, betas=BETAS, weight_decay=weight_decay, fused=True
@@ -77,12 +78,27 @@ class Optimizer:
             where = not_finite(gradients)
             self.zero_grad()
             raise NotFiniteError(f"the gradient's norm is {float(norm)}" + (f": see {named(where)}" if where else ""))
+        self._take()
         torch.nn.utils.clip_grads_with_norm_(self._masters.values(), clip, norm)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
         self._round()
         return float(norm)
+
+    @torch.no_grad()
+    def take_back(self, share: float) -> None:
+        """Take back a share of the last `step`, up to rounding; its moments stay. No copy of the weights is needed."""
+        for group in self._adam.param_groups:
+            rate, decay, epsilon = group["lr"], group["weight_decay"], group["eps"]
+            for weight in group["params"]:
+                if weight.grad is None or not (state := self._adam.state.get(weight)):
+                    continue
+                (first, second), step = BETAS, float(state["step"])
+                size = (state["exp_avg_sq"] / (1.0 - second**step)).sqrt_().add_(epsilon)
+                moved = (state["exp_avg"] / size).mul_(rate / (1.0 - first**step)).add_(weight, alpha=rate * decay)
+                weight.add_(moved, alpha=share / (1.0 - rate * decay))
+        self._round()
 
     def reset(self) -> None:
         """Forget the moments, as a stage may ask."""
@@ -94,11 +110,21 @@ class Optimizer:
         tensors, steps = self.state(copy=True)
 
         def put_back() -> None:
+            self._take()
             for name, weight in self._masters.items():
                 weight.data.copy_(weights[name])
             self.load(tensors, steps)
 
         return put_back
+
+    def lend(self, give_back: Callable[[], None]) -> None:
+        """Let another thread read weights and moments: what changes them calls ``give_back`` before, once."""
+        self._give_back = give_back
+
+    def _take(self) -> None:
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
 
     def state(self, *, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Moments and master weights as named tensors on the host, and step counts as numbers: no pickle on disk.
@@ -121,6 +147,7 @@ class Optimizer:
 
     def load(self, tensors: dict[str, Tensor], steps: dict[str, float]) -> None:
         """Restore a `state`. Raises KeyError when the state belongs to other weights."""
+        self._take()
         self._adam.state.clear()
         state: dict[int, dict[str, Any]] = {}
         for index, (name, weight) in enumerate(self._masters.items()):

@@ -47,9 +47,16 @@ from agent_rl.learning.sequences import (
     refuse_unsound_inputs,
     training_sequences,
 )
+from agent_rl.learning.step_size import StepSize
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 
+MEASURED = 4096
+"""Tokens of an update, or a quarter of them, on which it is measured how far it moved the policy."""
+TRIES = 4
+"""So often an update is taken back in part: a policy that fell apart is not where a line says."""
+RATE = "rate_factor"
+"""Where a checkpoint has it."""
 SUMS = ("loss", "entropy", *(field.name for field in fields(LossSums)))
 """The sums of each rank over its tokens."""
 
@@ -102,6 +109,8 @@ class Trainer:
             ranks=ranks,
         )
         self.device = self.model.device
+        self.lends = self.device.type == "cpu" and ranks.size == 1
+        """Whether a checkpoint is written from the weights themselves."""
         self.under_way = ""
         """The first update while it is computed, and how long it will take, in words; empty before and later."""
         self._first = True
@@ -112,6 +121,7 @@ class Trainer:
         self.loss, self.settings = named_loss(algorithm)
         self._advantage = named_advantage(algorithm.advantage)
         self.older = OlderWeights()
+        self._size = StepSize()
         self._mismatch_tokens = mismatch_tokens
         self._guard = Guard(self.model, self.older, model_path)
         self.enter(algorithm)
@@ -140,6 +150,7 @@ class Trainer:
     def enter(self, algorithm: Algorithm) -> None:
         """A stage begins: from now on its algorithm is in force."""
         self.algorithm = algorithm
+        self._size.target = algorithm.target_kl or 0.0
         _, self.settings = named_loss(algorithm)
         self.older.keep = algorithm.max_staleness if self._mismatch_tokens else 0
 
@@ -189,13 +200,16 @@ class Trainer:
         """
         self.model.dropout(on=False)
         longest = stage.max_response_tokens
-        sequences = [s for group in groups for s in training_sequences(group, self._advantage, self.algorithm, longest)]
+        of_groups = [training_sequences(each, self._advantage, self.algorithm, longest) for each in groups]
+        sequences = [sequence for group in of_groups for sequence in group]
         if not sequences:
             return TrainingFigures()
         refuse_unsound_inputs(sequences, self.model.module.config.vocab_size)
         how = Sampled(self.algorithm.temperature, self.algorithm.top_p, self.algorithm.top_k or 0)
         fault = self._guard.check(sequences, how) if self._mismatch_tokens else ""
-        rate = stage.learning_rate * _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
+        schedule = _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
+        signal = sum(any(s.advantage for s in group) for group in of_groups) / self.algorithm.groups_per_step
+        rate, aim, factor = stage.learning_rate * schedule, self._size.aim(schedule, signal), self._size.factor
         self._begin(sum(len(sequence.tokens) for sequence in sequences))
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
@@ -209,8 +223,9 @@ class Trainer:
         # A single update fails before it changes anything. With several, an earlier update may have been applied.
         put_back = self.optimizer.snapshot() if len(batches) * epochs > 1 else None
         try:
-            gradient_norms = [self._update(update, totals, rate, longest) for _ in range(epochs) for update in updates]
+            made = [self._update(update, totals, rate, longest, aim) for _ in range(epochs) for update in updates]
         except NotFiniteError:
+            self._size.factor = factor
             self.optimizer.zero_grad()
             if put_back is not None:
                 put_back()
@@ -236,8 +251,7 @@ class Trainer:
             trained_tokens=trained_tokens,
             trained_rollouts=len(sequences),
             loss=loss,
-            gradient_norm=float(np.mean(gradient_norms)),
-            learning_rate=rate,
+            **_means(made),
             mismatch=mismatch,
             mismatch_cause=fault or None,
             lora_delta_kept=self.model.delta_kept(),
@@ -257,21 +271,30 @@ class Trainer:
                 _keep(field, batch, logprobs)
 
     def _update(
-        self, sequences: Sequence[TrainingSequence], totals: defaultdict[str, float], rate: float, longest: int
-    ) -> float:
-        """Make one optimizer update; return its gradient norm. Raises NotFiniteError before any weight changes.
+        self,
+        sequences: Sequence[TrainingSequence],
+        totals: defaultdict[str, float],
+        rate: float,
+        longest: int,
+        aim: float,
+    ) -> dict[str, float]:
+        """Make one optimizer update; return figures of it. Raises NotFiniteError before any weight changes.
 
         Adds to ``totals`` the loss and, by the names of `TrainingFigures`, sums over tokens. ``longest`` is the most
-        tokens that a response may have.
+        tokens that a response may have, ``aim`` how far the update should move the policy.
         """
         self.optimizer.zero_grad()
         tokens = max(1, sum(int(s.mask.sum()) for s in sequences))
         loss_sum, fault = 0.0, ""
+        every = max(4, math.ceil(sum(len(s.tokens) for s in sequences) / MEASURED))
+        before: list[tuple[Sequence[TrainingSequence], Tensor]] = []
         for batch in self._microbatches(sequences):
             if not batch:
                 self.model.keep_pace()
+                before.append(((), torch.zeros(0)))
                 continue
             logprobs, entropy = self._response_logprobs(batch, self.model)
+            before.append((batch[::every], logprobs.detach()[::every]))
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
                 _keep("proximal", batch, proximal)
@@ -306,13 +329,47 @@ class Trainer:
                     totals[field.name] += float(value)
         self._refuse(fault)
         totals["loss"] += loss_sum
+        steered = self._size.target > 0.0
+        rate *= self._size.factor if steered else 1.0
         try:
-            return self.optimizer.step(rate, self.algorithm.gradient_clip)
+            norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
         except NotFiniteError as error:
             known = [s for s in sequences if s.proximal is not None]
             rows = [s.proximal[s.mask] for s in known if s.proximal is not None]
             far = self.ranks.agreed(far_ratio(known, rows, self.settings))
             raise NotFiniteError(f"{error}, {far}" if far else str(error)) from error
+        return {"gradient_norm": norm, "learning_rate": rate} | (self._bounded(before, aim) if steered else {})
+
+    def _bounded(self, before: Sequence[tuple[Sequence[TrainingSequence], Tensor]], aim: float) -> dict[str, float]:
+        """Measure how far the update moved the policy, and take back what is too far. ``before``: see `_moved`."""
+        moved, kept = self._moved(before), 1.0
+        self._size.follow(moved, aim)
+        for _ in range(TRIES):
+            if (share := self._size.kept(moved, aim)) == 1.0:
+                break
+            # Of what is left of the update, which is `kept` of the whole.
+            self.optimizer.take_back(kept * (1.0 - share))
+            kept *= share
+            moved = self._moved(before)
+        return {"update_kl": moved, "update_kept": kept}
+
+    def _moved(self, before: Sequence[tuple[Sequence[TrainingSequence], Tensor]]) -> float:
+        """Half the mean square of the change of log-probabilities, an estimate of the KL divergence in nats a token.
+
+        ``before``: of each micro-batch a part, with the log-probabilities [rows, width] that it had.
+        """
+        square = count = 0.0
+        with torch.no_grad():
+            for batch, logprobs in before:
+                if not batch:
+                    self.model.keep_pace()
+                    continue
+                now, _ = self._response_logprobs(batch, self.model, with_entropy=False)
+                mask = self._stack([s.mask for s in batch])
+                square += float((now - logprobs[:, : mask.shape[1]])[mask].double().square().sum())
+                count += int(mask.sum())
+        square, count = self.ranks.total([square, count])
+        return square / max(1.0, 2.0 * count)
 
     def _begin(self, tokens: int) -> None:
         """An update begins: of the first, the estimate by the measured rate is said."""
@@ -351,8 +408,9 @@ class Trainer:
         return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(self.device)
 
     def reset_optimizer(self) -> None:
-        """Forget the moments, as a stage may ask."""
+        """Forget the moments, and what is known of rates, as a stage may ask."""
         self.optimizer.reset()
+        self._size.factor = 1.0
 
     def _step_done(self) -> None:
         self.under_way = ""
@@ -426,21 +484,30 @@ class Trainer:
         self.stage(directory, position, extra).write()
 
     def stage(self, directory: Path, position: Position, extra: Mapping[str, Any] | None = None) -> StagedCheckpoint:
-        """Copy what a checkpoint holds; training may then continue, and another thread write it."""
+        """What a checkpoint holds; training may then continue, and another thread write it.
+
+        On a processor it is no copy: the next update waits until it is written, or copies what is not begun.
+        """
         if self._own_tokenizer is None:
             self._own_tokenizer = copy.deepcopy(self.tokenizer)  # tokenizers refuse to be used by two threads at once
-        return StagedCheckpoint(
+        staged = StagedCheckpoint(
             directory,
             position,
             model=self.model,
             optimizer=self.optimizer,
             tokenizer=self._own_tokenizer,
-            extra=extra or {},
+            extra={**(extra or {}), RATE: self._size.factor},
+            lent=self.lends,
         )
+        if self.lends:
+            self.optimizer.lend(staged.give_back)
+        return staged
 
     def restore(self, directory: Path) -> tuple[Position, dict[str, Any]]:
         """Restore a checkpoint; return its position and extra data. See `load_checkpoint`."""
-        return load_checkpoint(directory, model=self.model, optimizer=self.optimizer)
+        position, extra = load_checkpoint(directory, model=self.model, optimizer=self.optimizer)
+        self._size.factor = extra.pop(RATE, 1.0)
+        return position, extra
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
@@ -456,6 +523,11 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 def _keep(field: Literal["proximal", "reference"], batch: Sequence[TrainingSequence], logprobs: Tensor) -> None:
     for sequence, row in zip(batch, logprobs.cpu(), strict=True):
         setattr(sequence, field, row[: len(sequence.mask)])
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Of each figure the mean over the rows."""
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def _schedule(step: int, steps: int, warmup: int, kind: str) -> float:

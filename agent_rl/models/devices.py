@@ -30,6 +30,10 @@ class Machine:
     bfloat16: bool | None = None
     """Whether the processor multiplies bfloat16 itself, which is several times as fast as float32; without, it is
     several times as slow. None where that cannot be told."""
+    cores: int | None = None
+    """Those that this process may use."""
+    memory: int | None = None
+    """Bytes, or as many as this machine's container may have."""
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> Machine:
@@ -37,7 +41,14 @@ class Machine:
         nodes = [node.name for pattern in GPU_NODES for node in Path("/dev").glob(pattern)]
         names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
         visible = next((environment[name] for name in names if name in environment), None)
-        return cls(_built_for(), nodes, visible, multiplies_bfloat16(_text(Path("/proc/cpuinfo"))))
+        bfloat16, cores = multiplies_bfloat16(_text(Path("/proc/cpuinfo"))), len(os.sched_getaffinity(0))
+        return cls(_built_for(), nodes, visible, bfloat16, cores, _memory())
+
+
+def _memory() -> int:
+    limits = [_text(Path("/sys/fs/cgroup", name)).strip() for name in ("memory.max", "memory/memory.limit_in_bytes")]
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(whole, *(int(limit) for limit in limits if limit.isdecimal()))
 
 
 def multiplies_bfloat16(cpuinfo: str) -> bool | None:

@@ -16,13 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import AT_ONCE, engine_gpus, gpus_of, partners
+from agent_rl.config.placement import IN_TURNS as IN_TIME
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import RlStage, SftStage, Topology
-from agent_rl.models.devices import gpu_memory
+from agent_rl.models.devices import Machine, gpu_memory
 from agent_rl.models.hub import HubError, described_model
 from agent_rl.models.model_files import Unreadable
 from agent_rl.models.shapes import Shape
@@ -59,6 +62,12 @@ BETWEEN_STEPS = frozenset({"weights", "weights, float32", "float32 copies", "mom
 REORDERED = "weights, reordered"
 ASLEEP = frozenset({"weights", REORDERED, "libraries"})
 """The rows that an engine on a processor holds while it sleeps."""
+TOGETHER = "memory: together"
+OLDER, BEFORE = "memory: older policies (mismatch_tokens)", "memory: state before a step"
+BOUND = "at most "
+"""So begins the arithmetic of what is rarely reached."""
+PROCESS = 100 * MIB
+"""Of an actor that computes nothing, and of the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,8 @@ def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need
 
 def _fragmentation(shape: Shape, training: Training, where: str, activations: int) -> Iterator[Need]:
     """The heap's holes between blocks of mixed lengths. The memory of a checkpoint, free most of the time, has room."""
-    checkpoint = (12 if training.parts > 1 or training.width == 4 else 14) * shape.weights // training.parts
+    lent = training.ranks == 1  # then a checkpoint takes no memory that it could leave
+    checkpoint = 0 if lent else 12 * shape.weights // training.parts
     size = int(FRAGMENTED * activations) - checkpoint
     if size > 0:
         how = f"{FRAGMENTED} of activations, less {checkpoint / MIB:,.0f} MiB that a checkpoint leaves"
@@ -197,7 +207,34 @@ def plan(topology: Topology) -> list[Need]:
     learner, generator = list(_learner(topology, shape, width)), list(_generator(topology, shape, width))
     rows = [*learner, *generator, *_in_turns(topology, learner, generator), *_at_once(topology, learner, generator)]
     rows += _hosts(topology, served, width, shape.weights)
-    return rows
+    engine = [need for need in generator if not need.where.startswith("host ")]
+    sizes = {LEARNER: sum(need.size for need in learner), GENERATOR: sum(need.size for need in engine)}
+    return [*rows, *(_together(topology, host, rows, sizes) for host in topology.hosts_in_use)]
+
+
+def _together(topology: Topology, host: str, rows: Sequence[Need], sizes: Mapping[str, int]) -> Need:
+    """What a host holds at the peak of a step; ``sizes`` are those of a process. GPUs' processes are left out."""
+    own = sum(need.size for need in rows if need.where == f"host {host}" and "memory: " in need.what)
+    aside = sum(need.size for need in rows if need.where == "host of an engine")
+    turns = max((need.size for need in rows if need.where == IN_TURNS), default=0)
+    computing = {role: _on_processor(topology, role, host) for role in sizes}
+    parts = {f"{count} x {role}": count * sizes[role] for role, count in computing.items() if not turns}
+    parts["learner and engine in turns"] = turns if any(computing.values()) else 0
+    parts["set aside by engines"] = list(topology.homes(GENERATOR).values()).count(host) * aside if aside else 0
+    others = len(list(actor_nodes(topology, host))) + 1 - sum(computing.values())
+    parts |= {"the rows above": own, f"{others} other processes": others * PROCESS}
+    how = ", ".join(f"{what} {size / GIB:.1f} GiB" for what, size in parts.items() if size)
+    return Need(f"host {host}", TOGETHER, sum(parts.values()), how)
+
+
+def _on_processor(topology: Topology, role: str, host: str) -> int:
+    """How many processes of learner or generator compute on the processor of a host."""
+    entry = topology.actors.get(role)
+    if entry is None or str(entry.settings.get("device", "cpu")) != "cpu" or gpus_of(entry):
+        return 0
+    if entry.ranks > 1:
+        return entry.ranks_per_host if host in entry.rank_hosts else 0
+    return list(topology.homes(role).values()).count(host)
 
 
 def _learner(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
@@ -251,7 +288,7 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
             (stage.max_response_tokens for stage in topology.stages if not isinstance(stage, SftStage)), default=0
         )
         longest = min(shape.length, response + PROMPT)
-        how = f"at most {rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
+        how = f"{BOUND}{rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
         yield Need(where, "KV cache", rows * longest * token, how)
     if kept := int(entry.settings.get("engine_settings", {}).get("host_kv_tokens", 0)):
         yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
@@ -288,7 +325,70 @@ def _at_once(topology: Topology, learner: Sequence[Need], generator: Sequence[Ne
 
 
 def memory_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
-    """Learner and engine of a sound topology that share a GPU in space, and do not fit on it together."""
+    """What a sound topology needs of this machine's memory, or of a GPU of learner and engine, and does not get."""
+    yield from _beyond(topology, _here(topology, facts), facts.machine.memory, bounds=False)
+    yield from _beyond_gpu(topology, facts)
+
+
+def _here(topology: Topology, facts: Facts) -> list[str]:
+    """The hosts that are this machine, as far as that is known."""
+    used = topology.hosts_in_use
+    return [
+        name
+        for name in used
+        if facts.is_here(topology, name) and not (facts.elsewhere and topology.hosts[name].gpus is not None)
+    ]
+
+
+def memory_warnings(topology: Topology, machine: Machine) -> Iterator[Finding]:
+    """What a run on this machine may need of its memory, at its bounds; and threads that wait for each other."""
+    here = _here(topology, Facts(Path(), elsewhere=True, machine=machine))
+    if not any(_beyond(topology, here, machine.memory, bounds=False)):
+        yield from _beyond(topology, here, machine.memory, bounds=True)
+    if LEARNER in topology.actors and topology.actors[LEARNER].share == IN_TIME:
+        return
+    counts = {role: sum(_on_processor(topology, role, name) for name in here) for role in (LEARNER, GENERATOR)}
+    asked = {role: topology.actors[role].settings.get("threads", 1) for role, count in counts.items() if count}
+    total = sum(counts[role] * (each if isinstance(each, int) else 1) for role, each in asked.items())
+    if machine.cores is not None and sum(counts.values()) > 1 and total > max(machine.cores, sum(counts.values())):
+        role = max(asked, key=lambda role: asked[role] if isinstance(asked[role], int) else 0)
+        message = f"{total} threads of learner and engine compute at once on {machine.cores} cores, and wait for others"
+        yield Finding(("actors", role, "settings", "threads"), message, 'write "auto"')
+
+
+def _beyond(topology: Topology, hosts: Sequence[str], has: int | None, *, bounds: bool) -> Iterator[Finding]:
+    """Hosts of one machine that need more than its memory; with ``bounds``, where all that is bounded is reached."""
+    rows = [] if has is None else plan(topology)
+    sums = [need for need in rows if need.what == TOGETHER and need.where.removeprefix("host ") in hosts]
+    needed = sum(need.size for need in sums)
+    longest = max((stage.max_response_tokens for _, stage, _ in topology.rl_algorithms), default=0)
+    tokens = topology.algorithm.microbatch_tokens
+    passes = sum(need.size for need in rows if need.what in {"activations", "fragmentation"})
+    passes *= any(_on_processor(topology, LEARNER, host) for host in hosts)
+    caches = sum(_on_processor(topology, GENERATOR, host) for host in hosts)
+    cache = caches * sum(need.size for need in rows if need.what == "KV cache" and need.how.startswith(BOUND))
+    beyond = int(passes * max(0.0, 1 - tokens / longest)) if longest else 0
+    if has is None or needed - (0 if bounds else cache + beyond) <= has:
+        return
+    frees = {
+        "actors.learner.settings.mismatch_tokens = 0": sum(need.size for need in rows if need.what == OLDER),
+        "algorithm.updates_per_step = 1": sum(need.size for need in rows if need.what == BEFORE),
+        f"algorithm.microbatch_tokens = {longest}": int(passes * max(0.0, 1 - longest / tokens)),
+        f"max_response_tokens = {tokens}": beyond,
+        "a low actors.rollout_generator.settings.kv_tokens": cache,
+    }
+    most = sorted(((size, key) for key, size in frees.items() if size > needed // 50), reverse=True)
+    remedy = ", ".join(f"{key} frees {size / GIB:.1f} GiB" for size, key in most)
+    if needed - sum(size for size, _ in most) > has:
+        remedy = f"{remedy}, and that is not enough: " if remedy else ""
+        remedy += "take a smaller model, [model.lora], or a larger machine"
+    verb = "may need" if bounds else "needs"
+    how = "; ".join(need.how for need in sums)
+    message = f"the run {verb} {needed / GIB:.1f} GiB of memory, and this machine has {has / GIB:.1f}: {how}"
+    yield Finding(("model", "path"), message, remedy)
+
+
+def _beyond_gpu(topology: Topology, facts: Facts) -> Iterator[Finding]:
     if all(entry.share != AT_ONCE for entry in topology.actors.values()):
         return
     sizes = {need.what: need.size for need in plan(topology) if need.where == BOTH}
@@ -326,11 +426,12 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
     if way in SENT or (entry.ranks == 1 and not kept):
         yield Need(host, "memory: policy being published", served, of_size)
     state = (4 if entry.ranks > 1 else width) + 8 + (4 if width == 2 and entry.ranks == 1 else 0)
-    staged = f"{count:,} weights x {state} bytes, one at a time"
-    yield from _each(hosts, "memory: checkpoint being written", state * count // parts, f"{staged}{divided}")
+    if entry.ranks > 1 or str(settings.get("device", "cpu")) != "cpu":  # else it is written from the state itself
+        staged = f"{count:,} weights x {state} bytes, one at a time"
+        yield from _each(hosts, "memory: checkpoint being written", state * count // parts, f"{staged}{divided}")
     if kept:
         older = f"{kept} x {of_size}{divided}, the published one among them"
-        yield from _each(hosts, "memory: older policies (mismatch_tokens)", kept * served // parts, older)
+        yield from _each(hosts, OLDER, kept * served // parts, older)
     steps = [(each.groups_per_step * each.keep, stage.max_response_tokens) for _, stage, each in topology.rl_algorithms]
     if steps:
         rollouts, tokens = max(steps, key=math.prod)
@@ -339,7 +440,7 @@ def _hosts(topology: Topology, served: int, width: int, count: int) -> Iterator[
         yield from _each(hosts, "memory: rollouts of a step", here * rollouts * tokens * ROLLOUT_BYTES, how)
     if topology.algorithm.updates_per_step * topology.algorithm.epochs > 1:
         before = f"{count:,} weights x 12 bytes{divided}"
-        yield from _each(hosts, "memory: state before a step", 12 * count // parts, before)
+        yield from _each(hosts, BEFORE, 12 * count // parts, before)
     if way == "shared_memory":
         yield Need(host, "shared memory: published policies", 2 * served, f"2 x {of_size}")
     generator = topology.actors.get(GENERATOR)

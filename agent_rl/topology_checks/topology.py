@@ -97,7 +97,9 @@ def check_topology(
 def warnings(topology: Topology, files: Files, overrides: Sequence[str] = ()) -> list[Fault]:
     """What is probably a mistake in a sound topology. `check` and `run` print it and go on."""
     source = Source(files, overrides)
-    slow = [source.fault(*each) for each in model.slow_products(topology, Machine.here())]
+    machine = Machine.here()
+    found = (*model.slow_products(topology, machine), *memory.memory_warnings(topology, machine))
+    slow = [source.fault(*each) for each in found]
     message, remedy = f"is above {HIGH_RATE:g}, which can destroy what the given model knows", "the default is 5e-6"
     return slow + [
         source.fault(("stages", index, "learning_rate"), f"{stage.learning_rate:g} {message}", remedy)

@@ -206,6 +206,9 @@ class Chaos:
         role, _, _ = fault.victims[0].rpartition(".")
         if fault.kind == "drain":
             name = supervised(fault.victims[0]) or ""
+            for scaled in SCALED:  # else the host may have the last process of a role, and is rightly not drained
+                if self._numbers.get(scaled) == 1:
+                    await self._ask(Change(scaled, number=2))
             if (await self._ask(Change("", host=name)))[0] == 0:
                 if code := await self._hosts[name].ended():
                     raise NotRecovered(f"{fault}: {name} ended with {code}\n{self._hosts[name].output[-3000:]}")

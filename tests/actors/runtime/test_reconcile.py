@@ -297,6 +297,29 @@ def test_spent_restarts_end_the_run_or_wait_for_the_way_back_of_a_swap() -> None
         assert (lives.state == "gone") == gone
 
 
+@pytest.mark.parametrize(("lived", "between", "ends"), [(1.0, False, True), (3700.0, False, False), (1.0, True, False)])
+@pytest.mark.parametrize("lately", [False, True])
+def test_what_lacks_memory_twice_in_a_row_is_not_started_into_the_same_wall_again(
+    lived: float, between: bool, ends: bool, lately: bool
+) -> None:
+    life, killed, now = a_life(restarts=5), ending(-9, lacked_memory=True), 2.0
+    first = life.ended(killed, now)
+    assert isinstance(told(first)[0], Start)
+    if between:
+        life.ready(now)
+        life.ended(ending(-9), now)
+    life.ready(now)
+    (done, *_) = life.ended(killed, now + lived, swapped_lately=lately)
+    remedy = "a.0 ended with -9, and so was the one before it: take what `agent-rl check` names, or give the host more"
+    match done:
+        case Fail():
+            assert (ends, lately, done.exit_code) == (True, False, 2)
+            assert done.reason.startswith(remedy)
+        case Say():
+            assert done.text.startswith(remedy if ends else "a.0 ended with -9; starting it again")
+            assert life.state == ("waiting" if ends else "starting")
+
+
 def test_a_rank_follows_its_learner_at_its_next_start() -> None:
     life = a_life()
     life.adopt(OTHER)

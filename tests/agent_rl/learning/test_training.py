@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -374,10 +375,14 @@ def test_supervised_steps_lower_the_loss_on_trained_tokens_alone(model: Path) ->
     assert last.loss < first.loss / 4
 
 
-@pytest.mark.parametrize("cut", [0, 1, 3])
-def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: Path, tmp_path: Path, cut: int) -> None:
-    """Wherever it is cut, what is copied is of that time, and another process that takes it up goes on alike."""
-    trained, stage = trainer(model, updates_per_step=2), builders.rl_stage(learning_rate=1e-3)
+@pytest.mark.parametrize("way", ["copied", "lent", "under way"])
+@pytest.mark.parametrize(("cut", "target"), [(0, None), (1, None), (3, None), (3, 1e-4)])
+def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(
+    model: Path, tmp_path: Path, cut: int, target: float | None, way: str
+) -> None:
+    """Wherever it is cut, what is written is of that time, and another process that takes it up goes on alike."""
+    trained, stage = trainer(model, updates_per_step=2, target_kl=target), builders.rl_stage(learning_rate=1e-3)
+    trained.lends = way != "copied"
     batch, extra = groups(trained), {"watch": {"best": [0.5]}}
     for step in range(cut):
         trained.rl_step(batch, stage, step)
@@ -385,13 +390,26 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(model: P
     staged = trained.stage(tmp_path / "checkpoint", Position(2, 1, 5), extra)
     expected = torch.rand(4)
     before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}
-    trained.rl_step(batch, stage, cut)
+    write, begun, goes_on = staged._write, threading.Event(), threading.Event()
+    staged._write = lambda: (begun.set(), goes_on.wait(), write())  # type: ignore[method-assign, assignment]
+    writing = threading.Thread(target=staged.write)
+    following = threading.Thread(target=trained.rl_step, args=(batch, stage, cut))
+    if way == "under way":
+        writing.start()
+        begun.wait()
+    following.start()
+    following.join(0.5 if way == "under way" else None)
+    assert following.is_alive() == (way == "under way")
     extra["watch"]["best"].append(0.6)
-    staged.write()
+    goes_on.set()
+    if way != "under way":
+        writing.start()
+    writing.join()
+    following.join()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").chat_template
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in before.items())
-    resumed = trainer(model, updates_per_step=2)
+    resumed = trainer(model, updates_per_step=2, target_kl=target)
     resumed.rl_step(batch, stage, 0)  # it forgets what it did
     assert resumed.restore(tmp_path / "checkpoint") == (Position(2, 1, 5), {"watch": {"best": [0.5]}})
     assert torch.equal(torch.rand(4), expected)

@@ -1,0 +1,121 @@
+"""How far an update moves the policy, and what is taken back of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.learning.finite import NotFiniteError
+from agent_rl.learning.optimizer import Optimizer
+from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, StepSize
+from tests import builders
+from tests.agent_rl.learning.test_training import groups, scaled, trainer
+
+TARGET = 1e-3
+
+
+@given(st.floats(1 / 200, 10), st.floats(0.1, 1), st.floats(0.1, 1))
+def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_it(
+    rate: float, schedule: float, signal: float
+) -> None:
+    """The policy moves as far as the rate says, so that the divergence is the square."""
+    size = StepSize()
+    size.target = TARGET
+    aim = size.aim(schedule, signal)
+    assert aim == pytest.approx(TARGET * schedule**2 * signal)
+    assert size.kept(3.9 * aim, aim) == 1.0 > size.kept(4.1 * aim, aim)
+    for _ in range(60):
+        moved = aim * (size.factor / rate) ** 2
+        kept = size.kept(moved, aim)
+        assert moved * kept**2 <= 4.0001 * aim
+        assert kept == 1.0 or moved * kept**2 == pytest.approx(aim)
+        size.follow(moved, aim)
+    assert size.factor == pytest.approx(rate, rel=0.01)
+
+
+@given(st.sampled_from([0.0, float("inf"), float("nan"), 1e-30, 1e30, TARGET]), st.floats(LEAST, MOST))
+def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(moved: float, factor: float) -> None:
+    size = StepSize(factor)
+    size.follow(moved, TARGET)
+    assert LEAST <= size.factor <= MOST
+    assert SLOWEST - 1e-9 <= size.factor / factor <= FASTEST + 1e-9
+    before = size.factor
+    size.follow(moved, size.aim(1.0, 0.0))
+    assert size.factor == before
+    assert 0.0 <= size.kept(moved, TARGET) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_share_of_a_step_is_taken_back(dtype: torch.dtype, decay: float) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn((3, 4), generator=drawn).to(dtype))
+    made = Optimizer([("a", weight)], weight_decay=decay, half=True)
+
+    def master() -> torch.Tensor:
+        return made.state(copy=True)[0]["a.master"]
+
+    for step in range(4):
+        made.zero_grad()
+        (weight * torch.randn(weight.shape, generator=drawn).to(dtype)).sum().backward()
+        before = master()
+        made.step(0.1, 1.0)
+        after = master()
+        made.take_back(0.25 * step)
+        assert torch.allclose(master(), after + 0.25 * step * (before - after), atol=1e-6)
+        assert torch.equal(weight.detach(), master().to(dtype))
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1e-2, 0.0127), (1e-1, 0.0013)])
+def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: float) -> None:
+    """At a rate that is a thousand times too high too: what moves so far is no line any more, and is measured again."""
+    bound, free = trainer(model), trainer(model)
+    batch = groups(free)
+    for each in (bound, free):
+        each.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), 0)  # no embedding is zero from here
+    bound.enter(builders.algorithm(target_kl=TARGET, groups_per_step=2))
+    stage = builders.rl_stage(learning_rate=rate, warmup_steps=0)
+    figures, plain = bound.rl_step(batch, stage, 1), free.rl_step(batch, stage, 1)
+    assert (plain.update_kl, plain.update_kept) == (None, None)
+    assert figures.update_kl <= 4 * TARGET
+    assert figures.update_kept == pytest.approx(kept, rel=0.2)
+    assert (figures.loss, figures.gradient_norm) == (plain.loss, plain.gradient_norm)
+    following = bound.rl_step(batch, stage, 2)
+    assert following.learning_rate == pytest.approx(rate * (FASTEST if kept == 1.0 else SLOWEST))
+    bound.reset_optimizer()
+    assert bound.rl_step(batch, stage, 3).learning_rate == rate
+
+
+def test_what_moved_is_measured_on_a_part_of_the_tokens_in_every_layout_of_micro_batches(model: Path) -> None:
+    stage = builders.rl_stage(learning_rate=1e-4, warmup_steps=0)
+    found = []
+    for tokens in (16384, 40):
+        trained = trainer(model, target_kl=1e9, microbatch_tokens=tokens)
+        found.append(trained.rl_step(groups(trainer(model)), stage, 0).update_kl)
+    assert found[0] == pytest.approx(found[1], rel=0.6)
+    assert found[0] > 0.0
+
+
+def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model: Path) -> None:
+    stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
+    trained = trainer(model, target_kl=TARGET, updates_per_step=2)
+    batch, loss = groups(trained), trained.loss
+    rates: list[float] = []
+    apply = trained.optimizer.step
+
+    def watched(rate: float, clip: float) -> float:
+        rates.append(rate)
+        return apply(rate, clip)
+
+    trained.optimizer.step = watched  # type: ignore[method-assign]
+    trained.loss = lambda given, settings: scaled(loss(given, settings), math.nan if rates else 1.0)
+    with pytest.raises(NotFiniteError):
+        trained.rl_step(batch, stage, 0)
+    trained.loss = loss
+    trained.rl_step(batch, stage, 0)
+    assert rates[1] == rates[0] != rates[2]
