@@ -70,12 +70,13 @@ async def test_a_supervisor_speaks_for_the_actors_of_its_host_alone(world: World
 
 async def test_a_status_that_was_there_before_is_no_sign_of_life(world: World) -> None:
     world.write("a", "b", first='host = "a"', second='host = "b"\nsilent_seconds = 20')
-    for fresh in (True, False):
+    for fresh in ("status", "process", ""):
         async with world.running("a"), supervisor_of_b(world) as (link, _):
             for number in range(30):
-                link.set(said(ActorReport(status("second.0"), 1, number if fresh else 1), third=number))
+                process, newest = (number if fresh == kind else 1 for kind in ("process", "status"))
+                link.set(said(ActorReport(status("second.0"), process, newest), third=number))
                 await trio.sleep(1.0)
-            assert ("second.0 has been silent" in world.told()) != fresh
+            assert ("second.0 has been silent" in world.told()) == (fresh == "")
 
 
 async def test_an_actor_that_ended_on_its_host_is_not_silent_and_neither_is_one_of_a_host_that_left(

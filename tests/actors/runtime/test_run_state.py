@@ -100,7 +100,9 @@ async def test_a_change_waits_for_the_hosts_that_are_heard_and_for_those_of_this
     state.heard("b", 8)
     assert state.waiting == ["b"], "it has to say it anew"
     state.observed("b", seen(state.generation, spent={"x.0": "it died"}), 8)
-    assert state.spent == {"x": "it died"}
+    assert (state.spent, state.waiting) == ({"x": "it died"}, [])
+    state.heard("b", 9)
+    assert (state.spent, state.waiting) == ({}, ["b"]), "what the supervisor before has said does not count"
 
 
 async def test_a_host_is_asked_to_leave_and_its_next_supervisor_is_welcome(tmp_path: Path) -> None:
