@@ -38,7 +38,7 @@ from agent_rl.config.load import load_topology
 from agent_rl.files.disk import remove
 from agent_rl.learning.trainer import Trainer, write_weights
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.topology_checks.memory import Need, plan
+from agent_rl.topology_checks.memory import TOGETHER, Need, plan
 from benchmarks.bench_learner import save_model
 from benchmarks.command import Failure, Hidden
 from benchmarks.learner_sides import GROUP, groups_of
@@ -192,7 +192,7 @@ def measured(work: Work) -> Held:
 def planned(work: Work) -> Iterator[Need]:
     """What the plan has for the learner's process."""
     for need in plan(load_topology(EXAMPLE, work.overrides())):
-        if need.where == "learner" or need.what.startswith("memory: "):
+        if need.where == "learner" or (need.what.startswith("memory: ") and need.what != TOGETHER):
             yield need
 
 
