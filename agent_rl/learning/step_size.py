@@ -5,8 +5,8 @@
     update at rate x factor --> KL divergence on a part of its own tokens --> share of the update that is kept
                                                                          `--> factor of the next update
 
-The divergence is a quarter of the tokens' work forwards, a twelfth of the update's. Trainers of robots have steered a
-rate so (rsl_rl's adaptive schedule); they do not take back.
+Measuring takes a forward pass over a quarter of the rollouts, a twelfth of the update's work. Trainers of robots have
+steered a rate so (rsl_rl's adaptive schedule); they do not take back.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class StepSize:
         """Of the stage's learning rate. With it training continues from a checkpoint."""
 
     def aim(self, schedule: float, signal: float) -> float:
-        """The divergence of an update in nats: ``schedule`` is the share of the rate, and ``signal`` of a step's groups
-        those with different rewards. The divergence grows as the square of the rate, noise falls as groups are more.
+        """How far an update should move the policy, in nats a token.
+
+        ``schedule`` is the share of the rate in force, ``signal`` that of the step's groups whose rewards differ. The
+        divergence grows as the square of the rate, and the noise of an update falls with its groups.
         """
         return self.target * schedule**2 * min(1.0, signal)
 

@@ -352,7 +352,7 @@ def memory_warnings(topology: Topology, machine: Machine) -> Iterator[Finding]:
     total = sum(counts[role] * (each if isinstance(each, int) else 1) for role, each in asked.items())
     if machine.cores is not None and sum(counts.values()) > 1 and total > max(machine.cores, sum(counts.values())):
         role = max(asked, key=lambda role: asked[role] if isinstance(asked[role], int) else 0)
-        message = f"{total} threads of learner and engine compute at once on {machine.cores} cores, and wait for others"
+        message = f"{total} threads of learner and engine compute at once on {machine.cores} cores: they wait for turns"
         yield Finding(("actors", role, "settings", "threads"), message, 'write "auto"')
 
 
@@ -372,7 +372,9 @@ def _beyond(topology: Topology, hosts: Sequence[str], has: int | None, *, bounds
         return
     frees = {
         "actors.learner.settings.mismatch_tokens = 0": sum(need.size for need in rows if need.what == OLDER),
-        "algorithm.updates_per_step = 1": sum(need.size for need in rows if need.what == BEFORE),
+        f"algorithm.updates_per_step = 1{', epochs = 1' * (topology.algorithm.epochs > 1)}": sum(
+            need.size for need in rows if need.what == BEFORE
+        ),
         f"algorithm.microbatch_tokens = {longest}": int(passes * max(0.0, 1 - longest / tokens)),
         f"max_response_tokens = {tokens}": beyond,
         "a low actors.rollout_generator.settings.kv_tokens": cache,

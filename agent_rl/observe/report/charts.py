@@ -95,7 +95,7 @@ PANELS = (
     ("health", "Adapters in bfloat16", "share", "Their change in published weights.", {"kept": "lora_delta_kept"}),
     ("health", "Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
     ("health", "Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
-    ("health", "Change by an update", "nats", "Divergence from before it, a token.", {"kept of it": "update_kl"}),
+    ("health", "Change by an update", "nats", "Divergence of a token.", {"mean over updates": "update_kl"}),
 )
 """Section of the page, title, unit (or share), note, and the figures of a step by label.
 

@@ -391,21 +391,21 @@ def test_a_checkpoint_is_a_hugging_face_model_and_continues_bit_for_bit(
     expected = torch.rand(4)
     before = {name: tensor.clone() for name, tensor in trained.model.module.state_dict().items()}
     write, begun, goes_on = staged._write, threading.Event(), threading.Event()
-    staged._write = lambda: (begun.set(), goes_on.wait(), write())  # type: ignore[method-assign, assignment]
+    staged._write = lambda: (begun.set(), goes_on.wait(60.0), write())  # type: ignore[method-assign, assignment]
     writing = threading.Thread(target=staged.write)
     following = threading.Thread(target=trained.rl_step, args=(batch, stage, cut))
     if way == "under way":
         writing.start()
-        begun.wait()
+        assert begun.wait(60.0)
     following.start()
-    following.join(0.5 if way == "under way" else None)
+    following.join(0.5 if way == "under way" else 60.0)
     assert following.is_alive() == (way == "under way")
     extra["watch"]["best"].append(0.6)
     goes_on.set()
     if way != "under way":
         writing.start()
-    writing.join()
-    following.join()
+    writing.join(60.0)
+    following.join(60.0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").chat_template
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in before.items())
