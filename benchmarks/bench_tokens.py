@@ -12,7 +12,6 @@ sampled.
 from __future__ import annotations
 
 import random
-import runpy
 import tempfile
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -31,12 +30,12 @@ from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.learning.spelling import spelt_rows
 from agent_rl.learning.trainer import Trainer
 from agent_rl.messages import PolicyVersion
+from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
 from benchmarks.reporting import print_figures, print_table
 
-FENCES = Path(__file__).parents[1] / "examples/substitutes/fenced_generator.py"
 TAGS = ("<tool_call>", "</tool_call>")
 
 
@@ -65,7 +64,7 @@ def main(options: Options) -> int:
         for name, model, format_of in (
             ("tags", options.model, ChatFormat),
             ("spelt", spelt, ChatFormat),
-            ("fences", options.model, runpy.run_path(str(FENCES))["FencedFormat"]),
+            ("fences", options.model, FencedFormat),
         ):
             for way, shares in measured(options, model, format_of, Path(folder, name)).items():
                 figures |= {f"tokens.{name}_{way}_{what}": share for what, share in shares.items()}

@@ -133,13 +133,16 @@ class GeneratorContract(GeneratorBench):
 
     @trio_test
     async def test_calls_of_a_turn_run_at_once_and_come_back_in_order(self, tmp_path: Path) -> None:
-        """Each call is answered, and the second call starts before the first has ended."""
-        both = trio.Event()
+        """Each call is answered, and the second call starts before the first has ended.
+
+        In a format that ends a turn at its first call, the model never writes the second, and the first is answered.
+        """
+        ends, both = bool(self.actor.chat_format.closing), trio.Event()  # type: ignore[attr-defined]
         calls: list[ToolCall] = []
 
         async def reply(call: ToolCall) -> ToolResult:
             calls.append(call)
-            if len(calls) == 2:
+            if ends or len(calls) == 2:
                 both.set()
             with trio.move_on_after(30) as patience:
                 await both.wait()
@@ -153,14 +156,15 @@ class GeneratorContract(GeneratorBench):
         async with self.bench(tmp_path, script, reply=reply) as bench:
             await bench.ask(sampling=Sampling(1.0, 400, 3))
             made = await bench.trajectory()
-            assert [record.outcome for record in made.transcript.calls] == ["success", "success"], (
-                f"calls: {made.transcript.calls}"
-            )
-            assert len({call.call for call in calls}) == 2, "two calls have one name"
+            outcomes = [record.outcome for record in made.transcript.calls]
+            assert outcomes == ["success"] * (1 if ends else 2), f"calls: {made.transcript.calls}"
+            assert len({call.call for call in calls}) == len(outcomes), "two calls have one name"
             assert {call.rollout for call in calls} == {made.rollout}, "a call does not say its rollout"
             text = self.tool_text(bench, made)
             assert "one" in text, f"the first result is missing in {text!r}"
-            assert text.index("one") < text.index("two"), f"results are not in the order of their calls: {text!r}"
+            assert ends or text.index("one") < text.index("two"), (
+                f"results are not in the order of their calls: {text!r}"
+            )
 
     def tool_text(self, bench: Bench, made: Trajectory) -> str:
         """The text of a trajectory's tokens with mask 0."""

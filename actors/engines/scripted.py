@@ -93,10 +93,10 @@ class ScriptedEngine:
                     request.wrote(np.array([token], np.int32), logprobs, policy)
         finally:
             self._running -= 1
+            count = min(len(policies), request.max_tokens)
+            self._generated += count
+            self.written.setdefault(request.rollout, []).append(tokens[:count])
         stopped = len(tokens) <= request.max_tokens
-        count = min(len(tokens), request.max_tokens)
-        self._generated += count
-        self.written.setdefault(request.rollout, []).append(tokens[:count])
         return TurnResult(
             tokens=np.array(tokens[:count], dtype=np.int32),
             logprobs=np.full(count, LOGPROB, dtype=np.float32),

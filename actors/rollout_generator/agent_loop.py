@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import trio
 
 from actors.engines.base import EngineError, TurnRequest
 from actors.rollout_generator.tool_calls import ToolCaller, ToolsUnavailableError
 from agent_rl.messages import Float32Vector, Int32Matrix, Int32Vector, ObserveTurn, ToolCallRecord, TurnObserved
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
+from agent_rl.rollout.said import Unfolding
 from agent_rl.scheduling.ids import strand_seed
 
 if TYPE_CHECKING:
@@ -68,6 +70,52 @@ class Watch(Protocol):
         """What was told of a turn that was cut, at least one token."""
 
 
+class _Ending:
+    """Ends a turn at the token that makes a call complete, in formats where that ends it. Later tokens are dropped."""
+
+    listens = True
+    failure: Exception | None = None
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self.scope = trio.CancelScope()
+        self.cut_at = ""
+        self._chat = chat
+        self._unfolding = Unfolding(chat)
+        self._unfolding.text = chat.prefill
+        self._told: list[tuple[Int32Vector, Float32Vector, Int32Matrix]] = []
+
+    def began(self, prompt: Sequence[int]) -> None:
+        """Nothing is made of it."""
+
+    def wrote(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """Look at each token."""
+        for place, token in enumerate(tokens.tolist(), 1):
+            if self.cut_at or self.failure:
+                return
+            self._told.append((tokens[place - 1 : place], logprobs[place - 1 : place], policies[place - 1 : place]))
+            before = len(self._unfolding.text)
+            self._unfolding.add([token])
+            near = self._unfolding.text[max(0, before - len(self._chat.closing)) :]
+            try:
+                if self._chat.closing in near and self._chat.complete(self._unfolding.text):
+                    self.cut_at = self._chat.closing
+            except Exception as error:  # noqa: BLE001 - the engine must not hear of it
+                self.failure = error
+        if self.cut_at or self.failure:
+            self.scope.cancel()
+
+    def ended(self, tokens: Int32Vector, logprobs: Float32Vector, policies: Int32Matrix) -> None:
+        """What the engine has not told."""
+        rest = slice(len(self._told), None)
+        self.wrote(tokens[rest], logprobs[rest], policies[rest])
+
+    @property
+    def turn(self) -> tuple[Int32Vector, Float32Vector, Int32Matrix]:
+        """All up to the end."""
+        tokens, logprobs, policies = zip(*self._told, strict=True)
+        return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(policies)
+
+
 class AgentLoop:
     """Runs any number of episodes at once."""
 
@@ -102,8 +150,9 @@ class AgentLoop:
 
         Raises EngineError, ToolsUnavailableError and EnvironmentFaultError.
         """
+        ends = bool(self.chat.closing)
         while episode.ended is None:
-            turn, stopped = await self.write(episode)
+            turn, stopped = await self.write(episode, watch=_Ending(self.chat) if ends else None)
             calls = episode.wrote(*turn, stopped=stopped)
             if asks is not None and episode.ended is None:
                 asks()
@@ -129,7 +178,10 @@ class AgentLoop:
         self, episode: Episode, strand: Strand | None = None, watch: Watch | None = None
     ) -> tuple[tuple[Int32Vector, Float32Vector, Int32Matrix], bool]:
         """Let the engine write a turn: arrays as for `Episode.wrote`, and whether it stopped. Raises EngineError."""
-        request, strand = episode.request, strand or episode.strands[0]
+        request = episode.request
+        if strand is None:
+            strand = episode.strands[0]
+            strand.room, strand.limited = 0, False
         asked = TurnRequest(
             rollout=sequence_name(request.rollout, strand),
             tokens=episode.tokens_of(strand),
@@ -159,7 +211,8 @@ class AgentLoop:
             turn = result.tokens, result.logprobs, result.policies
             if watch is not None:
                 watch.ended(*turn)
-            return turn, result.finish == "stop"
+            if watch is None or len(watch.turn[0]) == len(turn[0]):
+                return turn, result.finish == "stop"
         assert watch is not None
         if watch.failure is not None:
             raise watch.failure

@@ -50,7 +50,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "gateway": "actors.gateway:Gateway",
     },
     "advantage": {"group": "agent_rl.learning.advantages:group_advantages"},
-    "chat_format": {"tags": "agent_rl.rollout.prompts:ChatFormat"},
+    "chat_format": {"tags": "agent_rl.rollout.prompts:ChatFormat", "fenced": "agent_rl.rollout.fenced:FencedFormat"},
     "curriculum": {
         "in_order": "agent_rl.scheduling.curriculum:InOrder",
         "frontier": "agent_rl.scheduling.curriculum:Frontier",

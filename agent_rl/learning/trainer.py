@@ -350,7 +350,7 @@ class Trainer:
             # Of what is left of the update, which is `kept` of the whole.
             self.optimizer.take_back(kept * (1.0 - share))
             kept *= share
-            moved = self._moved(before)
+            moved = self._moved(before) if share else 0.0
         return {"update_kl": moved, "update_kept": kept}
 
     def _moved(self, before: Sequence[tuple[Sequence[TrainingSequence], Tensor]]) -> float:

@@ -367,7 +367,10 @@ class Episode:
     def responded(self, responses: Sequence[str], records: Sequence[ToolCallRecord], policy: PolicyVersion) -> None:
         """Append the turn's tool responses, in the order of the calls. The rollout ends if they exceed the budget."""
         self._records.extend(records)
-        self._append_given(self._chat.response_tokens(responses, self._calls), policy)
+        tokens = self._chat.response_tokens(responses, self._calls)
+        if self._first.tokens[-1] not in self._chat.stop_tokens:  # it was ended where its call was complete
+            tokens = [self._chat.end_of_turn, *tokens]
+        self._append_given(tokens, policy)
 
     def observed(self, answer: TurnObserved, policy: PolicyVersion) -> None:
         """Take in the environment's answer to the turn. After the last turn that is allowed, no tokens are appended."""

@@ -70,15 +70,15 @@ def parse_calls(text: str) -> tuple[AnyCall, ...]:
     and no call; a thought that is not closed has cut the turn, and goes to its end.
     """
     calls: list[AnyCall] = []
-    position = _next_call(text, 0)
+    position = next_call(text, 0)
     while position >= 0:
         call, end = _parse_call(text, position + len(OPENING))
         calls.append(call)
-        position = _next_call(text, end)
+        position = next_call(text, end)
     return tuple(calls)
 
 
-def _next_call(text: str, position: int, opening: str = OPENING) -> int:
+def next_call(text: str, position: int, opening: str = OPENING) -> int:
     """Where the next call begins that no thought holds; -1 where there is none."""
     start = text.find(opening, position)
     while start >= 0 and (thought := text.find(THOUGHT_OPENING, position, start)) >= 0:
@@ -94,7 +94,7 @@ def _next_call(text: str, position: int, opening: str = OPENING) -> int:
 def without_calls(text: str) -> str:
     """The text of a turn without its valid calls, as `parse_calls` finds them."""
     kept, position = [], 0
-    while (start := _next_call(text, position)) >= 0:
+    while (start := next_call(text, position)) >= 0:
         call, end = _parse_call(text, start + len(OPENING))
         kept.append(text[position : end if isinstance(call, MalformedCall) else start])
         position = end
@@ -103,7 +103,7 @@ def without_calls(text: str) -> str:
 
 def certain(text: str, opening: str = OPENING) -> int:
     """How many characters of a turn that is being written come before any call, whatever follows."""
-    start = _next_call(text, 0, opening)
+    start = next_call(text, 0, opening)
     if start >= 0:
         return start
     return len(text) - begun(text, opening)
@@ -188,7 +188,7 @@ def _call(content: object, key: str = "arguments") -> ParsedCall:
 
 def parse_list(text: str, opening: str) -> tuple[AnyCall, ...]:
     """The calls of a turn in order: a JSON list of objects after ``opening``. Without ``opening`` there are none."""
-    start = _next_call(text, 0, opening)
+    start = next_call(text, 0, opening)
     if start < 0:
         return ()
     try:

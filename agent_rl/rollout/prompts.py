@@ -88,6 +88,8 @@ class ChatFormat:
     """
 
     probes: ClassVar[Mapping[str, tuple[str, str]]] = PROBES
+    closing: ClassVar[str] = ""
+    """A turn of the agent loop ends at the first token that holds this and makes it `complete`; empty: it stops."""
     _frame = ""
 
     def __init__(
@@ -353,6 +355,12 @@ class ChatFormat:
     def calls(cls, text: str) -> tuple[AnyCall, ...]:
         """The tool calls in a turn of the model, in order. A turn without calls ends the episode. Never raises."""
         return parse_calls(text)
+
+    @classmethod
+    def complete(cls, text: str) -> bool:
+        """Whether a turn that is being written ends here."""
+        del text
+        return False
 
     @classmethod
     def sound_calls(cls, text: str) -> tuple[AnyCall, ...]:

@@ -289,8 +289,8 @@ def _untrained_notes(topology: Topology, chat: ChatFormat, environments: Environ
             message = (
                 f"it never learned {', '.join(texts)}: their rows are those of {max(found.values()):,} other tokens"
             )
-            remedy = "give the generators a chat_format in plain text, or the tokens rows of their own: agent-rl model "
-            remedy += f"spell {topology.model.path} --out DIR {shlex.join(texts)}"
+            remedy = 'give the generators a chat_format in plain text, as "fenced", or the tokens rows of their own: '
+            remedy += f"agent-rl model spell {topology.model.path} --out DIR {shlex.join(texts)}"
             yield Finding(("model", "path"), message, remedy)
 
 

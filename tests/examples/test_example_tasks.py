@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
+import random
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from actors.contract import EnvironmentContract
 from agent_rl.environments.base import Environment, ToolOutput
 from agent_rl.messages import Judgement, Problem, Transcript
 from agent_rl.records.audit import audit
+from agent_rl.rollout.parsing import parse_calls
 from tests.actors.sandbox.running import run_with
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -24,17 +29,17 @@ TOPOLOGIES = ("mixed_tasks", *ENVIRONMENTS)
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for folder in (*ENVIRONMENTS, "smollm2_controls"):
+    for folder in (*ENVIRONMENTS, "smollm2_controls", "tables"):
         monkeypatch.syspath_prepend(EXAMPLES / folder)
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["Programming", "Questions"])
+@pytest.mark.parametrize("name", ["Programming", "Questions", "Tables"])
 def test_whatever_a_model_writes_the_judge_of_an_example_says_something_sound(
     name: str, example: Any, tmp_path: Path
 ) -> None:
     class Contract(EnvironmentContract):
-        environment = getattr(example({"Questions": "sql_questions"}.get(name, "programming")), name)
+        environment = getattr(example({"Questions": "sql_questions"}.get(name, name.lower())), name)
 
         def problems(self, made: Environment) -> Iterator[Problem]:
             yield made.problems().evaluation(0)  # all are judged by the same lines
@@ -89,6 +94,34 @@ def test_the_questions_can_be_answered_by_the_tool(example: Any) -> None:
         other, _, item = rest.partition(": ")
         query = "SELECT (SELECT amount FROM orders WHERE item = '{0}' AND customer = '{1}') - (SELECT amount FROM orders WHERE item = '{0}' AND customer = '{2}')"
         assert module.sql.call_here({"query": query.format(item, one, other)}, b"").value == problem.answer
+
+
+def test_questions_about_tables_are_answered_by_their_queries_and_held_out_ones_are_about_others(example: Any) -> None:
+    module = example("tables")
+    tasks = module.Tables(seed=0, base=EXAMPLES).problems()
+    held_out = [tasks.evaluation(number) for number in range(120)]
+    trained = [tasks.problem(2, number) for number in range(600)]
+    assert {p.payload["subject"] for p in held_out} == {p.payload["subject"] for p in trained} == set(module.KINDS)
+    for what in ("name", "columns"):
+        new, known = ({str(p.payload[what]) for p in problems} for problems in (held_out, trained))
+        assert not new & known
+    wordings = [wording for _, asked in module.KINDS.values() for wording in asked]
+    assert len(set(wordings)) == len(wordings)
+    for problem in held_out:
+        answer = Transcript((f"<answer>\\boxed{{{problem.answer}}}</answer>",))
+        assert module.Tables(seed=0, base=EXAMPLES).judge_at_once(problem, answer).success
+    for shown in islice(tasks.demonstrations(random.Random(0)), 20):
+        [call] = parse_calls(shown.messages[1]["content"])
+        assert shown.problem.payload["subject"] in module.SHOWN
+        assert module.answered(json.dumps(shown.problem.payload), call.arguments["query"]) == shown.problem.answer
+
+
+def test_a_query_that_never_ends_is_stopped(example: Any) -> None:
+    module = example("tables")
+    table = json.dumps(module.Tables(seed=0, base=EXAMPLES).problems().evaluation(0).payload)
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
+    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        module.answered(table, endless)
 
 
 def test_hidden_calls_judge_a_program(example: Any) -> None:

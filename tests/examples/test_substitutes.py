@@ -17,27 +17,21 @@ from actors.cli.main import main
 from actors.contract import FilterContract, GeneratorContract, SchedulerContract
 from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
-from agent_rl.environments.base import BadArgumentError, Demonstration, ToolOutput
-from agent_rl.environments.maths import Maths
-from agent_rl.environments.python_tools import PYTHON_TOOL
+from agent_rl.environments.base import BadArgumentError, ToolOutput
 from agent_rl.groups.resampling import made_up_groups
 from agent_rl.learning.losses.base import LossSettings, MicroBatch, reduced
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.losses.gspo import gspo
-from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
-from agent_rl.rollout.parsing import MalformedCall, ParsedCall
-from agent_rl.rollout.supervised import demonstrated
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
 from examples.substitutes.calculator import calculator
-from examples.substitutes.fenced_generator import FencedFormat, FencedGenerator
+from examples.substitutes.fenced_generator import FencedGenerator
 from examples.substitutes.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler
 from examples.substitutes.sequence_ratio_loss import sequence_ratio
 from examples.substitutes.shortest_correct_filter import ShortestCorrectFilter
-from tests import builders
 from tests.end_to_end.processes import SECONDS, rows
 from tests.examples.guide import FILES, LINES, played
 
@@ -67,10 +61,10 @@ class TestGroupAffinityScheduler(SchedulerContract):
 
 class TestFencedGenerator(GeneratorContract):
     actor = FencedGenerator
-    malformed = "```python\nprint(1)"
+    malformed = "```calc\nprint(1)"
 
     def call_text(self, code: str) -> str:
-        return f"```python\n{code}\n```"
+        return f"```calc\n{code}\n```"
 
 
 class TestShortestCorrectFilter(FilterContract):
@@ -102,35 +96,6 @@ def test_the_policy_keeps_a_group_together_as_long_as_it_fits() -> None:
             policy.turn_waits(WaitingTurn(f"{group}/{sample}/{samples}", group, "p", sample, 0, 10, 10, 100), 0.0)
     placed = [(decision.rollout[0], decision.engine[-1]) for decision in policy.decide(0.0)]
     assert placed == [("a", "0"), *[("b", "0")] * 6, *[("a", "0")] * 2, *[("a", "1")] * 2]
-
-
-def test_the_format_translates_demonstrations_and_tells_the_model_of_it() -> None:
-    base = ROOT / "examples"
-    chat = FencedFormat(build_tokenizer(), {"arithmetic": Maths(seed=0, base=base, files=("a",), prompt="rstar2")})
-    told = chat.decode(chat.prompt_tokens(builders.problem()))
-    assert "```python and ```" in told
-    assert "<tool_call>" not in told
-    call = f'<tool_call>{{"name": "{PYTHON_TOOL}", "arguments": {{"code": "print(6*7)", "input": ""}}}}</tool_call>'
-    messages = [
-        {"role": "user", "content": "What is 6 * 7?"},
-        {"role": "assistant", "content": call},
-        {"role": "user", "content": "<tool_response>42</tool_response>"},
-        {"role": "assistant", "content": "<answer>\\boxed{42}</answer>"},
-    ]
-    [(tokens, mask)] = demonstrated(chat, Demonstration(builders.problem(), tuple(messages)))
-    trained = chat.decode([token for token, kept in zip(tokens, mask, strict=True) if kept])
-    assert trained == "```python\nprint(6*7)\n```<|end|><answer>\\boxed{42}</answer><|end|>"
-    assert "```output\n42\n```" in chat.decode(tokens)
-
-
-def test_the_format_finds_blocks_in_order_and_what_is_not_closed() -> None:
-    turn = "First\n```python\na = 1\n```\nthen\n```python\nprint(a)"
-    first, second = FencedFormat.calls(turn)
-    assert first == ParsedCall(PYTHON_TOOL, {"code": "a = 1\n"})
-    assert isinstance(second, MalformedCall)
-    assert FencedFormat.calls("```output\n42\n```") == ()
-    chat = FencedFormat(build_tokenizer())
-    assert chat.responses(["```python\nimport os\n```"]).count("```") == 2
 
 
 @pytest.mark.parametrize(
