@@ -177,7 +177,7 @@ def draw(rng: random.Random, domains: Sequence[Domain], kinds: Sequence[str], wo
     domain, kind = rng.choice(domains), rng.choice(kinds)
     names = rng.sample(NAMES, rng.randint(6, 12))
     columns = [rng.sample(range(10, 1000), len(names)) for _ in domain.numbers]
-    rows = [(name, rng.choice(domain.values), *pair) for name, *pair in zip(names, *columns, strict=True)]
+    rows = [[name, rng.choice(domain.values), *pair] for name, *pair in zip(names, *columns, strict=True)]
     at = rng.randrange(2)
     first, second = sorted(rng.sample(rows, 2), key=lambda row: row[2 + at], reverse=True)
     limit = rng.choice(rows)[2 + at] // 10 * 10 + 5
