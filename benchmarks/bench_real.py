@@ -10,6 +10,10 @@ right rollouts; ``demonstrations``, supervised training on more demonstrations. 
 took with this seed: ``rft`` four fifths of them to sample, the rest to train. ``direct`` and ``reasoned`` ask the model
 as it came, without tools. Every one ends with the recipe's last evaluation.
 
+``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
+``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
+problems have a ``subject``, greedy success is given for each before and after, and `kinds.worst` is the largest loss.
+
 Runs go one after the other into --out. A run that is there is not made again, and one that was cut goes on, so hours of
 machine time may be spent in parts. `real.json` in --out has every figure.
 """
@@ -22,7 +26,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,11 +37,12 @@ import trio
 from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import RlStage, SftStage, Topology
+from agent_rl.records.journal import read_journal, stored_decoder
 from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, guarded, running
 
-Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned"]
+Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates"]
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "roc_off": ("algorithm.resampling=none",),
     "synchronous": ("run.mode=synchronous",),
@@ -45,6 +52,9 @@ WITHOUT_TOOLS = {
     "direct": "smollm2_controls.without_tools:Direct",
     "reasoned": "smollm2_controls.without_tools:Reasoned",
 }
+RATES = (0.1, 1.0, 10.0)
+"""Of the recipe's."""
+UNBOUNDED = "algorithm.target_kl=0.0"
 SAMPLED_SHARE = 0.8
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled."""
 NO_RATE = 1e-12
@@ -123,7 +133,21 @@ def make(recipe: Recipe, folder: Path, settings: Sequence[str]) -> dict[str, Any
         trio.run(_run, recipe.file, folder, settings)
         done.write_text(json.dumps(list(settings)))
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
-    return summary | guarded(folder / "run")
+    return summary | guarded(folder / "run") | {"kinds": kinds(folder / "run")}
+
+
+def kinds(run: Path) -> dict[str, tuple[int, int]]:
+    """Of the run's evaluation: how many problems of each subject were right greedily, of how many."""
+    decode, found = stored_decoder(), dict[str, tuple[int, int]]()
+    with closing(read_journal(run)) as journal:
+        for row in chain.from_iterable(journal.groups(stage=stage, states=("evaluated",)) for stage in (0, 1)):
+            opened = decode(row.opened)
+            subject = opened.problem.payload.get("subject")
+            for stored in journal.trajectories(row.id) if subject and opened.evaluation.at_step is None else ():
+                if decode(stored.payload).purpose == "evaluate_greedy":
+                    right, asked = found.get(subject, (0, 0))
+                    found[subject] = right + (stored.judgement is not None and stored.judgement.success), asked + 1
+    return found
 
 
 async def _run(file: Path, folder: Path, settings: Sequence[str]) -> None:
@@ -164,6 +188,15 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
                 raise Failure("demonstrations: name a file of them with --more")
             minutes = _minutes(found, folder)
             found[variant] = _taught_on(recipe, folder / variant, taught, Path(options.more).resolve(), minutes)
+        elif variant == "rates":
+            for factor in RATES:
+                for how, setting in (("bounded", ()), ("unbounded", (UNBOUNDED,))):
+                    rate = recipe.reinforced(learning_rate=factor * recipe.rl.learning_rate)
+                    name = f"rate-{factor:g}-{how}"
+                    settings = [*taught, *setting, recipe.stages(rate, recipe.after)]
+                    found[name] = make(recipe, folder / name, settings)
+                    print(f"seed {seed}, {name}: {_success(found[name], 'after')}", flush=True)
+            continue
         else:
             stages = recipe.stages(recipe.reinforced(), recipe.after)
             found[variant] = make(recipe, folder / variant, [*taught, *SETTINGS.get(variant, ()), stages])
@@ -200,6 +233,38 @@ def _success(summary: Mapping[str, Any], name: str) -> str:
     return ", ".join(parts)
 
 
+def rate_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """Sampled success at the worst rate over that at the best one, bounded and not, of the means over seeds."""
+    reached = {
+        (how, factor): statistics.fmean(found[name]["success_after_sampled"] for found in runs.values())
+        for how in ("bounded", "unbounded")
+        for factor in RATES
+        if all((name := f"rate-{factor:g}-{how}") in found for found in runs.values())
+    }
+    best = max(reached.values(), default=0.0)
+    figures = {f"rates.{how}_{factor:g}": value for (how, factor), value in reached.items()}
+    for how, name in (("bounded", "rates.worst_over_best"), ("unbounded", "rates.unbounded_worst_over_best")):
+        if best and (values := [value for (each, _), value in reached.items() if each == how]):
+            figures[name] = min(values) / best
+    return figures
+
+
+def kind_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """By variant, the largest loss of a kind of problem, in greedy success from before to after; prints all."""
+    rows, worst = [], dict[str, float]()
+    for seed, found in runs.items():
+        before = found["taught"]["kinds"]
+        for variant, summary in found.items():
+            after = summary["kinds"]
+            rows += [(seed, variant, kind, f"{right}/{asked}") for kind, (right, asked) in sorted(after.items())]
+            changes = [after[kind][0] / after[kind][1] - right / asked for kind, (right, asked) in before.items()]
+            if variant != "taught" and changes:
+                worst[f"kinds.worst_{variant}"] = min(worst.get(f"kinds.worst_{variant}", 1.0), *changes)
+    if rows:
+        print_table("right greedily, by kind", ("seed", "what", "kind", "right"), rows)
+    return worst
+
+
 def main(options: Options) -> int:
     """Make the runs, and print what they reached."""
     file = topology_file(options.file)
@@ -214,8 +279,8 @@ def main(options: Options) -> int:
         for variant, summary in found.items()
     ]
     print_table(f"{file.stem}: success in % with 95 % intervals", ("seed", "what", "success", "minutes"), rows)
-    figures: dict[str, float] = {"real.seeds": float(len(runs))}
-    for variant in ("taught", *options.only):
+    figures: dict[str, float] = {"real.seeds": float(len(runs))} | kind_figures(runs) | rate_figures(runs)
+    for variant in ("taught", *(each for each in options.only if each != "rates")):
         found = [each[variant] for each in runs.values()]
         when = "before" if variant == "taught" else "after"
         names = {"taught": "success_before", "rl": "success_after", "random": "random_reward_success"}
