@@ -49,6 +49,8 @@ BLOCK, SEGMENT_WEIGHTS = 16, 2**21
 """A further segment of a packed row costs a layer about as much time as this many products of a weight and a token.
 Prefixes are shared in blocks of as many tokens as are worth a segment, and of at most `BLOCK`.
 """
+SHAKE = 2.0**-9
+"""The spread of what embeddings are off by in `PolicyModel.shaken`: half the distance of numbers in bfloat16."""
 ADAPTER = "default"
 """peft's name for the only adapter there is."""
 
@@ -268,6 +270,21 @@ class PolicyModel:
         if self.ranks.size > 1 and not torch.is_grad_enabled():
             self.module.reshard()  # the next pass must see weights that were changed in place
         return scored
+
+    @contextmanager
+    def shaken(self) -> Iterator[None]:
+        """Embeddings are off by a rounding in bfloat16, the same each time: all roundings after them are others."""
+
+        def shake(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+            drawn = torch.Generator(embedded.device).manual_seed(0)
+            noise = torch.randn(embedded.shape, generator=drawn, device=embedded.device, dtype=torch.float32)
+            return (embedded * (1.0 + SHAKE * noise)).to(embedded.dtype)
+
+        handle = self.module.get_input_embeddings().register_forward_hook(shake)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def keep_pace(self) -> None:
         """Compute no sequence, while other ranks compute some: forward, and with gradients backward."""

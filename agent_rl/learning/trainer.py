@@ -10,6 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ from agent_rl.learning.sequences import (
     refuse_unsound_inputs,
     training_sequences,
 )
-from agent_rl.learning.step_size import StepSize
+from agent_rl.learning.step_size import Change, StepSize
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 
@@ -286,15 +287,16 @@ class Trainer:
         self.optimizer.zero_grad()
         tokens = max(1, sum(int(s.mask.sum()) for s in sequences))
         loss_sum, fault = 0.0, ""
-        every = max(4, math.ceil(sum(len(s.tokens) for s in sequences) / MEASURED))
-        before: list[tuple[Sequence[TrainingSequence], Tensor]] = []
+        steered, rounds = self._size.target > 0.0, self.model.compute.type != "float32"
+        every = max(10 if rounds else 4, math.ceil(sum(len(s.tokens) for s in sequences) / MEASURED))
+        change = Change(self._logprobs_again, self.ranks, rounds=rounds)
         for batch in self._microbatches(sequences):
             if not batch:
                 self.model.keep_pace()
-                before.append(((), torch.zeros(0)))
+                change.add((), torch.zeros(0))
                 continue
             logprobs, entropy = self._response_logprobs(batch, self.model)
-            before.append((batch[::every], logprobs.detach()[::every]))
+            change.add(batch[::every], logprobs.detach()[::every])
             if batch[0].proximal is None:
                 proximal = logprobs.detach()
                 _keep("proximal", batch, proximal)
@@ -329,8 +331,9 @@ class Trainer:
                     totals[field.name] += float(value)
         self._refuse(fault)
         totals["loss"] += loss_sum
-        steered = self._size.target > 0.0
-        rate *= self._size.factor if steered else 1.0
+        if steered:
+            change.begin()
+            rate *= self._size.factor
         try:
             norm = self.optimizer.step(rate, self.algorithm.gradient_clip)
         except NotFiniteError as error:
@@ -338,11 +341,11 @@ class Trainer:
             rows = [s.proximal[s.mask] for s in known if s.proximal is not None]
             far = self.ranks.agreed(far_ratio(known, rows, self.settings))
             raise NotFiniteError(f"{error}, {far}" if far else str(error)) from error
-        return {"gradient_norm": norm, "learning_rate": rate} | (self._bounded(before, aim) if steered else {})
+        return {"gradient_norm": norm, "learning_rate": rate} | (self._bounded(change, aim) if steered else {})
 
-    def _bounded(self, before: Sequence[tuple[Sequence[TrainingSequence], Tensor]], aim: float) -> dict[str, float]:
-        """Measure how far the update moved the policy, and take back what is too far. ``before``: see `_moved`."""
-        moved, kept = self._moved(before), 1.0
+    def _bounded(self, change: Change, aim: float) -> dict[str, float]:
+        """Measure how far the update moved the policy, and take back what is too far."""
+        moved, kept = change.measured(), 1.0
         self._size.follow(moved, aim)
         for _ in range(TRIES):
             if (share := self._size.kept(moved, aim)) == 1.0:
@@ -350,26 +353,16 @@ class Trainer:
             # Of what is left of the update, which is `kept` of the whole.
             self.optimizer.take_back(kept * (1.0 - share))
             kept *= share
-            moved = self._moved(before) if share else 0.0
+            moved = change.measured() if share else 0.0
         return {"update_kl": moved, "update_kept": kept}
 
-    def _moved(self, before: Sequence[tuple[Sequence[TrainingSequence], Tensor]]) -> float:
-        """Half the mean square of the change of log-probabilities, an estimate of the KL divergence in nats a token.
-
-        ``before``: of each micro-batch a part, with the log-probabilities [rows, width] that it had.
-        """
-        square = count = 0.0
-        with torch.no_grad():
-            for batch, logprobs in before:
-                if not batch:
-                    self.model.keep_pace()
-                    continue
-                now, _ = self._response_logprobs(batch, self.model, with_entropy=False)
-                mask = self._stack([s.mask for s in batch])
-                square += float((now - logprobs[:, : mask.shape[1]])[mask].double().square().sum())
-                count += int(mask.sum())
-        square, count = self.ranks.total([square, count])
-        return square / max(1.0, 2.0 * count)
+    def _logprobs_again(self, part: Sequence[TrainingSequence], *, shaken: bool) -> Tensor:
+        """Log-probabilities [rows, longest response] by the weights as they are; without rows all ranks keep pace."""
+        with torch.no_grad(), self.model.shaken() if shaken else nullcontext():
+            if part:
+                return self._response_logprobs(part, self.model, with_entropy=False)[0]
+            self.model.keep_pace()
+            return torch.zeros(0)
 
     def _begin(self, tokens: int) -> None:
         """An update begins: of the first, the estimate by the measured rate is said."""

@@ -152,7 +152,8 @@ def read_turns(lines: Iterable[str]) -> Turns:
     A rollout that begins a turn with n tokens before it loses its earlier turns that began with n or more tokens:
     these are generated again, but for one that a generator gave up for the scheduler as it had just begun. Each rollout
     that a process has begun and that was not acknowledged when the process ended has one turn under way, be it at the
-    engine, at a tool, or on its way to the filter.
+    engine, at a tool, or on its way to the filter. A process has ended when its actor begins a turn in another one, or,
+    for a rollout, when that begins again at another actor: the first may begin nothing any more.
     """
     turns = Turns()
     kind = "none"
@@ -177,6 +178,10 @@ def read_turns(lines: Iterable[str]) -> Turns:
             continue
         rollouts.add(rest[0])
         tokens, known = int(rest[1]), begun.setdefault(rest[0], [])
+        if known and known[-1] >= tokens:
+            for others in (each for of in under_way.values() for each in of.values() if each is not rollouts):
+                turns.in_flight[kind] += rest[0] in others
+                others.discard(rest[0])
         while known and known[-1] >= tokens:
             known.pop()
             turns.again[kind] += 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +18,7 @@ from agent_rl.learning.optimizer import Optimizer
 from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, StepSize
 from tests import builders
 from tests.agent_rl.learning.test_training import groups, scaled, trainer
+from tests.agent_rl.learning.trainers import small_trainer
 
 TARGET = 1e-3
 
@@ -119,3 +123,34 @@ def test_a_step_that_is_not_finite_leaves_the_rate_as_it_was(model: Path) -> Non
     trained.loss = loss
     trained.rl_step(batch, stage, 0)
     assert rates[1] == rates[0] != rates[2]
+
+
+def test_in_half_precision_roundings_are_no_movement(model: Path) -> None:
+    """Their square is many times that of a small update, and would take back all of it."""
+    found = []
+    for compute, rounds in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
+        made = small_trainer(model, compute=compute, algorithm=builders.algorithm(target_kl=1e9))
+        if not rounds:
+            made.model.shaken = nullcontext
+        batch = groups(trainer(model), count=80)
+        made.rl_step(batch, builders.rl_stage(learning_rate=1e-3, warmup_steps=0), 0)  # no embedding is zero from here
+        stage = builders.rl_stage(learning_rate=1e-6, warmup_steps=0)
+        found.append(made.rl_step(batch, stage, 1).update_kl)
+    exact, shaken, plain = found
+    assert exact < 0.1 * plain
+    assert shaken < 0.5 * plain
+
+
+def test_an_update_without_signal_is_taken_back_whole(model: Path) -> None:
+    """The moments of earlier updates would go on moving the policy."""
+    made = trainer(model, target_kl=1e9)
+    stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
+    batch = groups(made)
+    made.rl_step(batch, stage, 0)
+    made.enter(builders.algorithm(target_kl=TARGET))
+    held = {name: weight.clone() for name, weight in made.model.served()}
+    equal = [replace(group, rewards=np.ones_like(group.rewards)) for group in batch]
+    figures = made.rl_step(equal, stage, 1)
+    assert (figures.update_kept, figures.update_kl) == (0.0, 0.0)
+    for name, weight in made.model.served():
+        assert torch.allclose(weight, held[name], atol=1e-6)
