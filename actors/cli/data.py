@@ -280,13 +280,13 @@ def demonstrate(
     ] = None,
     seed: Annotated[int, Parameter(help="of the choice")] = 0,
 ) -> dict[str, int]:
-    """Make conversations for an sft stage of problems with an `equation`, which one call of Python computes."""
+    """Make conversations for an sft stage of problems with an `equation`, or with GSM8K's annotations in `solution`."""
     rows = [(row, demonstration(row)) for _, row in rows_of(files, Path.cwd())]
     able = [index for index, (_, shown) in enumerate(rows) if shown is not None]
     if len(able) < number:
         raise DataError(
-            f"{len(able):,} of {len(rows):,} rows have an `equation` whose value is their answer, fewer than --number "
-            f"{number:,}"
+            f"{len(able):,} of {len(rows):,} rows have an `equation` or an annotated `solution` whose value is their "
+            f"answer, fewer than --number {number:,}"
         )
     chosen = random.Random(seed).sample(able, number)
     with writer(out) as write:
@@ -297,7 +297,7 @@ def demonstrate(
         with writer(rest) as write:
             for index in sorted(set(range(len(rows))) - set(chosen)):
                 write(rows[index][0])
-    return {"rows": len(rows), "with_an_equation": len(able), "demonstrations": number, "rest": len(rows) - number}
+    return {"rows": len(rows), "demonstrable": len(able), "demonstrations": number, "rest": len(rows) - number}
 
 
 def _filtered(files: Sequence[str], out: Path, ids: Path | None, chosen: Filter) -> dict[str, int]:

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from actors.cli.main import main
+from agent_rl.data.demonstrations import demonstration
 from agent_rl.data.filters import Integers
 from agent_rl.data.rows import rows_of, writer
 from agent_rl.environments.maths.rewards import final_answer
@@ -210,7 +211,7 @@ def test_problems_with_an_equation_become_calls_and_the_rest_stays(tmp_path: Pat
     out, rest = tmp_path / "out.jsonl", tmp_path / "rest.jsonl"
     arguments = ["demonstrate", given, "--number", "3", "--out", str(out), "--rest", str(rest)]
     counts = run(capsys, *arguments)
-    assert counts == {"rows": 12, "with_an_equation": 4, "demonstrations": 3, "rest": 9}
+    assert counts == {"rows": 12, "demonstrable": 4, "demonstrations": 3, "rest": 9}
     shown = [json.loads(line) for line in out.read_text().splitlines()]
     for row in shown:
         answer, code, printed = EQUATIONS[row["id"]]
@@ -222,9 +223,43 @@ def test_problems_with_an_equation_become_calls_and_the_rest_stays(tmp_path: Pat
     left = [json.loads(line).get("id") for line in rest.read_text().splitlines()]
     assert sorted([*left[:-1], *(row["id"] for row in shown)]) == sorted(row["id"] for row in rows)
     assert main(["data", *arguments[:3], "5", "--out", str(tmp_path / "more.jsonl")]) == 2
-    assert "4 of 12 rows have an `equation` whose value is their answer, fewer than --number 5" in (
-        capsys.readouterr().err
+    assert (
+        "4 of 12 rows have an `equation` or an annotated `solution` whose value is their answer, fewer than --number 5"
+        in (capsys.readouterr().err)
     )
+
+
+SOLUTIONS = {
+    "Ann sold 48/2 = <<48/2=24>>24 clips in May.\nIn all she sold 48+24 = <<48+24=72>>72.": (
+        "72",
+        "# Ann sold x1 clips in May.\nx1 = 48/2\n# In all she sold x2.\nx2 = 48+x1\nprint(x2)",
+    ),
+    "Each costs $1,200/3=$<<1200/3=400>>400.\nNobody knows why.\nTwo cost (2 x 400) = <<2*400=800>>800 dollars": (
+        "800",
+        "# Each costs x1.\nx1 = 1200/3\n# Two cost x2 dollars\nx2 = 2*x1\nprint(x2)",
+    ),
+    "He had <<5-2=3>>3 and got <<3*4=12>>12, so 12+3 = <<12+3=15>>15": (
+        "15",
+        "# He had x1 and got x2, so x3\nx1 = 5-2\nx2 = x1*4\nx3 = x2+x1\nprint(x3)",
+    ),
+    "It is 24/6 = <<24/6=4>>4 digits, so 4+6 = 10.": ("10", ""),
+    "It is <<open(1)=1>>1": ("1", ""),
+    "It is 10.": ("10", ""),
+}
+
+
+@pytest.mark.parametrize(("solution", "answer", "code"), [(text, *shown) for text, shown in SOLUTIONS.items()])
+def test_annotated_solutions_become_programs_with_a_comment_and_a_name_for_each_step(
+    solution: str, answer: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = demonstration({"problem": "How many?", "answer": answer, "solution": solution})
+    assert (shown is None) == (not code)
+    if shown is not None:
+        [call] = parse_calls(shown[1]["content"])
+        assert isinstance(call, ParsedCall)
+        assert call.arguments == {"code": code}
+        exec(code, {})
+        assert capsys.readouterr().out.strip() == shown[2]["content"]
 
 
 def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
