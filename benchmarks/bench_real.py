@@ -13,6 +13,8 @@ as it came, without tools. Every one ends with the recipe's last evaluation.
 ``rates`` has the recipe at a tenth of its learning rate, at the rate, and at ten times the rate, each with
 ``algorithm.target_kl`` as the recipe has it and without: `rates.worst_over_best` is how far the rate decides. Where
 problems have a ``subject``, greedy success is given for each before and after, and `kinds.worst` is the largest loss.
+``effective`` trains for twenty minutes undisturbed, and as long while a random actor is killed every five:
+`effective_time` is the share of the wall time, from the command on, that the steps take at the median pace undisturbed.
 
 Runs go one after the other into --out. A run that is there is not made again, and one that was cut goes on, so hours of
 machine time may be spent in parts. `real.json` in --out has every figure.
@@ -22,13 +24,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +47,9 @@ from benchmarks.command import Failure, Overrides
 from benchmarks.reporting import print_figures, print_table
 from benchmarks.runs import RunFailed, guarded, running
 
-Variant = Literal["rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates"]
+Variant = Literal[
+    "rl", "roc_off", "synchronous", "random", "rft", "demonstrations", "direct", "reasoned", "rates", "effective"
+]
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "roc_off": ("algorithm.resampling=none",),
     "synchronous": ("run.mode=synchronous",),
@@ -55,6 +62,7 @@ WITHOUT_TOOLS = {
 RATES = (0.1, 1.0, 10.0)
 """Of the recipe's."""
 UNBOUNDED = "algorithm.target_kl=0.0"
+EFFECTIVE_MINUTES, KILL_MINUTES = 20.0, 5.0
 SAMPLED_SHARE = 0.8
 """Of the minutes of rejection fine-tuning, those in which rollouts are sampled."""
 NO_RATE = 1e-12
@@ -122,15 +130,18 @@ def _value(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value)
 
 
-def make(recipe: Recipe, folder: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Make a run, or go on with it; its summary. Raises RunFailed, also for one that was made with other settings."""
+def make(recipe: Recipe, folder: Path, settings: Sequence[str], kills: random.Random | None = None) -> dict[str, Any]:
+    """Make a run, or go on with it; its summary. Raises RunFailed, also for one that was made with other settings.
+
+    With ``kills`` a random actor is killed from time to time.
+    """
     done = folder / "done.json"
     if done.exists():
         if json.loads(done.read_text()) != list(settings):
             raise RunFailed(f"{folder} holds a run that was made with other settings; choose another --out")
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        trio.run(_run, recipe.file, folder, settings)
+        trio.run(_run, recipe.file, folder, settings, kills)
         done.write_text(json.dumps(list(settings)))
     summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
     return summary | guarded(folder / "run") | {"kinds": kinds(folder / "run")}
@@ -150,9 +161,26 @@ def kinds(run: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def _run(file: Path, folder: Path, settings: Sequence[str]) -> None:
-    async with running(file, folder, settings) as run:
+async def _run(file: Path, folder: Path, settings: Sequence[str], kills: random.Random | None) -> None:
+    async with running(file, folder, settings) as run, trio.open_nursery() as nursery:
+        if kills is not None:
+            nursery.start_soon(_kill, run.process.pid, kills)
         await run.wait(math.inf)
+        nursery.cancel_scope.cancel()
+
+
+async def _kill(supervisor: int, rng: random.Random) -> None:
+    """Kill an actor of a supervisor's every `KILL_MINUTES`."""
+    while True:
+        await trio.sleep(60 * KILL_MINUTES)
+        os.kill(rng.choice(_actors(supervisor)), signal.SIGKILL)
+
+
+def _actors(supervisor: int) -> list[int]:
+    """The processes of a supervisor's actors."""
+    threads = Path(f"/proc/{supervisor}/task").glob("*/children")
+    children = [each for thread in threads for each in thread.read_text().split()]
+    return sorted(int(each) for each in children if b"lifeline.py" in Path(f"/proc/{each}/cmdline").read_bytes())
 
 
 def newest(folder: Path) -> Path:
@@ -196,6 +224,12 @@ def one_seed(options: Options, recipe: Recipe, seed: int) -> dict[str, dict[str,
                     settings = [*taught, *setting, recipe.stages(rate, recipe.after)]
                     found[name] = make(recipe, folder / name, settings)
                     print(f"seed {seed}, {name}: {_success(found[name], 'after')}", flush=True)
+            continue
+        elif variant == "effective":
+            rl = recipe.reinforced(steps=100_000, schedule="constant", evaluate=None)
+            bounds = [*taught, f"run.max_minutes={EFFECTIVE_MINUTES}", recipe.stages(rl)]
+            for name, kills in (("effective", False), ("effective-killed", True)):
+                found[name] = make(recipe, folder / name, bounds, kills=random.Random(seed) if kills else None)
             continue
         else:
             stages = recipe.stages(recipe.reinforced(), recipe.after)
@@ -249,6 +283,19 @@ def rate_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[st
     return figures
 
 
+def effective_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]], out: Path) -> dict[str, float]:
+    """The mean over seeds of the share of wall time that became steps."""
+    shares: dict[str, list[float]] = {"effective_time": [], "effective_time_under_kills": []}
+    for seed in (seed for seed, found in runs.items() if "effective" in found):
+        folders = (out / f"seed-{seed}" / name / "run" for name in ("effective", "effective-killed"))
+        rows = [map(json.loads, (each / "metrics.jsonl").read_text().splitlines()) for each in folders]
+        steps = [[row["seconds"] for row in each if row["kind"] == "step"] for each in rows]
+        pace = statistics.median(after - before for before, after in pairwise(steps[0]))
+        for share, ended in zip(shares.values(), steps, strict=True):
+            share.append(len(ended) * pace / (60 * EFFECTIVE_MINUTES))
+    return {name: statistics.fmean(share) for name, share in shares.items() if share}
+
+
 def kind_figures(runs: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
     """By variant, the largest loss of a kind of problem, in greedy success from before to after; prints all."""
     rows, worst = [], dict[str, float]()
@@ -279,8 +326,9 @@ def main(options: Options) -> int:
         for variant, summary in found.items()
     ]
     print_table(f"{file.stem}: success in % with 95 % intervals", ("seed", "what", "success", "minutes"), rows)
-    figures: dict[str, float] = {"real.seeds": float(len(runs))} | kind_figures(runs) | rate_figures(runs)
-    for variant in ("taught", *(each for each in options.only if each != "rates")):
+    figures: dict[str, float] = {"real.seeds": float(len(runs))}
+    figures |= kind_figures(runs) | rate_figures(runs) | effective_figures(runs, options.out)
+    for variant in ("taught", *(each for each in options.only if each not in {"rates", "effective"})):
         found = [each[variant] for each in runs.values()]
         when = "before" if variant == "taught" else "after"
         names = {"taught": "success_before", "rl": "success_after", "random": "random_reward_success"}

@@ -41,6 +41,7 @@ from agent_rl.figures import (
 from agent_rl.learning.advantages import try_advantage
 from agent_rl.learning.collapse import CollapseWatch, collapse_message
 from agent_rl.learning.finite import NotFiniteError, SkippedSteps, TrainingStoppedError
+from agent_rl.learning.forecast import Pace, forecast
 from agent_rl.messages import (
     CheckpointSaved,
     DeviceTurn,
@@ -226,6 +227,7 @@ class Learner(Actor):
         self._position, kept = await self._model.load()
         self._watched = kept.get("watch")
         self._watch = CollapseWatch(Collapse(), self._watched)
+        self._pace: Pace | None = None
         self._mark = Mark.of(kept)
         self._measured = [Measured(**each) for each in kept.get("measured", [])]
         """The figures of the evaluations so far, for the cards of checkpoints."""
@@ -380,6 +382,7 @@ class Learner(Actor):
     async def _evaluate(self, index: int, *, limited: bool) -> bool:
         """Publish the policy, and wait until the generators have answered all problems of the stage."""
         await self._publish()
+        began = self.context.now()
         if not await self._evaluated({Evaluation(index)}, limited=limited):
             return False
         ready = self._arrivals.evaluations.get(Evaluation(index))  # None: the time is up
@@ -388,6 +391,7 @@ class Learner(Actor):
             self.log.info("selection" if ready.selection else "evaluation", **figures.row())
             if ready.figures is not None:
                 self._alarm(dict(too_low(ready.figures.sampled.success)))
+                self._pace = Pace.of(ready.figures, self.context.now() - began)
         return True
 
     def _measure(self) -> None:
@@ -417,6 +421,9 @@ class Learner(Actor):
         if stage.reset_optimizer and at_its_start:
             self._model.trainer.reset_optimizer()
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))
+        if at_its_start and self._pace is not None:
+            algorithm, update_seconds = self.context.topology.algorithm_of(stage), self._model.trainer.update_seconds
+            self.log.info("rl takes at least", **forecast(stage, algorithm, self._pace, update_seconds))
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         self._health = Health(tools=self._model.tools)
         await self._publish()

@@ -249,6 +249,9 @@ class ModelledModel:
     def remove_all_but(self, count: int, best: int | None) -> None:
         """Nothing."""
 
+    def update_seconds(self, tokens: int) -> None:
+        """It measures no rate."""
+
     def reset_optimizer(self) -> None:
         """Nothing."""
 

@@ -364,12 +364,17 @@ class Trainer:
             self.model.keep_pace()
             return torch.zeros(0)
 
+    def update_seconds(self, tokens: int) -> float | None:
+        """About how long an update on so many tokens takes, by the measured rate; None without one."""
+        weights = sum(parameter.numel() for parameter in self.model.module.parameters())
+        return self.model.compute.update_seconds(weights, tokens)
+
     def _begin(self, tokens: int) -> None:
         """An update begins: of the first, the estimate by the measured rate is said."""
-        weights = sum(parameter.numel() for parameter in self.model.module.parameters())
-        seconds = self.model.compute.update_seconds(weights, tokens) if self._first else None
+        seconds = self.update_seconds(tokens) if self._first else None
         self._first = False
         if seconds is not None:
+            weights = sum(parameter.numel() for parameter in self.model.module.parameters())
             self.under_way = f"first update of {weights / 1e6:,.0f}M weights: some {math.ceil(seconds):,} s"
 
     def _refuse(self, fault: str) -> None:

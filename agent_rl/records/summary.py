@@ -65,6 +65,10 @@ def summarise(
             summary |= {f"success_{of}_high": answers.high, f"problems_{of}": answers.problems}
             if answers.lost:
                 summary[f"lost_{of}"] = answers.lost
+    for way in ("sampled", "greedy"):
+        measured = [each.ways()[way].success for each in evaluations.values() if way in each.ways()]
+        if len(measured) > 1:
+            summary[f"points_gained_{way}"] = round(100.0 * (measured[-1] - measured[0]), 1)
     for selection in selections:
         summary |= selection.row()
     summary |= {

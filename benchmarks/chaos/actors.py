@@ -339,6 +339,9 @@ class Trained:
     def reset_optimizer(self) -> None:
         """There are no moments."""
 
+    def update_seconds(self, tokens: int) -> None:
+        """It measures no rate."""
+
     def enter(self, algorithm: Any) -> None:
         """No algorithm is followed."""
 

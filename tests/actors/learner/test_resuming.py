@@ -111,6 +111,9 @@ class Noted:
     def enter(self, algorithm: Any) -> None:
         """Nothing depends on it."""
 
+    def update_seconds(self, tokens: int) -> None:
+        del tokens
+
     def reset_optimizer(self) -> None:
         self.moments = 0
 

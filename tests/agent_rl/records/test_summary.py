@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent_rl.figures import RolloutMeans, StepFigures, TrainingFigures
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.journal import Journal
@@ -136,3 +136,16 @@ def test_evaluations_say_of_how_many_and_what_never_came(journal: Journal) -> No
         "20 sampled answers of evaluation 'after' are missing and count as wrong",
         "20 greedy answers of evaluation 'after' are missing and count as wrong",
     ]
+
+
+def test_gains_are_from_the_first_evaluation_to_the_last(journal: Journal) -> None:
+    def measured(name: str, sampled: float, greedy: float | None) -> EvaluationFigures:
+        drawn, best = (
+            AnswerFigures(problems=20, success=success or 0.0, low=0.0, high=1.0, lost=0, answered=RolloutMeans())
+            for success in (sampled, greedy)
+        )
+        return EvaluationFigures(name=name, sampled=drawn, greedy=None if greedy is None else best)
+
+    made = summary(journal, {1: measured("before", 0.2, 0.3), 3: measured("after", 0.575, None)})
+    assert made["points_gained_sampled"] == 37.5
+    assert "points_gained_greedy" not in made
