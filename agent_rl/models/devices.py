@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from agent_rl.files.cgroups import memory_here
+
 REMEDY = 'set the actor\'s device to "cpu", or to "cuda" on a host with a GPU and a torch that was built for it'
 KINDS = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 """What a device's name may begin with."""
@@ -42,13 +44,7 @@ class Machine:
         names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
         visible = next((environment[name] for name in names if name in environment), None)
         bfloat16, cores = multiplies_bfloat16(_text(Path("/proc/cpuinfo"))), len(os.sched_getaffinity(0))
-        return cls(_built_for(), nodes, visible, bfloat16, cores, _memory())
-
-
-def _memory() -> int:
-    limits = [_text(Path("/sys/fs/cgroup", name)).strip() for name in ("memory.max", "memory/memory.limit_in_bytes")]
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(whole, *(int(limit) for limit in limits if limit.isdecimal()))
+        return cls(_built_for(), nodes, visible, bfloat16, cores, memory_here())
 
 
 def multiplies_bfloat16(cpuinfo: str) -> bool | None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.sandbox.isolation.control_groups import KILLS, LIMITS, hierarchies
+from actors.sandbox.isolation.control_groups import KILLS, LIMITS
+from agent_rl.files.cgroups import hierarchies
 
 IN_GROUP = """
 import os, subprocess, sys

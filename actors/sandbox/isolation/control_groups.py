@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from typing import Literal, TypeAlias
 
 import trio
 
+from agent_rl.files.cgroups import Hierarchy, hierarchies, memory_around
 from agent_rl.files.leftovers import Claim, claimed_directory, remove_group, remove_tree
 
 Wanted: TypeAlias = Literal["host", "required", "off"]
@@ -74,56 +74,6 @@ NEARLY = 0.9
 
 class ControlGroupsError(Exception):
     """Required control groups are not available. The message says what is missing and which setting accepts less."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """A mounted hierarchy: version, controllers of the mount (version 1), own group, uppermost visible group."""
-
-    version: int
-    controllers: tuple[str, ...]
-    own: Path
-    top: Path
-
-
-def hierarchies(cgroup: str, mountinfo: str) -> list[Hierarchy]:
-    """The visible hierarchies of a process, from ``/proc/self/cgroup`` and ``/proc/self/mountinfo``. Pure.
-
-    A container's mount may show only a part of a hierarchy. Groups outside this part are not usable.
-    """
-    places = {}
-    for line in cgroup.splitlines():
-        _, names, place = line.split(":", 2)
-        places[names] = place
-    mounts = []
-    for line in mountinfo.splitlines():
-        mount, _, source = line.partition(" - ")
-        fields, (kind, _, options) = mount.split(), source.split(" ", 2)
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        root, point = (re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields[3:5])
-        for names, place in places.items():
-            if _mounted(names, kind, options) and Path(place).is_relative_to(root):
-                controllers = tuple(names.split(",")) if kind == "cgroup" else ()
-                own = Path(point, Path(place).relative_to(root))
-                mounts.append(Hierarchy(1 if kind == "cgroup" else 2, controllers, own, Path(point)))
-    return mounts
-
-
-def _mounted(names: str, kind: str, options: str) -> bool:
-    """Whether a mount holds the controllers of a line of /proc/self/cgroup."""
-    return not names if kind == "cgroup2" else bool(names) and set(names.split(",")) <= set(options.split(","))
-
-
-def half_of_memory(own: Path, top: Path) -> int:
-    """Half of the memory of the machine, or of the limits of the groups around this one, in bytes."""
-    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    while own.is_relative_to(top):
-        for name in ("memory.limit_in_bytes", "memory.max"):
-            with contextlib.suppress(FileNotFoundError, ValueError):  # "max" means no limit
-                sizes.append(int((own / name).read_text()))
-        own = own.parent
-    return min(sizes) // 2
 
 
 def memory_kills(proc: Path = Path("/proc")) -> int:
@@ -193,7 +143,7 @@ class ControlGroups:
                     continue
                 limit = weight if controller == "cpu" else processes
                 if controller == "memory":
-                    limit = memory_bytes or half_of_memory(hierarchy.own, hierarchy.top)
+                    limit = memory_bytes or memory_around(hierarchy) // 2
                 self._make_one(hierarchy, controller, limit, self._held[0], programs=programs)
             except OSError as error:
                 self.lacking.append(f"{controller}: {error}")

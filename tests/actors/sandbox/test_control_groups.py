@@ -20,15 +20,13 @@ from actors.sandbox.isolation.control_groups import (
     REST,
     ControlGroup,
     ControlGroups,
-    Hierarchy,
     _parent,
-    half_of_memory,
-    hierarchies,
     memory_kills,
 )
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.owner.interpreter import Ended, ending_of
 from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
+from agent_rl.files.cgroups import Hierarchy, hierarchies, memory_around, memory_here
 from agent_rl.files.leftovers import sweep_one
 from tests.actors.sandbox.running import groups_or_skip, run_with
 
@@ -86,15 +84,21 @@ def test_a_container_sees_a_part_of_a_hierarchy() -> None:
     assert hierarchies("0::/../..\n", "") == []
 
 
-def test_the_default_is_half_of_the_least_that_is_allowed_around_us(tmp_path: Path) -> None:
+def test_a_process_has_the_least_that_is_allowed_around_it(tmp_path: Path) -> None:
     own = tmp_path / "a" / "b"
     own.mkdir(parents=True)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert half_of_memory(own, tmp_path) == machine // 2
+    around = Hierarchy(2, (), own, tmp_path)
+    assert memory_around(around) == machine
     (own / "memory.max").write_text("max\n")
     (tmp_path / "a" / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert half_of_memory(own, tmp_path) == 500_000
+    assert memory_around(around) == 1_000_000
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/a/b\n")
+    (tmp_path / "self/mountinfo").write_text(f"30 20 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n")
+    assert memory_here(tmp_path) == 1_000_000
+    assert memory_here(tmp_path / "nowhere") == machine
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 import trio
 
 from actors.sandbox.inside.shares import FIRST_LOOK_SECONDS, MOST_TASKS, CpuShare, Shares, TaskThrottle
-from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, Hierarchy, in_units
+from actors.sandbox.isolation.control_groups import ControlGroup, ControlGroups, in_units
 from actors.sandbox.owner.client import ExecutionLimits, Sandbox
 from actors.sandbox.wire import NO_VERDICT
+from agent_rl.files.cgroups import Hierarchy
 from tests.actors.sandbox.running import eventually, groups_or_skip, interpreter_pid, named, pids, require, run_with
 
 COUNTED = """
