@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +22,17 @@ def import_model(
     dtype: Annotated[
         Literal["float32", "bfloat16"], Parameter(help="of the weights; float32 holds them exactly")
     ] = "float32",
+    sha256: Annotated[str, Parameter(metavar="HEX", help="refuse a file with another digest")] = "",
 ) -> None:
     """Write a Hugging Face directory (weights, config, tokenizer, chat template) from a GGUF file."""
     from agent_rl.files.disk import DiskError
     from agent_rl.learning.gguf import GgufError, import_gguf
 
+    if sha256 and file.is_file():
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != sha256.lower():
+            raise Mistake(f"{file} has the SHA-256 {found}: it is another file, or not whole; get it again")
     try:
         made = import_gguf(file, out, dtype)
     except GgufError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 import shutil
 import sys
@@ -160,7 +161,11 @@ def test_one_matrix_in_two_types_is_tied_with_the_finer_values(tmp_path, capsys,
     model, types = model_of("qwen2", tied=finer is not None), {"token_embd.weight": embeddings, "output.weight": output}
     matrix = model.get_output_embeddings().weight.detach()
     file = write_gguf(tmp_path / "a.gguf", model, types=types, tensors={"output.weight": matrix})
-    assert main(["model", "import", str(file), "--out", str(tmp_path / "out")]) == 0
+    command = ["model", "import", str(file), "--out", str(tmp_path / "out")]
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert main([*command, "--sha256", "0" * 64]) == 2
+    assert f"{file} has the SHA-256 {digest}: it is another file" in capsys.readouterr().err
+    assert main([*command, "--sha256", digest.upper()]) == 0
     again, said = loaded(tmp_path / "out")[0], capsys.readouterr().out
     assert ("are one matrix" in said) == again.config.tie_word_embeddings == (finer is not None)
     assert f"{sum(each.numel() for each in model.parameters()):,} weights" in said
