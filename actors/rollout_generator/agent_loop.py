@@ -70,7 +70,7 @@ class Watch(Protocol):
         """What was told of a turn that was cut, at least one token."""
 
 
-class _Ending:
+class Ending:
     """Ends a turn at the token that makes a call complete, in formats where that ends it. Later tokens are dropped."""
 
     listens = True
@@ -152,7 +152,7 @@ class AgentLoop:
         """
         ends = bool(self.chat.closing)
         while episode.ended is None:
-            turn, stopped = await self.write(episode, watch=_Ending(self.chat) if ends else None)
+            turn, stopped = await self.write(episode, watch=Ending(self.chat) if ends else None)
             calls = episode.wrote(*turn, stopped=stopped)
             if asks is not None and episode.ended is None:
                 asks()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.contract import GeneratorContract
 from actors.rollout_generator import RolloutGenerator
+from actors.rollout_generator.agent_loop import Ending
 from agent_rl.environments.base import Demonstration
 from agent_rl.environments.maths import Maths
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
+from agent_rl.messages import PolicyVersion
+from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import MalformedCall, ParsedCall
 from agent_rl.rollout.prompts import PromptError
@@ -86,6 +90,37 @@ def test_each_label_calls_its_tool() -> None:
     assert FencedFormat.turn_of('<tool_call>{"name": "sql", "arguments": {"query": "SELECT 1"}}</tool_call>') == (
         "```sql\nSELECT 1\n```"
     )
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_turn_ends_with_its_first_call_and_what_an_engine_wrote_after_it_is_dropped(told: bool, at_once: int) -> None:
+    chat = FencedFormat(build_tokenizer())
+    tokens = np.array(chat.encode(f"I add.\n{BLOCK}\n```output\n41\n```"), np.int32)
+    turn = tokens, -np.arange(len(tokens), dtype=np.float32), np.zeros((len(tokens), 2), np.int32)
+    watch = Ending(chat)
+    for start in range(0, len(tokens) if told else 0, at_once):
+        watch.wrote(*(each[start : start + at_once] for each in turn))
+    watch.ended(*turn)
+    kept, logprobs, policies = watch.turn
+    assert chat.decode(kept.tolist()) == f"I add.\n{BLOCK}"
+    assert watch.cut_at
+    assert (len(policies), logprobs.tolist()) == (len(kept), [-float(place) for place in range(len(kept))])
+
+
+def test_a_turn_that_was_ended_is_followed_by_the_token_that_ends_turns() -> None:
+    chat = FencedFormat(build_tokenizer(), builders.environments())
+    episode = Episode(builders.request(), chat)
+    tokens = np.array(chat.encode(BLOCK), np.int32)
+    episode.strands[0].limited = True  # as the agent loop says of a turn that it ended
+    [call] = episode.wrote(
+        tokens, np.zeros(len(tokens), np.float32), np.zeros((len(tokens), 2), np.int32), stopped=False
+    )
+    assert isinstance(call, ParsedCall)
+    episode.responded(["42"], [], PolicyVersion(1, 0))
+    said = [("assistant", BLOCK), ("user", "```output\n42\n```")]
+    whole = [*chat.messages(episode.request.problem), *({"role": role, "content": text} for role, text in said)]
+    assert chat.decode(episode.tokens) == chat.render(whole, generate=True)
 
 
 def test_no_output_passes_for_the_end_of_its_block() -> None:
