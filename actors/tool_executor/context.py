@@ -100,7 +100,8 @@ class ExecutorContext:
 
     async def call(self, function: str, *arguments: str) -> ToolOutput:
         """Call ``module:name`` with texts in a fresh child of the sandbox."""
-        assert self._services.functions is not None, "the executor has seen no tool that runs in the sandbox"
+        if self._services.functions is None:
+            raise RuntimeError('Context.call needs a tool with runs = "sandbox" in the run, whose interpreters it uses')
         with self._deadline.suspended():
             return self._waited(await self._services.functions.call(function, *arguments, name=self.rollout))
 

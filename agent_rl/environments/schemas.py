@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, create_model
 
-OWN = ("context", "state")
+OWN = ("context", "state", "problem")
 """Keyword-only parameters that the model does not give."""
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 

@@ -10,15 +10,16 @@
         \"\"\"
 
 The model is told the function's name, its docstring and a JSON schema of its parameters. A line ``parameter: text`` of
-the docstring describes a parameter. Two keyword-only parameters are not the model's: ``context`` gets the `Context` of
-the call, and ``state`` the state of the rollout, as a value of its annotated type. That is empty at first, is changed
-in place, and travels as JSON with the rollout.
+the docstring describes a parameter. Three keyword-only parameters are not the model's: ``context`` gets the `Context`
+of the call, ``problem`` the problem's payload, and ``state`` the state of the rollout, as a value of its annotated
+type. That is empty at first, is changed in place, and travels as JSON with the rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -26,6 +27,7 @@ import json
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from pydantic import TypeAdapter, ValidationError
@@ -106,22 +108,24 @@ class FunctionTool:
         """Run one call. Raises BadArgumentError, and what the function raises."""
         if self.runs == "sandbox":
             return await self._call_apart(arguments, state, context)
-        given, kept = self._given(arguments, state)
+        given, kept = self._given(arguments, state, self._payload(context))
         if "context" in self._own:
             given["context"] = context
         if inspect.iscoroutinefunction(self.function):
             return self._output(await self.function(**given), kept, state)
         return self._output(await context.in_thread(partial(self.function, **given)), kept, state)
 
-    def call_here(self, arguments: Mapping[str, Any], state: bytes) -> ToolOutput:
+    def call_here(
+        self, arguments: Mapping[str, Any], state: bytes, problem: Mapping[str, Any] = MappingProxyType({})
+    ) -> ToolOutput:
         """The same, for who has nothing else to do meanwhile: a child of the sandbox."""
-        given, kept = self._given(arguments, state)
+        given, kept = self._given(arguments, state, problem)
         returned = self.function(**given)
         return self._output(asyncio.run(returned) if inspect.iscoroutine(returned) else returned, kept, state)
 
     async def _call_apart(self, arguments: Mapping[str, Any], state: bytes, context: Context) -> ToolOutput:
         module, name = self.function.__module__, self.function.__qualname__
-        text = json.dumps([arguments, base64.b64encode(state).decode()])
+        text = json.dumps([arguments, base64.b64encode(state).decode(), self._payload(context)])
         output = await context.call(f"{__name__}:call_apart", f"{module}:{name}", text)
         if output.outcome != "success":
             return output
@@ -136,13 +140,20 @@ class FunctionTool:
         printed = {name: getattr(output, name) + fields[name] for name in ("stdout", "stderr")}
         return ToolOutput(**{**fields, **printed, "state": kept, "run_seconds": output.run_seconds})
 
-    def _given(self, arguments: Mapping[str, Any], state: bytes) -> tuple[dict[str, Any], Any]:
+    def _payload(self, context: Context) -> dict[str, Any]:
+        return context.problem.payload if "problem" in self._own else {}
+
+    def _given(
+        self, arguments: Mapping[str, Any], state: bytes, problem: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Any]:
         """The function's keyword arguments, and the value of its state."""
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments))
         except ValidationError as error:
             raise BadArgumentError(_misfit(error)) from None
         given = {name: getattr(checked, name) for name in checked.model_fields_set}
+        if "problem" in self._own:
+            given["problem"] = copy.deepcopy(dict(problem))  # of all rollouts
         kept = None
         if self.stateful:
             kept = given["state"] = self._state.validate_json(state) if state else self._empty()
@@ -177,9 +188,9 @@ def call_apart(target: str, text: str) -> str:
     """In a child of the sandbox: call the tool ``module:name``; how it ended, as JSON."""
     module, _, name = target.partition(":")
     called = getattr(importlib.import_module(module), name)
-    arguments, state = json.loads(text)
+    arguments, state, problem = json.loads(text)
     try:
-        output = called.call_here(arguments, base64.b64decode(state))
+        output = called.call_here(arguments, base64.b64decode(state), problem)
     except BadArgumentError as error:
         return json.dumps({"malformed": str(error)})
     except Exception as error:  # noqa: BLE001  whatever the tool raises is the call's outcome

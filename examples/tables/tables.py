@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_rl.environments.base import ChatMessages, Context, Demonstration, ToolOutput
+from agent_rl.environments.base import ChatMessages, Demonstration
 from agent_rl.environments.maths.environment import BoxedAnswers, format_penalty
 from agent_rl.environments.maths.rewards import exactly_equal, final_answer
 from agent_rl.environments.tasks import DrawnTasks
@@ -152,11 +152,6 @@ SHOWN = ("count with", "lookup")
 """The kinds that demonstrations show."""
 
 
-def answered(table: str, query: str) -> str:
-    """The rows of a query, a line each, of a table as JSON. Runs in the sandbox."""
-    return "\n".join(" | ".join(map(str, row)) for row in rows_of(json.loads(table), query)) or "no rows"
-
-
 def rows_of(table: dict[str, Any], query: str) -> list[Sequence[Any]]:
     """The first rows of a query. Raises sqlite3.Error."""
     with closing(sqlite3.connect(":memory:")) as database:
@@ -166,10 +161,10 @@ def rows_of(table: dict[str, Any], query: str) -> list[Sequence[Any]]:
         return database.execute(query).fetchmany(MOST_ROWS)
 
 
-@tool
-async def sql(query: str, *, context: Context) -> ToolOutput:
+@tool(runs="sandbox")
+def sql(query: str, *, problem: dict[str, Any]) -> str:
     """Run a query of SQLite on the question's table and return its rows."""
-    return await context.call(f"{__name__}:answered", json.dumps(context.problem.payload), query)
+    return "\n".join(" | ".join(map(str, row)) for row in rows_of(problem, query)) or "no rows"
 
 
 def draw(rng: random.Random, domains: Sequence[Domain], kinds: Sequence[str], wordings: slice) -> tuple[Problem, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import sqlite3
 import subprocess
@@ -113,15 +112,15 @@ def test_questions_about_tables_are_answered_by_their_queries_and_held_out_ones_
     for shown in islice(tasks.demonstrations(random.Random(0)), 20):
         [call] = parse_calls(shown.messages[1]["content"])
         assert shown.problem.payload["subject"] in module.SHOWN
-        assert module.answered(json.dumps(shown.problem.payload), call.arguments["query"]) == shown.problem.answer
+        assert module.sql.call_here(call.arguments, b"", shown.problem.payload).value == shown.problem.answer
 
 
 def test_a_query_that_never_ends_is_stopped(example: Any) -> None:
     module = example("tables")
-    table = json.dumps(module.Tables(seed=0, base=EXAMPLES).problems().evaluation(0).payload)
+    table = module.Tables(seed=0, base=EXAMPLES).problems().evaluation(0).payload
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT sum(x) FROM n"
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
-        module.answered(table, endless)
+        module.sql.call_here({"query": endless}, b"", table)
 
 
 def test_hidden_calls_judge_a_program(example: Any) -> None:

@@ -16,6 +16,7 @@ from agent_rl.environments.base import SNAPSHOT_BYTES, BadArgumentError, ToolOut
 from agent_rl.environments.python_tools import notebook, python
 from agent_rl.environments.schemas import ToolError
 from agent_rl.environments.tools import FunctionTool, bounded, by_name, call_apart, rendered, tool
+from agent_rl.messages import Problem
 from agent_rl.topology_checks.topology import check_topology
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class FakeContext:
     """Runs cells and threads in place."""
 
     log = structlog.get_logger()
+    problem = Problem("p", "How many?", payload={"rows": [3, 4]})
 
     def __init__(self) -> None:
         self.cells: list[tuple[str, tuple[str, ...]]] = []
@@ -282,6 +284,26 @@ def test_a_sandboxed_function_is_called_apart_with_its_state() -> None:
     assert failed.stderr == "IndexError: string index out of range\n"
     with pytest.raises(BadArgumentError, match="word: Input should be a valid string"):
         call(apart, {"word": 1})
+
+
+@tool
+def counted(at: int, *, problem: dict[str, Any]) -> int:
+    """A row of the problem's."""
+    return int(problem["rows"].pop(at))
+
+
+@tool(runs="sandbox")
+def counted_apart(at: int, *, problem: dict[str, Any]) -> int:
+    """A row of the problem's."""
+    return int(problem["rows"].pop(at))
+
+
+@pytest.mark.parametrize("made", [counted, counted_apart])
+def test_a_tool_is_given_the_payload_of_the_problem_and_the_model_is_told_nothing_of_it(made: FunctionTool) -> None:
+    assert [call(made, {"at": 1}).value for _ in range(2)] == ["4", "4"]
+    assert list(made.schema["function"]["parameters"]["properties"]) == ["at"]
+    with pytest.raises(BadArgumentError, match="problem: Extra inputs are not permitted"):
+        call(made, {"at": 1, "problem": {"rows": [5, 6]}})
 
 
 def test_the_notebooks_state_is_its_cells_and_is_bounded_before_a_cell_runs() -> None:
