@@ -9,8 +9,7 @@ setup(
     packages=[*find_packages(include=["agent_rl*", "actors*", "transport*", "benchmarks*"]), "agent_rl.examples"],
     package_dir={"agent_rl.examples": "examples"},
     package_data={
-        "agent_rl.examples": ["*.toml", "*/*.toml", "*/*.py", "word_problems/*.jsonl"],
-        "actors.cluster": ["templates/*"],
+        "agent_rl.examples": ["*.toml", "*/*.toml", "*/*.py", "cluster/*", "word_problems/*.jsonl"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],

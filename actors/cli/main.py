@@ -79,7 +79,6 @@ COMMANDS = {
         Command("serve-tools", "serve_tools:serve_tools", "Serve the sandbox over HTTP to trainers of other projects."),
         Command("doctor", "doctor:doctor", "Look at this machine, and try an engine and a step on each device."),
         Command("keys", "keys:keys", "Make the key that hosts of one run share."),
-        Command("render", "render:app", "Write a batch script for Slurm, or manifests for Kubernetes."),
     ),
 }
 """By the heading under which ``agent-rl --help`` shows them, in its order."""

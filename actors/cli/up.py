@@ -15,9 +15,8 @@ from cyclopts import Parameter
 from actors.cli.output import Mistake, complain
 from actors.cli.parameters import Overlays, Overrides, TopologyFile
 from actors.cli.topologies import run_files
-from actors.cluster.orders import STARTS, OrderError, Orders, place, texts_of
+from actors.cluster.orders import STARTS, STOPPED, OrderError, Orders, place, texts_of
 from actors.cluster.places import address_faults, is_here, own_command
-from actors.cluster.plan import STOPPED
 from agent_rl.config.examples import EXAMPLES, topology_file
 from agent_rl.messages.pipes import Order, Terminal
 

@@ -36,6 +36,8 @@ SILENT_SECONDS = 60.0
 NOT_FOR_PEOPLE = "this is started by `agent-rl up` of the same release; there is nothing to type"
 STARTS = "agent-rl: the host starts"
 """What a host writes to stderr when it has taken its order and begins."""
+STOPPED = 75
+"""The exit code of a host whose run was stopped before it was finished."""
 
 
 class OrderError(ValueError):

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.cluster.orders import BEAT_SECONDS, STARTS
-from actors.cluster.plan import STOPPED
+from actors.cluster.orders import BEAT_SECONDS, STARTS, STOPPED
 from actors.exits import describe_exit
 from actors.runtime.interrupts import INTERRUPTED
 from agent_rl.messages.pipes import Alive, Kill, Order, Say, Stop

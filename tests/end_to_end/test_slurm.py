@@ -1,9 +1,10 @@
-"""A rendered batch script on a real Slurm: slurmctld and two slurmd, each on a machine of its own (namespaces)."""
+"""The batch script to copy on a real Slurm: slurmctld and two slurmd, each on a machine of its own (namespaces)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.cluster.places import own_command
 from tests.end_to_end.processes import balanced, steps_trained, wait_for
 from tests.end_to_end.topologies import MICRO
+from tests.examples.cluster_files import slurm_script
 from tests.machines import Machine, machines, skip_without
 
 CONFIGURATION = """\
@@ -108,25 +111,19 @@ def slurm() -> Iterator[Slurm]:
         yield cluster
 
 
-def render(folder: Path, *arguments: str) -> Path:
-    """Write the batch script of a topology in the folder."""
-    command = [sys.executable, "-m", "actors.cli", "render", "slurm", "two.toml", "--out", "job.sh", *arguments]
-    subprocess.run(command, check=True, cwd=folder)
-    return folder / "job.sh"
-
-
 def write_topology(folder: Path, steps: int) -> Path:
     """Two hosts without addresses or a key; its run directory."""
     directory = folder / "run"
     hosts = "[hosts.a]\n[hosts.b]\n"
-    (folder / "two.toml").write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
+    (folder / "run.toml").write_text(MICRO.format(directory=directory, steps=steps, hosts=hosts, a="a", b="b"))
     return directory
 
 
 @pytest.mark.slow
 def test_a_job_that_is_stopped_or_killed_goes_on_when_it_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
     directory = write_topology(tmp_path, steps=14)
-    number = slurm.submit(render(tmp_path, "--sbatch", "output=job.log"))
+    script = slurm_script(tmp_path, shlex.join(own_command()), "a b")
+    number = slurm.submit(script, "--partition=all", "--output=job.log")
     log = tmp_path / "job.log"
     try:
         wait_for(lambda: steps_trained(directory) >= 2, "two steps")

@@ -1,4 +1,4 @@
-"""A topology of two hosts without addresses, for what is rendered."""
+"""A topology of two hosts without addresses."""
 
 TOPOLOGY = """\
 [run]
