@@ -69,7 +69,7 @@ COMMANDS = {
         Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
         Command("model", "models:app", "Import a model from a GGUF file; give tokens rows."),
         Command("mcp", "mcp:mcp", "Ask the MCP servers of a topology for their tools, and keep the lists in files."),
-        Command("data", "data:app", "Prepare data: fetch, convert, filter, deduplicate, conversations."),
+        Command("data", "data:app", "Prepare data: fetch problems, make conversations."),
     ),
     "Machines": (
         Command("bench", "bench:bench", "Measure: transport, rollout, overlap, throughput, ...", own_flags=True),

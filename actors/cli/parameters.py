@@ -24,7 +24,6 @@ Overrides = Annotated[
 RunDirectory = Annotated[Path, Parameter(name="RUN", help="the run directory")]
 Positive = Annotated[int, Parameter(validator=Number(gte=1))]
 PositiveNumber = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
-Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1))]
 
 
 def several(metavar: str, text: str) -> Parameter:

@@ -1,7 +1,4 @@
-"""Which problems stages draw from: a filter by the problem, and the rule by how often a policy solves it.
-
-The rule and the counting are shared by select stages and by ``agent-rl data difficulty``.
-"""
+"""Which problems stages draw from: a filter by the problem, and the rule by how often a policy solves it."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_rl.data.rows import DataError, Placed, Row
-from agent_rl.environments.base import Environment, TaskError
+from agent_rl.environments.base import TaskError
 from agent_rl.environments.task_files import read_rows, resolve
 from agent_rl.files.reading_json import JsonError, parse_json
 from agent_rl.rollout.parsing import OPENING, ParsedCall, parse_calls
-from agent_rl.rollout.prompts import EMPTY, THOUGHTS, ChatFormat, PromptError
+from agent_rl.rollout.prompts import THOUGHTS, ChatFormat, PromptError
 
 Message = dict[str, Any]
 """``role``, ``content``, and where the row has them ``thought`` and ``train`` (False)."""
@@ -280,15 +280,11 @@ def try_conversations(patterns: Sequence[str], base: Path, most: int) -> None:
         )
 
 
-def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) -> tuple[ChatFormat, int | None]:
-    """How the model's tokenizer writes conversations, and the tokens its sequences may have. Raises DataError.
-
-    ``environments`` say how problems are put, where they are.
-    """
+def chat_format_of(model: str) -> ChatFormat:
+    """How the model's tokenizer writes conversations. Raises DataError."""
     from transformers import AutoTokenizer
 
     from agent_rl.models.hub import HubError, is_hub_name, metadata
-    from agent_rl.models.model_files import ModelFiles, Unreadable
 
     try:
         directory = metadata(model) if is_hub_name(model) else Path(model).expanduser()
@@ -297,17 +293,9 @@ def chat_format_of(model: str, environments: Mapping[str, Environment] = EMPTY) 
     if not directory.is_dir():
         raise DataError(f"--model {model}: there is no such directory; name that of a Hugging Face model")
     try:
-        chat = ChatFormat(
-            AutoTokenizer.from_pretrained(directory, trust_remote_code=False),
-            environments,
-            compact=not environments or None,
-        )
+        return ChatFormat(AutoTokenizer.from_pretrained(directory, trust_remote_code=False), compact=True)
     except (OSError, ValueError, PromptError) as error:
         raise DataError(f"--model {model}: {' '.join(str(error).split())[:300]}") from error
-    try:
-        return chat, ModelFiles.read(directory).length
-    except Unreadable:  # a tokenizer alone
-        return chat, None
 
 
 # Layouts of public sets -----------------------------------------------------------------------------------------------

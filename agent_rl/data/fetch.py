@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agent_rl.data.filters import Review, Tally, renamed
+from agent_rl.data.review import Review, Tally, renamed
 from agent_rl.data.rows import DataError, Row, json_line
 from agent_rl.environments.maths.rewards import boxes_in
 from agent_rl.environments.task_files import FORMATS, read_rows
@@ -96,7 +96,7 @@ def _choose(request: Request, report: Callable[[str], object]) -> tuple[HubFiles
     if not configs:
         raise DataError(
             f"{request.dataset} has no files that end in one of {', '.join(FORMATS)} (revision {files.commit}); "
-            "download it by other means, write JSONL and use agent-rl data convert"
+            "read it with Hugging Face's `datasets`, and write JSONL with `problem` and `answer`"
         )
     config = request.config or next((name for name in (files.default, "default", "main") if name in configs), "")
     if not config and len(configs) == 1:

@@ -105,8 +105,8 @@ class Health:
             yield Alarm(
                 "no_signal",
                 f"all {decided:,} groups of the last {WINDOW} steps were without a gradient, at {success:.0%} success: "
-                "choose problems that are neither always nor never solved (a select stage, agent-rl data difficulty), "
-                "or more samples a group",
+                "choose problems that are neither always nor never solved (a select stage), or more "
+                "samples a group",
             )
         entropy = self._trained(lambda figures: figures.entropy)
         if entropy is not None and entropy < LEAST_ENTROPY and success < SURE_SUCCESS:

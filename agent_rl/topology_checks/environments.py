@@ -312,10 +312,7 @@ def _control_notes(topology: Topology, base: Path, chat: ChatFormat, tasks: Mixe
     for place, (what, found, count) in looked.items():
         if found:
             message = f"{len(found)} of {count_of(count, what)} hold the text of a control token, as {found[0]!r:.80}"
-            remedy = (
-                "it is spelt out, as in &lt;|im_end|>; `agent-rl data convert --model M --drop` leaves such rows out"
-            )
-            yield Finding(place, message, remedy)
+            yield Finding(place, message, "it is spelt out, as in &lt;|im_end|>; or leave such rows out")
 
 
 def _call_notes(topology: Topology, base: Path, environments: Environments) -> Iterator[Finding]:
@@ -363,7 +360,7 @@ def _list_notes(topology: Topology, environments: Environments, tasks: MixedTask
             if copies := [one.id for one in listed if first.setdefault((one.text, one.answer), one.id) != one.id]:
                 of = f"{len(copies):,} of {count_of(len(listed), f'{what} problem')}"
                 message = f"{of} repeat others, as {copies[0]!r:.80}"
-                yield Finding(("environments", index), message, f"{so}; `agent-rl data deduplicate` leaves them out")
+                yield Finding(("environments", index), message, f"{so}; or leave them out")
             said = [one for one in listed if one.payload.get("system")]
             if said and not asked(name, "its prompt", partial(_shown, environments[name], said[0])):
                 its = "its" if len(said) == 1 else "their"

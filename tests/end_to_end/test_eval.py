@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli.main import main
 from agent_rl.config.topology import InitialiseModel
 from agent_rl.learning.tiny import initialise_model
 from agent_rl.records.journal import JournalError, read_journal
@@ -93,9 +92,7 @@ def test_interrupted_an_evaluation_goes_on_and_its_figures_are_those_of_every_ro
 
 
 @pytest.mark.slow
-def test_killed_actors_cost_no_answer_and_results_choose_the_problems_of_a_later_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_actors_cost_no_answer(tmp_path: Path) -> None:
     arguments = prepare(tmp_path)
     process = begin(tmp_path, *arguments)
     topology = tmp_path / "out" / "evaluation.toml"
@@ -106,10 +103,3 @@ def test_killed_actors_cost_no_answer_and_results_choose_the_problems_of_a_later
     assert said.all.count("starting it again") >= 3
     assert (said.summary["pass@1"], said.summary["lost"]) == (0.5, 0)
     assert len(stored(tmp_path)) == 4 * PROBLEMS
-    monkeypatch.chdir(tmp_path)
-    command = ["data", "difficulty", "fours.jsonl", "--results", "out", "--out"]
-    assert main([*command, "hard.jsonl"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"read": PROBLEMS, "kept": PROBLEMS}
-    assert main([*command, "easier.jsonl", "--below", "0.5"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"read": PROBLEMS, "kept": 0, "dropped_too_easy": PROBLEMS}

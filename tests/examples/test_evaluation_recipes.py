@@ -20,7 +20,7 @@ from actors.cli.main import command_line, main
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EvaluateStage, InitialiseModel
 from agent_rl.data.fetch import as_problem
-from agent_rl.data.filters import renamed
+from agent_rl.data.review import renamed
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.maths.rewards import answers_equal
 from agent_rl.evaluation.problems import chosen_problems

@@ -333,7 +333,7 @@ def test_a_directory_that_the_user_may_not_enter_is_one_clear_line(command, tmp_
         (["eval", "m", "--n", "many"], 'unable to convert "many" into int'),
         (["eval", "m", "--prompt", "plein"], 'Choose from: "plain", "rstar2"'),
         (["eval", "--compare", "a"], "--compare requires 2"),
-        (["data", "convert", "a"], "--out requires an argument"),
+        (["data", "sft", "a"], "--out requires an argument"),
     ],
 )
 def test_a_wrong_call_is_one_clear_line_that_names_the_help(arguments, told, capsys):
@@ -356,7 +356,7 @@ def commands(app, names=()):
 
 def test_help_of_every_command_is_plain_text_of_80_columns(capsys):
     called = list(commands(command_line()))
-    assert ("data", "convert") in called
+    assert ("data", "demonstrate") in called
     for names in called:
         assert main([*names, "--help"]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -375,7 +375,7 @@ def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, capsys):
     complete = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _agent_rl; echo "${COMPREPLY[@]}"'
     for words, completed in (
         (["che"], "check"),
-        (["data", "decon"], "decontaminate"),
+        (["data", "demon"], "demonstrate"),
         (["eval", "--show"], "--show-problems"),
     ):
         done = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -14,7 +15,8 @@ from actors.cli.main import main
 from agent_rl.config.load import load_topology
 from agent_rl.config.source import TopologyError
 from agent_rl.config.topology import InitialiseModel
-from agent_rl.data.rows import DataError, writer
+from agent_rl.data.review import Review
+from agent_rl.data.rows import DataError, rows_of, writer
 from agent_rl.environments.base import TaskError
 from agent_rl.evaluation.problems import chosen_problems
 from agent_rl.files.reading_json import JsonError, parse_json
@@ -75,24 +77,20 @@ def test_rows_of_problems_and_conversations(here: Path, wrong: str, capsys: pyte
     rows += [line({"prompt": f'[{{"role": "user", "content": {value or 1}}}]', "answer": '"2"'}), f"{value}\n"]
     rows += [line({**CHAT, key: value}) for key in CHAT]
     rows += [line({"messages": f'[{{"role": {value or 1}, "content": {value or 1}, "tool_calls": {value or 1}}}]'})]
-    (here / "sound.jsonl").write_text(line(ROW))
     for row in rows:
         (here / "p.jsonl").write_text(line({**ROW, "id": '"b"'}) + row)
-        for arguments in (
-            ("convert", "p.jsonl"),
-            ("integers", "p.jsonl"),
-            ("deduplicate", "p.jsonl"),
-            ("decontaminate", "sound.jsonl", "--against", "p.jsonl"),
-            ("sft", "p.jsonl"),
-        ):
+        for subject in (("sft",), ("demonstrate", "--number", "1")):
             number += 1
-            subject, *rest = arguments
             out = here / f"out{number}.jsonl"
-            if survives(capsys, "data", subject, *rest, "--out", str(out)) == 0:
+            if survives(capsys, "data", *subject, "p.jsonl", "--out", str(out)) == 0:
                 for written in out.read_text().splitlines():
                     json.loads(written, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
             else:
                 assert not out.exists()
+        with suppress(TaskError):
+            review = Review()
+            for where, found_row in rows_of(["p.jsonl"], here):
+                review.faults(found_row, where)
         try:
             found = chosen_problems(["p.jsonl"], None, None)
         except TaskError as error:

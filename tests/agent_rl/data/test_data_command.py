@@ -13,15 +13,9 @@ from pyarrow import parquet
 
 from actors.cli.main import main
 from agent_rl.data.demonstrations import demonstration
-from agent_rl.data.filters import Integers
 from agent_rl.data.rows import rows_of, writer
 from agent_rl.environments.maths.rewards import final_answer
-from agent_rl.environments.task_files import problem_of
-from agent_rl.evaluation.results import write_results
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
-from tests.agent_rl.evaluation.test_results import result
-
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -35,131 +29,38 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
     return counts
 
 
+def copy(file: str, out: Path) -> None:
+    with writer(out) as write:
+        for _, row in rows_of([file], out.parent):
+            write(row)
+
+
 ROWS = [
     {"id": f"p{i}", "problem": f"What is {i}?", "answer": str(i) if i % 2 else "1/2", "extra": [i]} for i in range(6)
 ]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
-def test_every_format_is_read_and_written_as_it_was(tmp_path: Path, capsys: Any, ending: str) -> None:
-    first = write_rows(tmp_path / "in.jsonl", ROWS)
-    middle, last = tmp_path / f"middle.{ending}", tmp_path / "last.jsonl"
-    assert run(capsys, "convert", first, "--out", str(middle)) == {"read": 6, "kept": 6}
-    run(capsys, "convert", str(middle), "--out", str(last))
-    assert [json.loads(line) for line in last.read_text().splitlines()] == ROWS
+def test_every_format_is_read_and_written_as_it_was(tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"out.{ending}"
+    copy(write_rows(tmp_path / "in.jsonl", ROWS), out)
+    assert [row for _, row in rows_of([str(out)], tmp_path)] == ROWS
     if ending == "jsonl.gz":
-        assert len(gzip.decompress(middle.read_bytes()).splitlines()) == 6
+        assert len(gzip.decompress(out.read_bytes()).splitlines()) == 6
     if ending == "parquet":
-        assert parquet.read_table(middle).num_rows == 6
+        assert parquet.read_table(out).num_rows == 6
 
 
-def test_columns_are_renamed_where_they_stand_and_from_within(tmp_path: Path, capsys: Any) -> None:
-    rows = [{"no": 1, "question": "1 + 1?", "extra": {"gold": {"text": "2"}}, "level": 3}]
-    out = tmp_path / "out.jsonl"
-    data = write_rows(tmp_path / "in.jsonl", rows)
-    mapped = "problem=question,answer=extra.gold.text,id=no"
-    assert run(capsys, "convert", data, "--out", str(out), "--columns", mapped) == {"read": 1, "kept": 1}
-    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
-    assert list(row.items()) == [
-        *(("id", 1), ("problem", "1 + 1?"), ("extra", {"gold": {"text": "2"}}), ("level", 3), ("answer", "2"))
-    ]
-    assert problem_of(row, "here").answer == "2"
-
-
-@pytest.mark.parametrize(
-    ("mapped", "told"),
-    [
-        ("problem=query", "in.jsonl:1: --columns problem=query: there is no column 'query'; there is answer, problem"),
-        ("answer=problem.text", "there is no column 'problem.text'"),
-        ("answer=problem", "there is a column 'answer' already; rename that one too"),
-        ("problem", "is not NEW=OLD"),
-        ("problem=a,problem=b", "is not NEW=OLD"),
-        ("=a", "is not NEW=OLD"),
-    ],
-)
-def test_columns_that_cannot_be_renamed(tmp_path: Path, capsys: Any, mapped: str, told: str) -> None:
-    data, out = write_rows(tmp_path / "in.jsonl", [{"problem": "1?", "answer": "1"}]), tmp_path / "out.jsonl"
-    assert main(["data", "convert", data, "--out", str(out), "--columns", mapped]) == 2
-    assert told in capsys.readouterr().err
-    assert not out.exists()
-
-
-FAULTY = [
-    {"id": "a", "problem": "1?", "answer": "1"},
-    {"id": "b", "problem": "2?"},
-    {"id": "a", "problem": "3?", "answer": "3"},
-    {"id": "c", "answer": "4"},
-    {"id": "d", "problem": "5?", "answer": float("nan")},
-    {"problem": "x" * 300, "answer": "6"},
-    {"messages": [{"role": "user", "content": "hi"}]},
-    {"problem": "7? <|end|><|assistant|>8", "answer": "7"},
-    {"problem": "8? </tool_response>", "answer": "8"},
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes<|end|>"}]},
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<answer>4</answer>"}]},
-    {"problem": "9?", "answer": r"\sum_{n=1}^\infty \frac1{n^2}"},
-    {"problem": "10?", "answer": r"\int_0^1 x^2 dx = \frac13"},
-    {"id": "e", "problem": "\ud800", "answer": "7"},
-]
-
-
-def test_rows_that_training_would_refuse_are_counted_and_named(tmp_path: Path, capsys: Any, tiny_model: Path) -> None:
-    data, out = write_rows(tmp_path / "in.jsonl", FAULTY), tmp_path / "out.jsonl"
-    arguments = ["data", "convert", data, "--model", str(tiny_model), "--max-tokens", "250", "--prompt", "plain"]
-    assert main([*arguments[:3], "--out", str(tmp_path / "bad.jsonl")]) == 2  # half a character cannot be written
-    capsys.readouterr()
-    data = write_rows(tmp_path / "in.jsonl", FAULTY[:-1])
-    assert main([*arguments, "--out", str(out)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    found = {"without_problem": 1, "without_answer": 2, "duplicate_id": 1, "prompt_too_long": 1, "control_tokens": 3}
-    assert json.loads(said[-1]) == {"read": 13, "kept": 13, **found, "unread_answer": 1}
-    notes = [line for line in said if line.startswith("note: ")]
-    assert len(notes) == 6
-    assert (
-        f"note: 2 rows without an answer: neither text or a number in `answer` nor verl's `reward_model.ground_truth`: {data}:2, {data}:5"
-        in notes
-    )
-    assert f"note: 1 row with the id of an earlier row: {data}:3" in notes
-    assert f"note: 1 row with a prompt that leaves no room for a response: {data}:6" in notes
-    assert any("with the text of a control token" in note and note.endswith(f"{data}:10") for note in notes)
-    assert any("the checker of `maths` cannot read" in note and note.endswith(f": {data}:12") for note in notes)
-    assert len(out.read_text().splitlines()) == 13
-    counts = run(capsys, *arguments[1:], "--drop", "--out", str(tmp_path / "kept.jsonl"))
-    assert counts == {"read": 13, "kept": 5, **{f"dropped_{name}": count for name, count in found.items()}}
-
-
-def test_columns_that_come_late_are_columns_too(tmp_path: Path, capsys: Any) -> None:
+def test_columns_that_come_late_are_columns_too(tmp_path: Path) -> None:
     rows = [{"problem": str(i), "answer": "4"} | ({"lang": "zh"} if i > 2000 else {}) for i in range(2500)]
     out = tmp_path / "out.parquet"
-    run(capsys, "convert", write_rows(tmp_path / "in.jsonl", rows), "--out", str(out))
+    copy(write_rows(tmp_path / "in.jsonl", rows), out)
     table = parquet.read_table(out)
     assert table.column_names == ["problem", "answer", "lang"]
     assert table["lang"].null_count == 2001
 
 
-def test_a_filter_keeps_rows_whole_and_names_the_ids(tmp_path: Path, capsys: Any) -> None:
-    out, ids = tmp_path / "out.jsonl", tmp_path / "ids.txt"
-    counts = run(capsys, "integers", write_rows(tmp_path / "in.jsonl", ROWS), "--out", str(out), "--ids", str(ids))
-    assert counts == {"read": 6, "kept": 3, "dropped_answer_is_no_integer": 3}
-    assert [json.loads(line) for line in out.read_text().splitlines()] == ROWS[1::2]
-    assert ids.read_text().split() == ["p1", "p3", "p5"]
-
-
-def test_what_a_model_always_solves_is_dropped_by_its_own_samples(tmp_path: Path, capsys: Any) -> None:
-    problems = [result("4", "4", problem="What is 1?"), result("4", "5", problem="What is 2?")]
-    problems += [result("5", "5", problem="What is 3?")]
-    write_results(tmp_path / "results.json", {}, problems)
-    data, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    counts = run(capsys, "difficulty", data, "--results", str(tmp_path), "--out", str(out))
-    assert counts == {"read": 6, "kept": 2, "dropped_always_solved": 1, "dropped_not_sampled": 3}
-    # samples of two evaluations count together
-    more = tmp_path / "more.json"
-    write_results(more, {}, [result("5", "5", problem="What is 1?")])
-    out = tmp_path / "out2.jsonl"
-    counts = run(
-        capsys, "difficulty", data, "--results", str(tmp_path), str(more), "--drop-unsolved", "--out", str(out)
-    )
-    assert counts["kept"] == 2
-    assert counts["dropped_never_solved"] == 1
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
 
 def test_conversations_are_made_ready_and_counted(tmp_path: Path, capsys: Any, tiny_model: Path) -> None:
@@ -182,8 +83,7 @@ def test_conversations_are_made_ready_and_counted(tmp_path: Path, capsys: Any, t
         "tokens_trained_on": 4,
         "with_control_tokens": 0,
     }
-    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    assert json.loads(out.read_text()) == {"id": 1, "messages": said}
+    assert json.loads(out.read_text()) == {"id": 1, "messages": SAID}
 
 
 @pytest.fixture(scope="module")
@@ -264,23 +164,15 @@ def test_annotated_solutions_become_programs_with_a_comment_and_a_name_for_each_
 
 def test_every_mistake_is_one_message_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    without_ids = write_rows(tmp_path / "no_ids.jsonl", [{"problem": "?", "answer": "4"}])
-    columns = write_rows(tmp_path / "columns.jsonl", [{"a": 1}, {"a": "x"}])
-    here = write_rows(tmp_path / "here.jsonl", ROWS)
+    chats = [{"id": each, "messages": SAID} for each in (1, "x")]
     cases = {
-        ("integers", data, "--ids", here): "here.jsonl exists",
-        ("integers", data, "--ids", str(out)): "is --out",
         ("sft", data, "--model", str(tmp_path / "nothing")): "there is no such directory",
-        ("integers", str(tmp_path / "nothing.jsonl")): "no file matches",
-        ("integers", data, "--out", data): "exists",
-        ("convert", data, "--out", str(tmp_path / "out.csv")): "ends in one of",
-        ("integers", write_rows(tmp_path / "bad.jsonl", [{"problem": "?"}])): "bad.jsonl:1",
-        ("integers", without_ids, "--ids", str(tmp_path / "ids.txt")): "needs an id",
-        ("decontaminate", data, "--against", str(tmp_path / "nothing.jsonl")): "no file matches",
-        ("difficulty", data, "--results", str(tmp_path)): "results.json",
-        ("difficulty", data, "--results", "x", "--at-least", "1"): "no problem would be kept",
+        ("sft", str(tmp_path / "nothing.jsonl")): "no file matches",
+        ("sft", data, "--out", data): "exists",
+        ("sft", data, "--out", str(tmp_path / "out.csv")): "ends in one of",
+        ("sft", write_rows(tmp_path / "bad.jsonl", [{"text": "?"}])): "bad.jsonl:1",
         ("sft", data, "--max-tokens", "5"): "name the --model",
-        ("convert", columns, "--out", str(tmp_path / "out.parquet")): "write JSONL",
+        ("sft", write_rows(tmp_path / "mixed.jsonl", chats), "--out", str(tmp_path / "out.parquet")): "write JSONL",
     }
     for arguments, said in cases.items():
         given = arguments if "--out" in arguments else (*arguments, "--out", str(out))
@@ -317,8 +209,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None
     tracemalloc.start()
     try:
         with writer(out) as write:
-            for where, row in rows_of([str(first)], tmp_path):
-                assert Integers().reason(problem_of(row, where)) == ""
+            for _, row in rows_of([str(first)], tmp_path):
                 write(row)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -326,23 +217,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None
     assert peak < 6 * 2**20  # of a file of 20 MiB
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the problem sets are not on this machine")
-def test_the_real_files_pass_through_every_filter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    aime, held_out = str(DATA / "train" / "aime_1983_2023.jsonl.gz"), str(DATA / "eval" / "*.jsonl")
-    first, second, third = (str(tmp_path / f"{number}.jsonl") for number in range(3))
-    counts = run(capsys, "integers", aime, "--out", first)
-    assert counts["read"] == 968
-    assert counts["kept"] > 900
-    counts = run(capsys, "deduplicate", first, "--out", second)
-    assert counts["kept"] + counts.get("dropped_duplicate", 0) <= counts["read"]
-    counts = run(capsys, "decontaminate", second, "--against", held_out, "--out", third)
-    assert 0 < counts["kept"] < counts["read"]
-    assert len(Path(third).read_text().splitlines()) == counts["kept"]
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "parquet"])
 def test_a_file_of_which_nothing_is_kept_is_a_file_all_the_same(tmp_path: Path, capsys: Any, ending: str) -> None:
     out = tmp_path / f"out.{ending}"
-    data = write_rows(tmp_path / "in.jsonl", [{"problem": "?", "answer": "x"}])
-    assert run(capsys, "integers", data, "--out", str(out))["kept"] == 0
+    data = write_rows(tmp_path / "in.jsonl", [{"messages": SAID[:1]}])
+    assert run(capsys, "sft", data, "--out", str(out))["kept"] == 0
     assert list(rows_of([str(out)], tmp_path)) == []

@@ -277,7 +277,7 @@ def test_files_are_told_apart_by_their_names(paths, configs, expected) -> None:
 
 def test_a_data_set_in_another_format_is_taken_from_the_parquet_copies_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     hub.files = {"sums.csv": b"question,answer\n1 + 1?,2\n"}
-    with pytest.raises(DataError, match=r"org/sums has no files that end in one of \.jsonl.*use agent-rl data convert"):
+    with pytest.raises(DataError, match=r"org/sums has no files that end in one of \.jsonl.*write JSONL"):
         fetch(Request("org/sums"), tmp_path / "out")
     table = pa.table({"question": ["1 + 1?"], "answer": [2]})
     parquet.write_table(table, tmp_path / "copy.parquet")

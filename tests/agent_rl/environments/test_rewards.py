@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer
+from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer, is_integer
 
 
 @pytest.mark.parametrize(
@@ -137,3 +137,20 @@ def test_answers_that_are_exactly_equal_are_the_same_text() -> None:
         "x + 1",
     )
     assert answer_text("") == ""
+
+
+@pytest.mark.parametrize("answer", ["4", "-17", "1,000", "$12$", "3.00", "007", "12.", "\\(5\\)", "10{,}000"])
+def test_integers_however_written(answer: str) -> None:
+    assert is_integer(answer)
+
+
+@pytest.mark.parametrize("answer", ["1/2", "3.5", "x", "\\frac{4}{2}", "3, 4", "", "12 apples", "2^3", "five"])
+def test_what_is_no_integer(answer: str) -> None:
+    assert not is_integer(answer)
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_every_integer_is_one_and_equals_itself(number: int) -> None:
+    assert is_integer(str(number))
+    assert is_integer(f"{number:,}")
+    assert exactly_equal(str(number), f"{number:,}")
