@@ -51,13 +51,13 @@ function drawHead() {
   const tile = ([name, value, more]) => el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]);
   const link = ({ id, title }) => el("a", title, { href: `#${id}` });
   keep(() => header, () => header.replaceChildren(...[
-    el("div.top", [el("h1", head.title), head.badge ? badge(head.badge) : null, saved ? null : connection]),
+    el("div.top", [el("h1", head.title), badge(head.badge), saved ? null : connection]),
     el("p.headline", head.headline),
     el("ul.details", head.details.map((each) => el("li", each))),
     el("nav", [...sections.values()].map(link), { "aria-label": "Sections" }),
     el("dl.tiles", head.tiles.map(tile)),
     head.notes.length ? el("ul.notes", head.notes.map((each) => el("li", each)), { "aria-label": "Notes" }) : null,
-    head.settings ? controls() : null,
+    controls(),
   ].filter(Boolean)));
   footer.textContent = head.footer;
 }
