@@ -50,7 +50,7 @@ STEPS_TIMED = 50
 """The last steps, whose median time the advice goes by."""
 MOST_CACHES = 16
 """Engines whose KV cache is drawn."""
-MODULES = ("base", "charts", "graph", "blocks", "explorer", "changes", "main")
+MODULES = ("base", "charts", "graph", "blocks", "explorer", "main")
 """The scripts of the page. Each imports only from those before it: they become one script of the page."""
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 FOOTER = (

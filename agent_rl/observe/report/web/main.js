@@ -4,7 +4,6 @@ import { el, badge, keep } from "./base.js";
 import { settings, drawAll, redraw } from "./charts.js";
 import { sectionOf } from "./blocks.js";
 import { explorer } from "./explorer.js";
-import { changes } from "./changes.js";
 
 const saved = JSON.parse(document.getElementById("data").textContent);
 const listed = saved?.sections.flatMap(({ blocks }) => blocks).find((block) => block.explorer)?.explorer;
@@ -14,7 +13,6 @@ const asked = new URLSearchParams(location.search);
 const token = asked.get("token") ? `&token=${encodeURIComponent(asked.get("token"))}` : "";
 let first = 0;  // the run whose texts are shown; the curves of the others lie over its curves
 const header = el("header"), main = el("main", [], { id: "main" }), footer = el("footer");
-const control = changes(() => first);
 const connection = el("span.badge", "", { role: "status" });
 
 function run(index) {
@@ -63,7 +61,6 @@ function drawHead() {
 }
 
 function drawSections(ids) {
-  control.follow(runs[first].sections.get("topology"));
   for (const id of ids) {
     const shown = runs[first].sections.get(id), before = document.getElementById(id);
     if (!shown) {
@@ -88,7 +85,6 @@ function drawWhole() {
 
 /** Take a message: the whole or parts of a run's page. */
 function take(message) {
-  if (message.control) control.element.hidden = false;
   const index = message.run ?? 0, into = run(index);
   if (message.rows) into.explorer.take(message.rows);
   if (!message.sections) return;
@@ -104,7 +100,7 @@ function take(message) {
   drawSections(sections.map((each) => each.id).filter((id) => index === first || runs[first].sections.has(id)));
 }
 
-document.body.append(el("a.skip", "Skip to the content", { href: "#main" }), header, control.element, main, footer);
+document.body.append(el("a.skip", "Skip to the content", { href: "#main" }), header, main, footer);
 if (saved) {
   take(saved);
   if (listed) take({ rows: listed });
