@@ -1,12 +1,9 @@
-"""Serves the page of one or several run directories: the page, its events, and trajectories on demand.
-
-Read-only, unless `Control` lets who has its key change a run under way.
+"""Serves the page of one or several run directories: the page, its events, and trajectories on demand. Read-only.
 
 ::
 
     run directories --Watched.look--> parts of the page --events--> every viewer
                                                        <--key----- /trajectory
-    the run <--Control.change-- /change <-- the page
 
 The directories are looked at while there is a viewer, once for all viewers. No file system tells of a change by another
 host, so that their times of change are compared every `LOOK_SECONDS`. Parts of the page that are costly to make are
@@ -21,20 +18,16 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import trio
 
 from actors.http import Reply, Request, Server, foreign
-from actors.viewer_changes import BODY_BYTES, PATH, Command, Control, change_asked
-from agent_rl.messages import Changed
 from agent_rl.observe.report import ReportError, Watched
 from agent_rl.observe.report.catalogue import columns, listed
 from agent_rl.observe.report.page import live_html, page_json
 from agent_rl.records.journal import JournalError
-from agent_rl.records.run_directory import RunRefused
 
 LOOK_SECONDS = 0.5
 SHARE = 0.01
@@ -122,17 +115,12 @@ class _Run:
 
 
 class Viewer:
-    """The server. ``token``: what a viewer has to name; empty: none, and only names of this host are served.
+    """The server. ``token``: what a viewer has to name; empty: none, and only names of this host are served."""
 
-    ``control``: who may change the runs, and how; None: nobody.
-    """
-
-    def __init__(self, runs: Sequence[Watched], token: str = "", control: Control | None = None) -> None:
+    def __init__(self, runs: Sequence[Watched], token: str = "") -> None:
         self._runs = [_Run(watched, place) for place, watched in enumerate(runs)]
         self._token = token
-        self._control = control
-        self._http = Server(self._respond, 1024 if control is None else BODY_BYTES, MOST_CONNECTIONS)
-        self._nursery: trio.Nursery | None = None
+        self._http = Server(self._respond, 1024, MOST_CONNECTIONS)
         self._number = 0
         self._changed = trio.Event()
         self._viewed = trio.Event()
@@ -144,7 +132,6 @@ class Viewer:
     async def run(self, listeners: Sequence[trio.SocketListener]) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             nursery.start_soon(self._watch)
             await self._http.serve(listeners)
 
@@ -167,8 +154,6 @@ class Viewer:
         asked = {name: values[-1] for name, values in parse_qs(query).items()}
         if refusal := self._refusal(request, asked):
             return await reply.send(403, refusal.encode(), "text/plain; charset=utf-8")
-        if self._control is not None and path == PATH:
-            return await self._change(self._control, request, reply)
         if request.method not in {"GET", "HEAD"}:
             return await reply.send(405, b"this page is read-only\n", "text/plain")
         reply.headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
@@ -208,47 +193,11 @@ class Viewer:
             return await reply.send(409, json.dumps({"error": str(error)}).encode())
         return await reply.send(200, page_json(body).encode("utf-8", "replace"))
 
-    async def _change(self, control: Control, request: Request, reply: Reply) -> None:
-        """Ask a run for a change. A browser waits for minutes only while something arrives: spaces, then the answer."""
-        status, refusal = control.refusal(request)
-        if not refusal:
-            try:
-                place, wanted = change_asked(request.body)
-            except ValueError as error:
-                status, refusal = 400, str(error)
-            else:
-                if place >= len(self._runs):
-                    status, refusal = 404, "there is no such run"
-        if refusal:
-            return await reply.send(status, _told(Changed((refusal,), ())))
-        assert self._nursery is not None
-        answers: list[Changed] = []
-        done = trio.Event()
-
-        async def ask(directory: Path, wanted: Command) -> None:
-            try:
-                answers.append(await control.change(directory, wanted))
-            except (RunRefused, OSError) as error:
-                answers.append(Changed((str(error),), ()))
-            done.set()
-
-        # Not in a nursery of this request: a change goes on, and is heard to its end, when its page is closed.
-        self._nursery.start_soon(ask, self._runs[place].watched.directory, wanted)
-        await reply.begin("application/json")
-        while not done.is_set():
-            await reply.piece(b" ")
-            with trio.move_on_after(KEEPALIVE_SECONDS):
-                await done.wait()
-        await reply.piece(_told(answers[0]))
-        return await reply.end()
-
     async def _events(self, reply: Reply) -> None:
         await reply.begin("text/event-stream")
         if reply.bodiless:
             return await reply.end()
         await reply.piece(b"retry: 2000\n\n")
-        if self._control is not None:
-            await reply.piece(b'data: {"control":true}\n\n')
         seen = 0
         self._viewers += 1
         self._viewed.set()
@@ -269,7 +218,3 @@ class Viewer:
             self._viewers -= 1
             if not self._viewers:
                 self._viewed = trio.Event()
-
-
-def _told(answer: Changed) -> bytes:
-    return page_json({"done": answer.done, "refused": answer.refused}).encode("utf-8", "replace")

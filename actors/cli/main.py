@@ -61,7 +61,6 @@ COMMANDS = {
         Command("export", "records:export", "Write the trajectories of a run as JSON lines or Parquet."),
         Command("compare", "compare:compare", "Compare runs: settings, success with intervals, whether they differ."),
         Command("simulate", "simulate:simulate", "Say what a topology's run would take, by models of its devices."),
-        Command("analyze", "analysis:analyze", "Study the entropy of tokens in rollouts of a run."),
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import trio
 
     from actors.viewer import Viewer
-    from actors.viewer_changes import Control
 
 PORT = 8089
 MOST_SAID = 4096
@@ -40,9 +39,6 @@ def view(
     port: Annotated[
         int, Parameter(help="0: one that is free; where it is in use, the next one", validator=Number(gte=0, lte=65535))
     ] = PORT,
-    control: Annotated[
-        bool, Parameter(help="let who has the printed key swap, scale, drain and stop from the page; this host alone")
-    ] = False,
     descriptor: Annotated[int | None, Parameter(show=False)] = None,
 ) -> int:
     """Serve the page of runs until SIGINT or SIGTERM. Runs may be under way, ended, crashed or copied.
@@ -66,20 +62,8 @@ def view(
         trio.run(_serve_there, Viewer(runs, sys.stdin.readline().strip()), descriptor)
         return 0
     token = "" if _is_loopback(address) else secrets.token_urlsafe(24)
-    if control and token:
-        remedy = f"leave --address out, and reach the page by ssh -L {port}:127.0.0.1:{port} HOST"
-        raise Mistake(f"agent-rl view: --control is for this host alone, since the connection shows the key; {remedy}")
-    changes = _changes() if control else None
-    trio.run(_serve, Viewer(runs, token, changes), address, port, token, "" if changes is None else changes.key)
+    trio.run(_serve, Viewer(runs, token), address, port, token)
     return 0
-
-
-def _changes() -> Control:
-    """Changes of runs from their page, by a new key."""
-    from actors.runtime.control import ask_run
-    from actors.viewer_changes import Control
-
-    return Control(secrets.token_urlsafe(24), ask_run)
 
 
 def _is_loopback(address: str) -> bool:
@@ -106,7 +90,7 @@ async def _listen(address: str, port: int, say: Callable[[str], object] = compla
     raise Mistake(f"agent-rl view: ports {port} to {port + PORTS - 1} of {address} are in use; choose another --port")
 
 
-async def _serve(viewer: Viewer, address: str, port: int, token: str, key: str) -> None:
+async def _serve(viewer: Viewer, address: str, port: int, token: str) -> None:
     import trio
 
     from actors.runtime.interrupts import stop_signals
@@ -124,8 +108,6 @@ async def _serve(viewer: Viewer, address: str, port: int, token: str, key: str) 
             host = f"[{address}]" if ":" in address else address
             place = f"http://{host}:{listener.socket.getsockname()[1]}/"
             say(f"{place}?token={token}" if token else place, flush=True)
-            if key:
-                say(f"the key with which the page changes a run, until this command ends: {key}", flush=True)
 
 
 async def _serve_there(viewer: Viewer, descriptor: int) -> None:

@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 
 from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures, EvaluationFigures, StepFigures, TrainingFigures
-from agent_rl.messages import Float32Vector, GroupOpened, Judgement, Problem, Tokens, Transcript
+from agent_rl.messages import GroupOpened, Judgement, Problem, Tokens, Transcript
 from agent_rl.messages import Trajectory as Sampled
-from agent_rl.records.entropies import read_entropies
 from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import Decode, GroupRow, Journal, read_journal, stored_decoder
 from agent_rl.records.run_directory import in_use, read_end
@@ -316,14 +315,6 @@ class Run:
         """The figures of the run so far, as ``summary.json`` has them at its end."""
         with self._journal() as journal:
             return summary(self.directory, journal, kinds_of(journal))
-
-    @property
-    def entropies(self) -> dict[str, Float32Vector]:
-        """Of rollouts that `agent-rl analyze` has read, by ``trajectory.stored.rollout``: nats of each token [n].
-
-        NaN where the model wrote none. Raises EntropiesError for a file that cannot be read.
-        """
-        return read_entropies(self.directory)
 
     def _steps(self) -> Iterator[Step]:
         with self._journal() as journal:

@@ -21,11 +21,9 @@ from actors.cli.records import decode_stored
 from actors.cli.view import _listen, offer_page, view
 from actors.http import listen
 from actors.viewer import Viewer
-from actors.viewer_changes import Control, change_asked
-from agent_rl.messages import Changed, DrainWanted, ScaleWanted, StopWanted, SwapWanted
 from agent_rl.observe.report import Watched
 from agent_rl.observe.report.catalogue import Catalogue
-from agent_rl.records.run_directory import RunRefused, run_lock
+from agent_rl.records.run_directory import run_lock
 from tests.actors.sandbox.running import commands
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
@@ -33,9 +31,9 @@ pytestmark = pytest.mark.real_time
 
 
 @asynccontextmanager
-async def served(*directories: Path, token: str = "", control: Control | None = None) -> AsyncIterator[int]:
+async def served(*directories: Path, token: str = "") -> AsyncIterator[int]:
     """The port of a viewer of these runs."""
-    viewer = Viewer([Watched(directory, decode_stored) for directory in directories], token, control)
+    viewer = Viewer([Watched(directory, decode_stored) for directory in directories], token)
     (listener,) = await listen("127.0.0.1", 0, shared=False)
     async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(viewer.run, [listener])
@@ -43,12 +41,12 @@ async def served(*directories: Path, token: str = "", control: Control | None = 
         nursery.cancel_scope.cancel()
 
 
-async def ask(port: int, path: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
+async def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     """Status and text of an answer."""
 
     def asked() -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request(method, path, body, headers)
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         found = answer.status, answer.read().decode()
         connection.close()
@@ -200,126 +198,10 @@ async def test_a_port_in_use_is_said_and_the_next_one_taken(capsys: pytest.Captu
 
 
 def test_what_cannot_be_viewed_is_refused(run: SyntheticRun, tmp_path: Path) -> None:
-    everywhere = {"address": "0.0.0.0", "control": True}
-    for directories, how, said in (
-        ((), {}, ["name a run directory"]), ((tmp_path,), {}, ["is no run directory"]),
-        ((run.directory,), everywhere, ["--control is for this host alone", "ssh -L"]),
-    ):  # fmt: skip
+    for directories, said in ((), "name a run directory"), ((tmp_path,), "is no run directory"):
         with pytest.raises(Mistake) as refused:
-            view(*directories, **how)
-        assert [words for words in said if words not in "\n".join(refused.value.lines)] == []
-
-
-class Asked:
-    """A run that notes what it is asked, and answers when it may."""
-
-    def __init__(self, *answers: Changed | Exception) -> None:
-        self.answers = list(answers)
-        self.wanted: list[object] = []
-        self.answered = 0
-        self.may = trio.Event()
-        self.may.set()
-        self.control = Control("the key", self.change)
-
-    async def change(self, directory: Path, wanted: object) -> Changed:
-        self.wanted.append(wanted)
-        await self.may.wait()
-        self.answered += 1
-        answer = self.answers.pop(0) if self.answers else Changed((), (directory.name,))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-SCALE = '{"run": 0, "change": "scale", "role": "tool_executor", "number": 3}'
-
-
-def from_page(port: int) -> dict[str, str]:
-    """The headers of a request of the page itself."""
-    return {"Origin": f"http://127.0.0.1:{port}", "Authorization": "Bearer the key"}
-
-
-async def test_the_page_changes_a_run_with_the_key_and_nobody_else_does(run: SyntheticRun) -> None:
-    asked = Asked()
-    async with served(run.directory, control=asked.control) as port:
-        page = from_page(port)
-        for status, method, headers in (
-            (401, "POST", {"Origin": page["Origin"]}),
-            (401, "POST", page | {"Authorization": "Bearer the ke"}),
-            (401, "POST", page | {"Authorization": "Bearer the key\u00e9"}),
-            (401, "POST", page | {"Authorization": "the key"}),
-            (403, "POST", {"Authorization": page["Authorization"]}),
-            (403, "POST", page | {"Origin": "https://evil.example"}),
-            (403, "POST", page | {"Origin": "null"}),
-            (403, "POST", page | {"Origin": f"http://localhost:{port}"}),
-            (403, "POST", page | {"Origin": "http://evil.example", "Host": "evil.example"}),
-            (405, "GET", page),
-            (405, "OPTIONS", {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}),
-            (405, "PUT", page),
-        ):
-            got, said = await ask(port, "/change", method, SCALE, **headers)
-            assert got == status, (headers, said)
-        assert (await ask(port, "/change?key=the%20key", "POST", SCALE, Origin=page["Origin"]))[0] == 401
-        assert (await ask(port, "/", "POST", SCALE, **page))[0] == 405
-        assert asked.wanted == []
-        status, said = await ask(port, "/change", "POST", SCALE, **page)
-        assert (status, json.loads(said)) == (200, {"done": [run.directory.name], "refused": []})
-        assert asked.wanted == [ScaleWanted("tool_executor", 3)]
-        async with events(port) as messages:
-            assert await anext(messages) == {"control": True}
-
-
-async def test_without_control_nothing_takes_a_change(run: SyntheticRun) -> None:
-    async with served(run.directory) as port:
-        for method, status in (("POST", 405), ("GET", 404)):
-            assert (await ask(port, "/change", method, SCALE, **from_page(port)))[0] == status
-        async with events(port) as messages:
-            assert "control" not in await anext(messages)
-
-
-async def test_a_refusal_of_the_run_is_told_and_garbage_reaches_no_run(run: SyntheticRun) -> None:
-    asked = Asked(Changed(("the run has no role 'x'",), ()), RunRefused("no run is under way"), OSError("it has gone"))
-    async with served(run.directory, control=asked.control) as port:
-        page = from_page(port)
-        for said in ("the run has no role 'x'", "no run is under way", "it has gone"):
-            status, answer = await ask(port, "/change", "POST", SCALE, **page)
-            assert (status, json.loads(answer)) == (200, {"done": [], "refused": [said]})
-        for garbage in (
-            "", "[", "[" * 60_000, "null", "{}", SCALE.replace("3", "-1"), SCALE.replace("3", "1e3"),
-            SCALE.replace("3", "9" * 50_000), SCALE.replace("tool_executor", "\\ud800"), SCALE.replace("scale", "else"),
-            SCALE.replace("0", '"0"'), SCALE.replace("0", "false"), SCALE.replace("3", "true"),
-            '{"run": 0, "change": "swap", "role": "a", "class": "", "settings": [1], "fresh": false}',
-        ):  # fmt: skip
-            status, answer = await ask(port, "/change", "POST", garbage, **page)
-            assert (status, json.loads(answer)["done"]) == (400, []), garbage[:80]
-        assert (await ask(port, "/change", "POST", SCALE.replace("0", "1"), **page))[0] == 404
-        assert (await ask(port, "/change", "POST", " " * 70_000, **page))[0] == 413
-        assert len(asked.wanted) == 3
-
-
-async def test_a_change_goes_on_when_its_page_is_closed(run: SyntheticRun) -> None:
-    asked = Asked()
-    asked.may = trio.Event()
-    async with served(run.directory, control=asked.control) as port:
-        head = "".join(f"{name}: {value}\r\n" for name, value in from_page(port).items())
-        head += f"Host: 127.0.0.1:{port}\r\nContent-Length: {len(SCALE)}\r\n\r\n"
-        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-            await stream.send_all(f"POST /change HTTP/1.1\r\n{head}{SCALE}".encode())
-            assert (await stream.receive_some(100)).startswith(b"HTTP/1.1 200")  # before the run has answered
-        assert (await ask(port, "/"))[0] == 200
-        asked.may.set()
-        assert (await ask(port, "/change", "POST", SCALE, **from_page(port)))[0] == 200
-        assert asked.answered == 2
-
-
-def test_what_a_page_may_ask() -> None:
-    swap = {"run": 1, "change": "swap", "role": "a", "class": "x:Y", "settings": ["k=1"], "fresh": True}
-    assert change_asked(json.dumps(swap).encode()) == (
-        1,
-        SwapWanted("a", "x:Y", ("k=1",), fresh=True),
-    )
-    assert change_asked(b'{"run": 0, "change": "drain", "host": "b"}') == (0, DrainWanted("b"))
-    assert change_asked(b'{"run": 0, "change": "stop"}') == (0, StopWanted())
+            view(*directories)
+        assert said in "\n".join(refused.value.lines)
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -11,6 +11,7 @@ import pytest
 
 from actors.cli.main import main
 from agent_rl.environments.harness import REST
+from examples.entropy.entropy import study
 from tests.actors.gateway.stand import free_port
 from tests.end_to_end import agent
 from tests.end_to_end.processes import (
@@ -62,8 +63,7 @@ def test_an_agents_tokens_are_all_trained_or_excluded_for_a_cause(
     parts = [value for name, value in sampled.items() if name.startswith("tokens_delivered_")]
     assert 2 * sampled["tokens_delivered_sampled"] == sum(parts)
     assert f"= {trained:,} trained + " in said
-    assert main(["analyze", str(directory), "--rollouts", "6", "--step", "3"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["gap"] < 1e-4
+    assert study(directory, rollouts=6, step=3)["gap"] < 1e-4
 
 
 @pytest.mark.slow

@@ -137,10 +137,13 @@ def test_generators_and_executors_come_and_go_and_the_run_balances(tmp_path: Pat
             assert scaled.returncode == 0, scaled.stdout + scaled.stderr
             assert f"{role} has {number} process" in scaled.stdout
         more_steps(directory, 2)
-        process.send_signal(signal.SIGINT)
+        stopped = change("stop", directory, temporary)
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+        assert "the run stops in order; continue with: agent-rl run " in stopped.stdout
         said = finish(process)
     finally:
         process.kill()
+    assert "stopping, as a command asks; continue with: agent-rl run" in " ".join(said.all.split())
     assert "starting it again" not in said.all  # nobody died
     done = steps_trained(directory)
     said = finish(start(path, *ROOM, *SEVERAL, f"stages.0.steps={done + 2}", TMPDIR=str(temporary)))

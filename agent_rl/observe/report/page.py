@@ -5,7 +5,7 @@
     run directory --> Records, Samples --> run_page (the JSON object) --> html --> web/, vendor/
 
 The object has a title, a headline, and sections of blocks. A block is {"text"}, {"heading"}, {"table"}, {"charts"},
-{"lanes"}, {"outcomes"}, {"article"} or {"marked"}; ``page.js`` draws each kind, the charts with uPlot. All words and
+{"lanes"}, {"outcomes"} or {"article"}; ``page.js`` draws each kind, the charts with uPlot. All words and
 figures are computed here. The script only ever sets texts, never markup. A content security policy names the hashes of
 this package's style and script, so that nothing else can act.
 """
@@ -50,7 +50,7 @@ STEPS_TIMED = 50
 """The last steps, whose median time the advice goes by."""
 MOST_CACHES = 16
 """Engines whose KV cache is drawn."""
-MODULES = ("base", "charts", "graph", "blocks", "explorer", "changes", "main")
+MODULES = ("base", "charts", "graph", "blocks", "explorer", "main")
 """The scripts of the page. Each imports only from those before it: they become one script of the page."""
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 FOOTER = (
@@ -131,26 +131,6 @@ def _listed(listed: dict[str, Any] | None, transcripts: Transcripts, samples: Sa
     if listed is None:
         return {"live": True}
     return {**listed, "bodies": transcripts.bodies(samples.ends)}
-
-
-def study_page(
-    title: str,
-    headline: str,
-    sections: Sequence[dict[str, Any]],
-    *,
-    details: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """A page of another kind than a report, as one object."""
-    return {
-        "title": title,
-        "headline": headline,
-        "details": details,
-        "tiles": (),
-        "notes": notes,
-        "sections": [each for each in sections if each["blocks"]],
-        "footer": "This file is whole: it loads nothing and sends nothing.",
-    }
 
 
 def html(page: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.messages import Float32Vector, Judgement, Problem, ToolCallRecord, Trajectory
+from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory
 from agent_rl.observe.report.catalogue import StoredRollout, fate
 from agent_rl.observe.report.charts import FATES
 from agent_rl.observe.report.records import Records
@@ -43,9 +43,8 @@ NOTE = (
 class Transcripts:
     """Makes the blocks of trajectories, within a limit of characters in all. Counts what is left out."""
 
-    def __init__(self, to_text: TokensToText | None, entropies: Mapping[str, Float32Vector] | None = None) -> None:
-        """``entropies``: as of `agent_rl.records.entropies`."""
-        self._to_text, self._entropies = to_text, entropies or {}
+    def __init__(self, to_text: TokensToText | None) -> None:
+        self._to_text = to_text
         self._left = TRANSCRIPT_CHARACTERS
         self.left_out = 0
 
@@ -111,8 +110,7 @@ class Transcripts:
 
     def _block(self, stored: StoredRollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
         trajectory = stored.trajectory
-        entropies = self._entropies.get(trajectory.rollout)
-        of = _tokens_of(trajectory, self._to_text, entropies) if tokens and self._to_text else None
+        of = _tokens_of(trajectory, self._to_text) if tokens and self._to_text else None
         return {
             "badges": list(_badges(stored)),
             "sizes": " \u00b7 ".join([*_reward(stored.judgement), *_sizes(trajectory)]),
@@ -157,21 +155,17 @@ def _verdict(judgement: Judgement | None) -> Iterator[tuple[str, str]]:
 TokenTexts = Callable[[slice], list[Any]]
 
 
-def _tokens_of(trajectory: Trajectory, to_text: TokensToText, entropies: Float32Vector | None) -> TokenTexts:
-    """The texts, log-probabilities, versions and, where they are known, entropies of the tokens in a part of the
-    response.
+def _tokens_of(trajectory: Trajectory, to_text: TokensToText) -> TokenTexts:
+    """The texts, log-probabilities and versions of the tokens in a part of the response.
 
-    Tokens that only together make a character are one text, with the sums of their log-probabilities and entropies.
+    Tokens that only together make a character are one text, with the sum of their log-probabilities.
     """
     body = trajectory.unpack()
-    if entropies is not None and len(entropies) != len(body.tokens):
-        entropies = None
 
     def texts(part: slice) -> list[Any]:
         words: list[str] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        nats: list[float] = []
         start = part.start
         for at in range(part.start, part.stop):
             text = to_text(body.tokens[start : at + 1].tolist())
@@ -180,10 +174,8 @@ def _tokens_of(trajectory: Trajectory, to_text: TokensToText, entropies: Float32
             words.append(text)
             logprobs.append(round(float(body.logprobs[start : at + 1].sum()), 3))
             versions.append(int(body.policies[at, 1]))
-            if entropies is not None:
-                nats.append(round(float(np.nansum(entropies[start : at + 1])), 3))
             start = at + 1
-        return [words, logprobs, versions, *([] if entropies is None else [nats])]
+        return [words, logprobs, versions]
 
     return texts
 

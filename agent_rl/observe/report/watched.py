@@ -20,7 +20,6 @@ from agent_rl.observe.report.samples import TokensToText, Transcripts, tokens_to
 from agent_rl.observe.report.stored import Samples, choose_samples
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.document import FILE as STATE
-from agent_rl.records.entropies import EntropiesError, read_entropies
 from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
 from agent_rl.records.run_directory import in_use
 from agent_rl.records.timeline import FILE as TIMELINE
@@ -44,8 +43,6 @@ class Watched:
         self._fault = ""
         self._stage: str | None = None
         self._to_text: TokensToText | None = None
-        self._unread = ""
-        """Why entropies of tokens could not be read."""
         self._asked_for_text = False
 
     def signature(self) -> tuple[object, ...]:
@@ -132,7 +129,6 @@ class Watched:
         if self.catalogue.full:
             said = f"The page lists {self.catalogue.count:,} trajectories; agent-rl export writes all of them."
             page["notes"].append(said)
-        page["notes"] += [self._unread] if self._unread else []
         if self._to_text is None and self.catalogue.count:
             page["notes"].append("The run's tokenizer was not found: trajectories show only what the model wrote.")
         return page
@@ -151,12 +147,7 @@ class Watched:
         if not self._asked_for_text:
             self._to_text = tokens_to_text(self.directory, self.records)
             self._asked_for_text = self._to_text is not None or self.records.finished
-        entropies, self._unread = {}, ""
-        try:
-            entropies = read_entropies(self.directory)
-        except EntropiesError as error:
-            self._unread = str(error)
-        return Transcripts(self._to_text, entropies)
+        return Transcripts(self._to_text)
 
     def body(self, key: Key) -> dict[str, Any] | None:
         """A trajectory with all that the journal knows of it; None when the journal no longer holds it.

@@ -113,9 +113,9 @@ WALK = """
 ODD = """
 [...document.body.querySelectorAll("*")].filter((each) => {
   const name = each.localName;
-  const known = "a article b button canvas code dd details div dl dt fieldset figure footer form h1 h2 h3 h4 header i input label li"
+  const known = "a article b button canvas code dd details div dl dt figure footer form h1 h2 h3 h4 header i input label li"
     + " main meter nav noscript ol option output p pre script section select span style summary table tbody td th thead tr"
-    + " textarea ul caption svg path defs marker";
+    + " ul caption svg path defs marker";
   return !known.split(" ").includes(name) || each.getAttributeNames().some((one) => /^(on|src|srcdoc|style$)/.test(one)
     && !each.closest(".uplot")) || (each.href?.baseVal ?? each.href ?? "#").match(/^(javascript|data):/i)
     || (name === "svg" && !each.matches(".arrows"));

@@ -8,14 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from actors.roc_filter.replay import decode_stored
-from agent_rl import load_run
 from agent_rl.observe.report import write_report
 from agent_rl.observe.words import visible
-from agent_rl.records.entropies import add_entropies
 from benchmarks.browser import CHROMIUM, SECONDS, Browser
 from tests.agent_rl.observe.test_report import HOSTILE
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, SyntheticRun
@@ -145,9 +142,7 @@ def test_no_script_of_a_trajectory_could_be_run(browser: Browser, page: str) -> 
 
 @pytest.fixture
 def served(short: Path) -> Iterator[str]:
-    """The address of the run's live page. Its tokens have entropies, which differ."""
-    kept = [(each.stored.rollout, len(each.tokens().tokens)) for each in load_run(short).trajectories]
-    add_entropies(short, {name: np.arange(size, dtype=np.float32) % 3 for name, size in kept})
+    """The address of the run's live page."""
     command = [sys.executable, "-m", "actors.cli", "view", str(short), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -192,13 +187,13 @@ def test_the_live_page_lists_filters_and_opens_trajectories(browser: Browser, se
     browser.evaluate("[...document.querySelectorAll('.detail button')].find((b) => b.textContent.includes('beside') || "
                      "b.textContent.includes('side by side')).click()")  # fmt: skip
     assert browser.until("document.querySelectorAll('.detail .rollouts > li').length === 4")
-    for colouring, kind in (("entropy", "warm3"), ("advantage", "cool2")):
+    for colouring, kind in (("policy version", "version"), ("advantage", "cool2")):
         browser.evaluate(
             f"(() => {{ const colour = document.querySelector('.detail [name^=colour]'); colour.value = '{colouring}';"
             "colour.dispatchEvent(new Event('change')); })()"
         )
         assert browser.until(f"document.querySelectorAll('.detail .{kind}').length")
-        assert ", entropy " in browser.evaluate(f"document.querySelector('.detail .{kind}').title")
+        assert ", version " in browser.evaluate(f"document.querySelector('.detail .{kind}').title")
     assert browser.evaluate("document.scripts.length") == 2
     assert json.dumps(browser.complaints()) == "[]"
     browser.show("about:blank", 1280)  # lets go of the events before their server ends

@@ -83,8 +83,6 @@ const BLOCKS = {
     el("ul.outcomes", all.map(([count, words, kind]) => el(`li.${kind}`, [el("b", count), " ", words]))),
   article,
   explorer: (shown, block, { run }) => run.explorer.element,
-  marked: (texts) =>
-    el("pre.marked", texts.map(([text, kind, title]) => el(`span.${kind}`, text, title ? { title } : {}))),
 };
 
 /** A section of a run, with the curves of other runs over its own. */

@@ -26,7 +26,7 @@ const COLUMNS = [
   ["tokens", "tokens", "number optional"], ["turns", "turns", "number optional"], ["calls", "calls", "number optional"],
   ["ended", "status", "text optional"], ["fate", "fate", "text optional"],
 ];
-const COLOURINGS = ["nothing", "log-probability", "entropy", "policy version", "advantage"];
+const COLOURINGS = ["nothing", "log-probability", "policy version", "advantage"];
 
 /** `body` fetches a trajectory by key: a promise of its object, or of null where it is gone. */
 export function explorer(body) {
@@ -260,7 +260,6 @@ export function explorer(body) {
       "advantage": [scale("warm", "below its group"), scale("cool", "above its group")],
       "policy version": el("li", "each version has a colour of its own; point at a token for its number"),
       "log-probability": scale("warm", "less likely, up to 4 nats and more"),
-      "entropy": scale("warm", "less certain, up to 2 nats and more; agent-rl analyze computes it for some rollouts"),
     };
     return el("ul.legend", meaning[colouring]);
   }
@@ -287,16 +286,14 @@ export function explorer(body) {
     ];
   }
 
-  function tokens([words, logprobs, versions, entropies], advantage) {
+  function tokens([words, logprobs, versions], advantage) {
     return el("pre", words.map((text, index) => {
       const heat = (size) => Math.min(5, Math.ceil(size));
       let kind = "";
       if (colouring === "log-probability") kind = `warm${heat(-logprobs[index] * 1.25)}`;
-      else if (colouring === "entropy") kind = entropies ? `warm${heat(entropies[index] * 2.5)}` : "";
       else if (colouring === "policy version") kind = `c${versions[index] % 7 + 1}.version`;
       else if (advantage !== null) kind = `${advantage < 0 ? "warm" : "cool"}${heat(2 * Math.abs(advantage))}`;
-      const entropy = entropies ? `, entropy ${entropies[index]}` : "";
-      const title = `log p ${logprobs[index]}, version ${versions[index]}${entropy}`;
+      const title = `log p ${logprobs[index]}, version ${versions[index]}`;
       return el(kind ? `span.${kind}` : "span", text, { title });
     }));
   }

@@ -4,7 +4,6 @@ import { el, badge, keep } from "./base.js";
 import { settings, drawAll, redraw } from "./charts.js";
 import { sectionOf } from "./blocks.js";
 import { explorer } from "./explorer.js";
-import { changes } from "./changes.js";
 
 const saved = JSON.parse(document.getElementById("data").textContent);
 const listed = saved?.sections.flatMap(({ blocks }) => blocks).find((block) => block.explorer)?.explorer;
@@ -14,7 +13,6 @@ const asked = new URLSearchParams(location.search);
 const token = asked.get("token") ? `&token=${encodeURIComponent(asked.get("token"))}` : "";
 let first = 0;  // the run whose texts are shown; the curves of the others lie over its curves
 const header = el("header"), main = el("main", [], { id: "main" }), footer = el("footer");
-const control = changes(() => first);
 const connection = el("span.badge", "", { role: "status" });
 
 function run(index) {
@@ -51,19 +49,18 @@ function drawHead() {
   const tile = ([name, value, more]) => el("div.tile", [el("dt", name), el("dd", value), el("dd", more)]);
   const link = ({ id, title }) => el("a", title, { href: `#${id}` });
   keep(() => header, () => header.replaceChildren(...[
-    el("div.top", [el("h1", head.title), head.badge ? badge(head.badge) : null, saved ? null : connection]),
+    el("div.top", [el("h1", head.title), badge(head.badge), saved ? null : connection]),
     el("p.headline", head.headline),
     el("ul.details", head.details.map((each) => el("li", each))),
     el("nav", [...sections.values()].map(link), { "aria-label": "Sections" }),
     el("dl.tiles", head.tiles.map(tile)),
     head.notes.length ? el("ul.notes", head.notes.map((each) => el("li", each)), { "aria-label": "Notes" }) : null,
-    head.settings ? controls() : null,
+    controls(),
   ].filter(Boolean)));
   footer.textContent = head.footer;
 }
 
 function drawSections(ids) {
-  control.follow(runs[first].sections.get("topology"));
   for (const id of ids) {
     const shown = runs[first].sections.get(id), before = document.getElementById(id);
     if (!shown) {
@@ -88,7 +85,6 @@ function drawWhole() {
 
 /** Take a message: the whole or parts of a run's page. */
 function take(message) {
-  if (message.control) control.element.hidden = false;
   const index = message.run ?? 0, into = run(index);
   if (message.rows) into.explorer.take(message.rows);
   if (!message.sections) return;
@@ -104,7 +100,7 @@ function take(message) {
   drawSections(sections.map((each) => each.id).filter((id) => index === first || runs[first].sections.has(id)));
 }
 
-document.body.append(el("a.skip", "Skip to the content", { href: "#main" }), header, control.element, main, footer);
+document.body.append(el("a.skip", "Skip to the content", { href: "#main" }), header, main, footer);
 if (saved) {
   take(saved);
   if (listed) take({ rows: listed });
