@@ -200,20 +200,17 @@ def plan(topology: Topology) -> list[Need]:
     learner, generator = list(_learner(topology, shape, width)), list(_generator(topology, shape, width))
     rows = [*learner, *generator, *_in_turns(topology, learner, generator), *_at_once(topology, learner, generator)]
     rows += _hosts(topology, served, width, shape.weights)
-    engine = [need for need in generator if not need.where.startswith("host ")]
-    sizes = {LEARNER: sum(need.size for need in learner), GENERATOR: sum(need.size for need in engine)}
+    sizes = {LEARNER: sum(need.size for need in learner), GENERATOR: sum(need.size for need in generator)}
     return [*rows, *(_together(topology, host, rows, sizes) for host in topology.hosts_in_use)]
 
 
 def _together(topology: Topology, host: str, rows: Sequence[Need], sizes: Mapping[str, int]) -> Need:
     """What a host holds at the peak of a step; ``sizes`` are those of a process. GPUs' processes are left out."""
     own = sum(need.size for need in rows if need.where == f"host {host}" and "memory: " in need.what)
-    aside = sum(need.size for need in rows if need.where == "host of an engine")
     turns = max((need.size for need in rows if need.where == IN_TURNS), default=0)
     computing = {role: _on_processor(topology, role, host) for role in sizes}
     parts = {f"{count} x {role}": count * sizes[role] for role, count in computing.items() if not turns}
     parts["learner and engine in turns"] = turns if any(computing.values()) else 0
-    parts["set aside by engines"] = list(topology.homes(GENERATOR).values()).count(host) * aside if aside else 0
     others = len(list(actor_nodes(topology, host))) + 1 - sum(computing.values())
     parts |= {"the rows above": own, f"{others} other processes": others * PROCESS}
     how = ", ".join(f"{what} {size / GIB:.1f} GiB" for what, size in parts.items() if size)
@@ -281,23 +278,20 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         longest = min(shape.length, response + PROMPT)
         how = f"{BOUND}{rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
         yield Need(where, "KV cache", rows * longest * token, how)
-    if kept := int(entry.settings.get("engine_settings", {}).get("host_kv_tokens", 0)):
-        yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
 
 
 def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
     """What a device holds that learner and engine share in time: in each of their turns, not of both at once."""
     if not any(partners(topology, f"{LEARNER}.{number}") for number in topology.homes(LEARNER)):
         return
-    engine = [need for need in generator if not need.where.startswith("host ")]
     stays = sum(need.size for need in learner if need.what in BETWEEN_STEPS)
-    weights = sum(need.size for need in engine if need.what == "weights")
+    weights = sum(need.size for need in generator if need.what == "weights")
     on_gpu = gpus_of(topology.actors[GENERATOR]) > 0
-    asleep = 0 if on_gpu else sum(need.size for need in engine if need.what in ASLEEP)
-    trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in engine)
+    asleep = 0 if on_gpu else sum(need.size for need in generator if need.what in ASLEEP)
+    trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in generator)
     beside = "the engine asleep: nothing" if on_gpu else "the engine asleep: its weights"
     yield Need(IN_TURNS, "while the learner trains", trains, f"all of the learner; {beside}")
-    rest = "" if all(need.size for need in engine) else ", and the KV cache"
+    rest = "" if all(need.size for need in generator) else ", and the KV cache"
     how = f"all of the engine{rest}; of the learner weights and moments: {stays / MIB:,.0f} MiB"
     yield Need(IN_TURNS, "while the engine writes", writes, how)
     if on_gpu:
@@ -309,10 +303,9 @@ def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[N
 def _at_once(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
     """What learner and engine hold of a GPU that they share in space: all, both of them."""
     if any(partners(topology, f"{LEARNER}.{number}", AT_ONCE) for number in topology.homes(LEARNER)):
-        engine = [need for need in generator if not need.where.startswith("host ")]
-        rest = "" if all(need.size for need in engine) else ", and the KV cache"
+        rest = "" if all(need.size for need in generator) else ", and the KV cache"
         yield Need(BOTH, LEARNER, sum(need.size for need in learner), "all of the learner, at the peak of a step")
-        yield Need(BOTH, "engine", sum(need.size for need in engine), f"all of the engine{rest}")
+        yield Need(BOTH, "engine", sum(need.size for need in generator), f"all of the engine{rest}")
 
 
 def memory_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
