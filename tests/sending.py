@@ -2,7 +2,7 @@
 
 The processes send a model's weights by gloo, and one of them may be killed on its way.
 
-``python -m tests.sending MODEL EPOCH VERSION SHARD TENSOR WORKERS [KILLED BUCKETS]`` writes the offer as JSON, and ends
+``python -m tests.sending MODEL EPOCH VERSION SHARD WORKERS [KILLED BUCKETS]`` writes the offer as JSON, and ends
 when the weights were sent, or couldn't be. Rank ``KILLED`` is killed before the bucket after ``BUCKETS``. With several
 ranks each holds a part of the model, none has it whole, and they also write ``file.safetensors`` beside the model.
 """
@@ -49,7 +49,6 @@ class Senders(NamedTuple):
     """How a learner's ranks hold the model, and who of them is killed before the bucket after so many."""
 
     shard: int = 1
-    tensor: int = 1
     killed: tuple[int, int] | None = None
 
 
@@ -62,7 +61,7 @@ def sending(
 ) -> Iterator[TransferOffer]:
     """What such processes offer; at the end they have ended by themselves, or one was killed as it was to be."""
     killed = () if senders.killed is None else senders.killed
-    given = [policy.epoch, policy.version, senders.shard, senders.tensor, workers, *killed]
+    given = [policy.epoch, policy.version, senders.shard, workers, *killed]
     command = [sys.executable, "-W", "ignore", "-m", "tests.sending", str(model), *map(str, given)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -121,16 +120,12 @@ async def check_sent_weights(subject: Subject) -> None:
 async def check_weights_of_several_ranks(subject: Subject, *, workers: int = 1) -> None:
     """What ranks send that hold parts of the model is served; of ranks of which one dies midway, nothing is."""
     folder, prompt = subject.model_path.parent, random_prompt(0, 12)
-    lost, rows, layers = PolicyVersion(3, 1), PolicyVersion(3, 2), PolicyVersion(3, 3)
+    lost, sent = PolicyVersion(3, 1), PolicyVersion(3, 2)
     save_other_weights(subject, folder / "lost", seed=23)
-    references = {
-        rows: save_other_weights(subject, folder / "rows", seed=24),
-        layers: save_other_weights(subject, folder / "layers", seed=25),
-    }
+    reference = save_other_weights(subject, folder / "sent", seed=24)
     with (
         sending(folder / "lost", lost, Senders(shard=2, killed=(1, 3)), workers=workers) as of_killed,
-        sending(folder / "rows", rows, Senders(shard=2), workers=workers) as of_rows,
-        sending(folder / "layers", layers, Senders(tensor=2), workers=workers) as of_layers,
+        sending(folder / "sent", sent, Senders(shard=2), workers=workers) as offer,
     ):
         async with subject.running() as engine:
             assert engine.ranks == workers
@@ -139,11 +134,10 @@ async def check_weights_of_several_ranks(subject: Subject, *, workers: int = 1) 
             assert engine.policy == FIRST_POLICY
             result = await engine.generate(turn("before", prompt, 8))
             assert result.tokens.tolist() == subject.reference.greedy(prompt, 8)
-            for policy, offer in {rows: of_rows, layers: of_layers}.items():
-                assert offer.senders == 2
-                await engine.load_weights(offer, policy)
-                result = await engine.generate(turn(f"after {policy.version}", prompt, 8))
-                assert result.tokens.tolist() == references[policy].greedy(prompt, 8)
+            assert offer.senders == 2
+            await engine.load_weights(offer, sent)
+            result = await engine.generate(turn("after", prompt, 8))
+            assert result.tokens.tolist() == reference.greedy(prompt, 8)
 
 
 def share(
@@ -217,7 +211,7 @@ if __name__ == "__main__":
     main(
         Path(sys.argv[1]),
         PolicyVersion(numbers[0], numbers[1]),
-        MeshSizes(shard=numbers[2], replicate=1, tensor=numbers[3]),
-        numbers[4],
-        tuple(numbers[5:]),
+        MeshSizes(shard=numbers[2], replicate=1),
+        numbers[3],
+        tuple(numbers[4:]),
     )

@@ -30,17 +30,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch fin
 
 
 @pytest.mark.parametrize("check", [*CHECKS, *SLEEP_CHECKS], ids=lambda check: check.__name__)
-@pytest.mark.parametrize(
-    ("architecture", "kv_on_update", "host_kv_tokens"), [("qwen3", "keep", 0), ("llama", "recompute", 400)]
-)
+@pytest.mark.parametrize(("architecture", "kv_on_update"), [("qwen3", "keep"), ("llama", "recompute")])
 def test_contract_of_the_torch_engine(
     check: Callable[[Subject], Awaitable[None]],
     architecture: Architecture,
     kv_on_update: Update,
-    host_kv_tokens: int,
     tmp_path: Path,
 ) -> None:
-    trio.run(check, new_subject(tmp_path, architecture, kv_on_update, host_kv_tokens, device=DEVICE))
+    trio.run(check, new_subject(tmp_path, architecture, kv_on_update, device=DEVICE))
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-4), ("bfloat16", 0.1)])

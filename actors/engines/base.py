@@ -84,8 +84,8 @@ class EngineFigures:
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
     ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
-    released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``host_kv_tokens_*``: KV cache in host
-    memory. ``passes``: forward passes by size, as `PassTable` has them. ``compute_bits``: of a value in products.
+    released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``passes``: forward passes by size, as
+    `PassTable` has them. ``compute_bits``: of a value in products.
     """
 
     kv_tokens_total: int
@@ -101,8 +101,6 @@ class EngineFigures:
     busy_seconds: float = 0.0
     preemptions: Mapping[str, int] = field(default_factory=dict)
     kv_kept: bool = False
-    host_kv_tokens_total: int = 0
-    host_kv_tokens_used: int = 0
     passes: Mapping[str, Passes] = field(default_factory=dict)
     compute_bits: int | None = None
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import ConfigDict, PositiveInt, ValidationError
 
 from actors.base import Settings
 from agent_rl.config.plugins import PluginError, find, path_of
@@ -24,9 +24,6 @@ class TorchEngineSettings(Settings):
     kv_on_update: Literal["keep", "recompute"] = "recompute"
     """The fate of the KV cache of sequences in flight when new weights are loaded: compute it again, or keep it. With
     "keep", tokens after an update are sampled from neither version's distribution."""
-    host_kv_tokens: NonNegativeInt = 0
-    """Tokens of KV cache kept in host memory for rollouts that were set aside or had no room. 0: they are prefilled
-    again."""
 
 
 class VllmEngineSettings(Settings):

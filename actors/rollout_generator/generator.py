@@ -98,7 +98,6 @@ def engine_load(
         cached_tokens=figures.cached_tokens,
         preemptions=dict(figures.preemptions),
         kv_kept=figures.kv_kept,
-        kv_tokens_host=figures.host_kv_tokens_total,
     )
 
 

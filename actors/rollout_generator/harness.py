@@ -31,11 +31,10 @@ from actors.rollout_generator.tool_calls import ToolsUnavailableError
 from actors.sandbox.isolation.control_groups import ControlGroups, control_groups
 from actors.sandbox.isolation.jail import WORK, Jail
 from actors.sandbox.isolation.levels import outer_users, visible
-from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Kubernetes, Limits, Runner
+from actors.sandbox.owner.containers import MAKE_SECONDS, Containers, Docker, Limits
 from actors.sandbox.owner.programs import LOST, START_SECONDS, Program, StartError, Zygote, installation
 from actors.sandbox.owner.relay import relay
 from agent_rl import adapters
-from agent_rl.config.addresses import is_loopback
 from agent_rl.config.hidden import is_reference, with_environment, without
 from agent_rl.config.plugins import called
 from agent_rl.environments.harness import HarnessOutcome, told_of, whose_fault
@@ -289,16 +288,10 @@ class Harnesses:
         return zygote
 
     def _containers(self, name: str, harness: Harness, container: Container) -> Containers:
-        """Raises StartError."""
-        runner: Runner = Docker(own_network=harness.network != "host")
-        if container.by == "kubernetes":
-            if is_loopback(self._url.removeprefix("http://").rpartition(":")[0]):
-                remedy = "write this host's address as actors.gateway.settings.address"
-                raise StartError(f"a job of a cluster does not reach the gateway at {self._url}; {remedy}")
-            runner = Kubernetes(container.namespace)
+        docker = Docker(own_network=harness.network != "host")
         seconds = MAKE_SECONDS + STARTS * (harness.seconds + harness.check_seconds + START_SECONDS)
-        limits = Limits(harness.memory_mib, harness.disk_mib, harness.processes, container.cpus, seconds)
-        return Containers(runner, f"{self._owner}.{blake2b(name.encode(), digest_size=4).hexdigest()}", limits)
+        limits = Limits(harness.memory_mib, harness.processes, container.cpus, seconds)
+        return Containers(docker, f"{self._owner}.{blake2b(name.encode(), digest_size=4).hexdigest()}", limits)
 
     async def _new_zygote(self, name: str, harness: Harness) -> Zygote | Containers:
         if harness.container is not None:

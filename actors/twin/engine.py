@@ -161,7 +161,7 @@ class TwinEngine:
         """Free the KV cache of a rollout whose tools run."""
         if (known := self._rollouts.get(rollout)) is not None and known not in self._turns:
             self.model.advance(trio.current_time())
-            self.model.set_aside(known)
+            self.model.drop(known)
 
     async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Pause, then go on with the policy."""
@@ -226,6 +226,4 @@ class TwinEngine:
             busy_seconds=model.busy,
             preemptions=dict(self._preemptions),
             kv_kept=self._learner.kv_kept,
-            host_kv_tokens_total=model.model.kv_host,
-            host_kv_tokens_used=model.host_tokens,
         )

@@ -16,8 +16,6 @@ class Parallel(Part):
     """Ranks that hold one copy of weights, gradients and moments together (FSDP). None: as many as there are."""
     replicate: PositiveInt = 1
     """Copies of the sharded model, each trained on other sequences."""
-    tensor: PositiveInt = 1
-    """Ranks that compute each layer together."""
     checkpoint_activations: bool = False
     """Compute activations again for the backward pass: a third more work, far less memory."""
     offload: bool = False
@@ -28,34 +26,32 @@ class Parallel(Part):
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """The ranks of a learner as a mesh: rank = (replica * shard + place in the copy) * tensor + place in the layer."""
+    """The ranks of a learner as a mesh: rank = replica * shard + place in the copy."""
 
     replicate: int = 1
     shard: int = 1
-    tensor: int = 1
 
     @property
     def ranks(self) -> int:
         """All ranks."""
-        return self.replicate * self.shard * self.tensor
+        return self.replicate * self.shard
 
 
 def mesh_sizes(ranks: int, parallel: Parallel) -> MeshSizes:
     """The mesh of so many ranks. Raises ValueError, with the remedy, when the sizes do not make that many."""
-    others = parallel.replicate * parallel.tensor
     if parallel.compile and ranks > 1:
         raise ValueError(f"model.parallel.compile is for one rank, and there are {ranks}; leave it out")
     if parallel.shard is None:
-        if ranks % others:
+        if ranks % parallel.replicate:
             raise ValueError(
-                f"{ranks} ranks cannot be shared by model.parallel.replicate = {parallel.replicate} times tensor = "
-                f"{parallel.tensor}; write a multiple of {others}"
+                f"{ranks} ranks cannot be shared by model.parallel.replicate = {parallel.replicate}; write a multiple "
+                f"of {parallel.replicate}"
             )
-        return MeshSizes(parallel.replicate, ranks // others, parallel.tensor)
-    product = parallel.shard * others
+        return MeshSizes(parallel.replicate, ranks // parallel.replicate)
+    product = parallel.shard * parallel.replicate
     if product != ranks:
         raise ValueError(
-            f"{ranks} ranks are not model.parallel's shard = {parallel.shard} times replicate = {parallel.replicate} "
-            f"times tensor = {parallel.tensor}, which is {product}; write ranks = {product}, or leave shard out"
+            f"{ranks} ranks are not model.parallel's shard = {parallel.shard} times replicate = {parallel.replicate}, "
+            f"which is {product}; write ranks = {product}, or leave shard out"
         )
-    return MeshSizes(parallel.replicate, parallel.shard, parallel.tensor)
+    return MeshSizes(parallel.replicate, parallel.shard)

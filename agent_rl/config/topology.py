@@ -94,14 +94,10 @@ _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 class Container(Part):
-    """A container for each program of a harness."""
+    """A container for each program of a harness, made by docker on the generator's host."""
 
     image: str = ""
     """The image. An environment that builds images, such as `harbor`, needs none here."""
-    by: Literal["docker", "kubernetes"] = "docker"
-    """``docker``: on the generator's host. ``kubernetes``: a job of the cluster that ``kubectl`` reaches there."""
-    namespace: str = ""
-    """Of the cluster; else that of the present context."""
     cpus: float = Field(default=0.0, ge=0)
     """Processors of a container; 0 is without a limit."""
 
@@ -164,11 +160,8 @@ class Harness(Part):
 
     @model_validator(mode="after")
     def _contained(self) -> Self:
-        if self.container is not None:
-            if found := [name for name in ("fork", "shows") if getattr(self, name)]:
-                raise ValueError(f"{' and '.join(found)} is for jails, and this harness has a container; leave it out")
-            if self.container.by == "kubernetes" and self.network != "host":
-                raise ValueError('network policies of the cluster rule what a job reaches; write network = "host"')
+        if self.container is not None and (found := [name for name in ("fork", "shows") if getattr(self, name)]):
+            raise ValueError(f"{' and '.join(found)} is for jails, and this harness has a container; leave it out")
         return self
 
     @property

@@ -4,7 +4,7 @@
 
     FOLDER/NAME/task.toml, instruction.md, environment/Dockerfile and files, tests/test.sh
 
-With ``dockerfile = "build"`` and a container by docker, each Dockerfile is built. Jails run no Dockerfile. Of
+With ``dockerfile = "build"`` and a container, each Dockerfile is built. Jails run no Dockerfile. Of
 ``environment/Dockerfile``, COPY and ADD of files below /app are done, and what changes nothing here is passed over. Any
 other instruction is an error, unless ``dockerfile = "ignore"``. Then the host must have what the tasks need.
 """

@@ -7,16 +7,11 @@ Elsewhere the backward pass computes them again.
 
 On CPU, a piece is cut further, to what a processor's cache holds: the passes over a piece then read no main memory, and
 the memory of a piece comes from the heap. Fresh memory costs more than a pass, since the kernel clears its pages.
-
-Several ranks may have the output layer together, each the rows of its part of the vocabulary (`Vocabulary`). Each
-computes the logits of its own part, and per token the ranks exchange the greatest logit, the sum of exponentials, the
-target's logarithm and the entropy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,27 +28,6 @@ LEAST = 64
 """Tokens of a piece on CPU, at least: with fewer, matrix products are slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The part of the vocabulary whose rows of the output layer this rank has."""
-
-    start: int
-    """The first token of the part."""
-    most: int
-    """Tokens of the largest part: all ranks cut the same pieces."""
-    group: Any
-    """torch's process group of the ranks that have the parts."""
-
-    def all(self, values: Tensor, *, greatest: bool = False) -> Tensor:
-        """The sum over all parts, or the greatest, in place."""
-        from torch import distributed
-
-        if values.numel():
-            operation = distributed.ReduceOp.MAX if greatest else distributed.ReduceOp.SUM
-            distributed.all_reduce(values, operation, self.group)
-        return values
-
-
 def chunked_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -63,20 +37,16 @@ def chunked_logprobs(
     temperature: float,
     tokens_at_once: int,
     with_entropy: bool = True,
-    vocabulary: Vocabulary | None = None,
     tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of each target under softmax(logits / temperature), both [n] float32, with gradients.
 
     Without ``with_entropy``, which saves a pass over the logits, the entropies are 0. ``hidden`` [n, d]; ``weight`` [v,
     d] and ``bias`` [v] of the output layer; ``targets`` [n] int64. The temperature must be the rollout's: mu was
-    sampled with it, so pi must be evaluated with it. With ``vocabulary``, weight and bias are the v rows of this rank,
-    and all ranks that have a part call this together with the same ``hidden`` and ``targets``. ``tokens``: those from
-    this number on are never sampled.
+    sampled with it, so pi must be evaluated with it. ``tokens``: those from this number on are never sampled.
     """
-    known = None if tokens is None else max(0, tokens - (0 if vocabulary is None else vocabulary.start))
     pair: tuple[Tensor, Tensor] = _Chunked.apply(
-        hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy, vocabulary, known
+        hidden, weight, bias, targets, temperature, max(1, tokens_at_once), with_entropy, tokens
     )
     return pair
 
@@ -92,27 +62,21 @@ class _Chunked(torch.autograd.Function):
         temperature: float,
         tokens_at_once: int,
         with_entropy: bool,  # noqa: FBT001 - autograd passes by position
-        vocabulary: Vocabulary | None,
         known: int | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy = (torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(2))
         keep = any(ctx.needs_input_grad) and len(hidden) <= tokens_at_once
         kept = []
-        places, own = _own_targets(targets, weight, vocabulary)
-        for rows in _pieces(hidden, weight, tokens_at_once, vocabulary):
-            log_p = _log_softmax(hidden[rows], weight, bias, temperature, vocabulary, known)
-            logprobs[rows] = log_p.gather(-1, places[rows].unsqueeze(-1)).squeeze(-1)
+        for rows in _pieces(hidden, weight, tokens_at_once):
+            log_p = _log_softmax(hidden[rows], weight, bias, temperature, known)
+            logprobs[rows] = log_p.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
             p = log_p.exp() if keep or with_entropy else None
             if p is not None and with_entropy:
                 entropy[rows] = -log_p.mul_(p).sum(-1)
             if p is not None and keep:
                 kept.append(p)
-        if vocabulary is not None and own is not None:
-            vocabulary.all(logprobs.masked_fill_(~own, 0.0))
-            if with_entropy:
-                vocabulary.all(entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.vocabulary, ctx.known = vocabulary, known
+        ctx.known = known
         ctx.kept = kept  # made here, so no cycle of references
         ctx.temperature, ctx.tokens_at_once = temperature, tokens_at_once
         ctx.set_materialize_grads(False)
@@ -128,12 +92,8 @@ class _Chunked(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_needed else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias_needed else None
         kept, ctx.kept = ctx.kept[::-1], []  # overwritten here; a second backward pass computes them again
-        vocabulary: Vocabulary | None = ctx.vocabulary
-        places, own = _own_targets(targets, weight, vocabulary)
-        for rows in _pieces(hidden, weight, ctx.tokens_at_once, vocabulary):
-            again = None
-            if not kept:
-                again = _log_softmax(hidden[rows], weight, bias, ctx.temperature, vocabulary, ctx.known)
+        for rows in _pieces(hidden, weight, ctx.tokens_at_once):
+            again = None if kept else _log_softmax(hidden[rows], weight, bias, ctx.temperature, ctx.known)
             of_logits = kept.pop() if again is None else again.exp_()
             if of_entropy is not None:  # d entropy / d logits = -p (log p + entropy), which is 0 where p is
                 log_p = of_logits.clamp(min=torch.finfo(torch.float32).tiny).log_()
@@ -145,8 +105,7 @@ class _Chunked(torch.autograd.Function):
                 assert of_logprobs is not None  # autograd calls this only with a gradient
                 of_logits.mul_(-of_logprobs[rows].unsqueeze(-1))
             if of_logprobs is not None:  # d log p(target) / d logits = 1 at the target - p
-                of_targets = of_logprobs[rows] if own is None else of_logprobs[rows] * own[rows]
-                of_logits.scatter_add_(-1, places[rows].unsqueeze(-1), of_targets.unsqueeze(-1))
+                of_logits.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logprobs[rows].unsqueeze(-1))
             if ctx.temperature != 1.0:
                 of_logits.div_(ctx.temperature)
             of_logits = of_logits.to(hidden.dtype)
@@ -157,13 +116,11 @@ class _Chunked(torch.autograd.Function):
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
             del of_logits, again  # freed before the next is made
-        if vocabulary is not None and of_hidden is not None:
-            vocabulary.all(of_hidden)
         return (
             of_hidden,
             None if of_weight is None else of_weight.to(weight.dtype),
             None if of_bias is None else of_bias.to(bias.dtype),
-            *[None] * 6,
+            *[None] * 5,
         )
 
 
@@ -180,39 +137,18 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         part.add_(product(columns.t(), right))
 
 
-def _own_targets(targets: Tensor, weight: Tensor, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor | None]:
-    """The rows of ``weight`` that the targets have, and which have one: of all ranks one has a target's row."""
-    if vocabulary is None:
-        return targets, None
-    places = targets - vocabulary.start
-    return places.clamp(0, len(weight) - 1), (places >= 0) & (places < len(weight))
-
-
-def _pieces(hidden: Tensor, weight: Tensor, tokens_at_once: int, vocabulary: Vocabulary | None) -> Iterator[slice]:
+def _pieces(hidden: Tensor, weight: Tensor, tokens_at_once: int) -> Iterator[slice]:
     if hidden.device.type == "cpu":
-        rows = len(weight) if vocabulary is None else vocabulary.most
-        tokens_at_once = min(tokens_at_once, max(LEAST, CACHED // rows))
+        tokens_at_once = min(tokens_at_once, max(LEAST, CACHED // len(weight)))
     for start in range(0, len(hidden), tokens_at_once):
         yield slice(start, start + tokens_at_once)
 
 
-def _log_softmax(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    vocabulary: Vocabulary | None,
-    known: int | None,
-) -> Tensor:
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, known: int | None) -> Tensor:
     """[c, v] float32. ``known``: the rows of ``weight`` before this one are of tokens that are sampled."""
     logits = product(hidden, weight, bias)
     if known is not None:
         logits[:, known:] = NEVER
     if temperature != 1.0:
         logits = logits.float().div_(temperature)
-    if vocabulary is not None:
-        logits = logits.float()
-        logits -= vocabulary.all(logits.amax(-1), greatest=True).unsqueeze(-1)
-        logits -= vocabulary.all(logits.exp().sum(-1)).log_().unsqueeze(-1)
-        return logits
     return torch.log_softmax(logits, -1, dtype=torch.float32)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from agent_rl.learning.finite import NotFiniteError, named, not_finite
 from agent_rl.learning.ranks import Ranks
-from agent_rl.learning.sharding import is_split, local
+from agent_rl.learning.sharding import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,8 +26,7 @@ class Optimizer:
     1/256 would be lost. A parameter then takes 2 + 16 bytes (weight; copy, gradient, two moments), and 16 bytes in
     float32.
 
-    A sharded weight is updated in place, in this rank's part of it, which is float32. It is its own master copy. Of
-    ranks that compute each layer together, all have the weights that are not split, such as those of norms.
+    A sharded weight is updated in place, in this rank's part of it, which is float32. It is its own master copy.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class Optimizer:
         self._ranks = ranks or Ranks()
         self._masters = {name: self._master(p) for name, p in trained}
         self._sharded = [(p, self._masters[name]) for name, p in trained if local(p) is not p]
-        self._split = {name for name, p in trained if is_split(p)}
         self._halves = [(p, self._masters[name]) for name, p in trained if p.dtype != torch.float32]
         self._give_back: Callable[[], None] | None = None
         self._keeps_masters = half or bool(self._halves)
@@ -71,9 +69,7 @@ class Optimizer:
         for parameter, master in self._sharded:
             master.grad = None if parameter.grad is None else local(parameter.grad)
         gradients = [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
-        self._ranks.alike([gradient for name, gradient in gradients if name not in self._split])
-        counted = [gradient for name, gradient in gradients if self._ranks.first or name in self._split]
-        norm = self._ranks.norm(torch.nn.utils.get_total_norm(counted))
+        norm = self._ranks.norm(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
         if not math.isfinite(norm):
             where = not_finite(gradients)
             self.zero_grad()

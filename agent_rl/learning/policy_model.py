@@ -24,7 +24,6 @@ from agent_rl.learning.prefixes import Prefixes
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.rates import TYPES, Compute, Type, compute_of
 from agent_rl.learning.tensor_files import load_whole
-from agent_rl.learning.tensor_parallel import output_layer
 from agent_rl.models import architectures
 from agent_rl.models.devices import REMEDY
 from agent_rl.models.model_files import ModelFiles
@@ -122,8 +121,7 @@ class PolicyModel:
             _add_adapters(self.module, lora, on_meta=sharded)
         self.block = self._block(config) if self.device.type == "cpu" and not options.compile else 0
         """Prefixes that sequences share are computed once, in multiples of so many tokens; 0: with each sequence."""
-        divided = self.ranks.layer_mesh is not None
-        if self.device.type == "cpu" and self.compute.type == "float32" and not options.compile and not divided:
+        if self.device.type == "cpu" and self.compute.type == "float32" and not options.compile:
             use_one_dnn(self.module)
         if options.activation_checkpointing:
             # renamed in transformers 5.20; checkpoints only what is in training mode
@@ -139,8 +137,7 @@ class PolicyModel:
         ]
         self.dropout(on=False)
         head = self.module.get_output_embeddings()
-        vocabulary = head.weight.shape[0] // (self.ranks.layer_mesh.size() if divided else 1)
-        self._tokens_at_once = max(16, options.logits_mib * 2**20 // (4 * vocabulary))
+        self._tokens_at_once = max(16, options.logits_mib * 2**20 // (4 * head.weight.shape[0]))
         self._decode = self.module.base_model
         if options.compile:
             self._decode = torch.compile(self._decode, dynamic=True)
@@ -446,7 +443,7 @@ def _packed_logprobs(
     with torch.autocast(packed.tokens.device.type, dtype=cast, enabled=cast is not None):
         states = decode(input_ids=packed.tokens, position_ids=packed.positions, use_cache=False, packed=packed)
     head = module.get_output_embeddings()
-    weight, bias, vocabulary = output_layer(head)
+    weight, bias = head.weight, head.bias
     hidden = states.last_hidden_state[0, before]
     if cast is not None:
         hidden, weight, bias = hidden.to(cast), weight.to(cast), None if bias is None else bias.to(cast)
@@ -458,7 +455,6 @@ def _packed_logprobs(
         temperature=temperature,
         tokens_at_once=tokens_at_once,
         with_entropy=with_entropy,
-        vocabulary=vocabulary,
         tokens=tokens,
     )
 

@@ -64,34 +64,21 @@ class Ranks:
     saves = True
     """Whether this rank writes its part: ranks of other copies hold the same."""
     mesh: Any = None
-    """torch's mesh of the ranks that compute different sequences with one model; None for one process alone."""
-    layer_mesh: Any = None
-    """torch's mesh of the ranks that compute each layer of the same sequences together; None where one rank does."""
-    first = True
-    """Whether this rank is the first of those that compute the same sequences: its figures count."""
+    """torch's mesh of the ranks that share one model; None for one process alone."""
 
     @property
     def beside(self) -> Ranks:
         """The same ranks for another thread, which agrees and tells while this one computes."""
         return self
 
-    sequence_ranks = 1
-    """How many ranks, or groups of ranks that compute layers together, have sequences of their own."""
-    sequence_rank = 0
-    """Which of those this rank is, or is in."""
-
     def microbatches(
         self, lengths: Sequence[int], *, max_tokens: int, prefixes: Prefixes | None = None
     ) -> list[list[int]]:
-        """The micro-batches of this rank, as many as of every other, some perhaps empty. See `batching.microbatches`.
-
-        Ranks that compute each layer together have the same.
-        """
-        ranks = self.sequence_ranks
-        return microbatches(lengths, max_tokens=max_tokens, ranks=ranks, prefixes=prefixes)[self.sequence_rank]
+        """The micro-batches of this rank, as many as of every other, some perhaps empty: `batching.microbatches`."""
+        return microbatches(lengths, max_tokens=max_tokens, ranks=self.size, prefixes=prefixes)[self.rank]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks with sequences of their own, in float64."""
+        """The sums over all ranks, in float64."""
         return list(values)
 
     def greatest(self, value: float) -> float:
@@ -103,15 +90,12 @@ class Ranks:
         return fault
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor in host memory over all ranks with sequences of their own, in place."""
+        """The sum of a tensor in host memory over all ranks, in place."""
         return tensor
 
     def norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient from the norm of the part that this rank alone of its copy has."""
+        """The norm of the whole gradient from the norm of this rank's part."""
         return norm
-
-    def alike(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors that the ranks of a layer have computed alike by their mean, so that no bit differs."""
 
     def broadcast(self, message: bytes) -> bytes:
         """Rank 0's message; others give an empty one."""
@@ -137,23 +121,19 @@ class JoinedRanks(Ranks):
         from torch.distributed.device_mesh import init_device_mesh
 
         self.rank, self.size = rank, sizes.ranks
-        self.shards = sizes.shard * sizes.tensor
+        self.shards = sizes.shard
         self.shard = rank % self.shards
         self.saves = rank < self.shards
-        self.first = rank % sizes.tensor == 0
-        self.sequence_ranks, self.sequence_rank = sizes.ranks // sizes.tensor, rank // sizes.tensor
         self._sizes = sizes
         self._store = store
         self.group: Any = None
         """None: torch's default group."""
         self._beside = copy.copy(self)
         self._beside.group = distributed.new_group(backend=beside, timeout=timedelta(seconds=BESIDE_SECONDS))
-        dimensions = {"replicate": sizes.replicate, "shard": sizes.shard, "tensor": sizes.tensor}
+        dimensions = {"replicate": sizes.replicate, "shard": sizes.shard}
         names = tuple(name for name, size in dimensions.items() if size > 1 or name == "shard")
         shape = tuple(dimensions[name] for name in names)
-        whole = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=names)
-        self.mesh = whole[tuple(name for name in names if name != "tensor")]
-        self.layer_mesh = whole["tensor"] if sizes.tensor > 1 else None
+        self.mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=names)
 
     @property
     def beside(self) -> JoinedRanks:
@@ -161,7 +141,7 @@ class JoinedRanks(Ranks):
         return self._beside
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks with sequences of their own, in float64."""
+        """The sums over all ranks, in float64."""
         sums: list[float] = self.summed(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
 
@@ -177,30 +157,15 @@ class JoinedRanks(Ranks):
         return self._from(first, fault.encode()).decode() if first < self.size else ""
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor in host memory over all ranks with sequences of their own, in place."""
-        if not self.first:
-            tensor.zero_()
+        """The sum of a tensor in host memory over all ranks, in place."""
         self._reduce(tensor, "SUM")
         return tensor
 
     def norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient from the norm of the part that this rank alone of its copy has."""
+        """The norm of the whole gradient from the norm of this rank's part."""
         square = norm.detach().to("cpu", torch.float64).square().reshape(1)
         self._reduce(square, "SUM")
         return torch.tensor(math.sqrt(float(square) / self._sizes.replicate), device=norm.device)
-
-    def alike(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors that the ranks of a layer have computed alike by their mean, so that no bit differs."""
-        from torch import distributed
-
-        if self.layer_mesh is None or not tensors:
-            return
-        mean = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        distributed.all_reduce(mean, group=self.layer_mesh.get_group())
-        mean /= self._sizes.tensor
-        parts = torch.split(mean, [tensor.numel() for tensor in tensors])
-        for tensor, values in zip(tensors, parts, strict=True):
-            tensor.copy_(values.view_as(tensor))
 
     def broadcast(self, message: bytes) -> bytes:
         """Rank 0's message; others give an empty one."""

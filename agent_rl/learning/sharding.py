@@ -2,7 +2,7 @@
 
 ::
 
-    meta tensors --split_layers, fully_shard--> parts without memory --to_empty--> parts
+    meta tensors --fully_shard--> parts without memory --to_empty--> parts
     files of the model --own_part of each tensor--> parts
 
 Weights are kept, and updated, in float32. Each layer is gathered in the model's type for its forward and its backward
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.learning.ranks import Ranks
 from agent_rl.learning.tensor_files import TensorFiles, model_files_of
-from agent_rl.learning.tensor_parallel import split_layers
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -38,42 +37,27 @@ def gathered(tensor: Tensor) -> Tensor:
     """The whole tensor. A collective for one that is sharded: all ranks call it."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
-    from torch.distributed.tensor import Replicate
-
     given: Any = tensor.detach()
-    placements = list(given.placements)
-    for dimension, placement in enumerate(placements):  # the last split is undone first; see `own_part`
-        if not placement.is_replicate():
-            placements[dimension] = Replicate()
-            given = given.redistribute(placements=placements)
-    whole: Tensor = given.to_local()
+    whole: Tensor = given.full_tensor()
     return whole
 
 
 def own_part(tensor: Tensor) -> tuple[slice, ...]:
     """Where this rank's part of a tensor lies in the whole: a slice of each dimension.
 
-    A tensor is first split over the ranks that compute a layer together (the mesh's last dimension), and what such a
-    rank has over the ranks that share the model. All but the last parts of a split have the same size, rounded up.
+    All but the last parts have the same size, rounded up.
     """
     bounds = [(0, size) for size in tensor.shape]
     if hasattr(tensor, "device_mesh"):
         mesh: Any = tensor.device_mesh
         placements: Any = tensor.placements  # type: ignore[attr-defined]
-        for dimension, placement in reversed(list(enumerate(placements))):
+        for dimension, placement in enumerate(placements):
             if not placement.is_replicate():
                 start, end = bounds[placement.dim]
                 size = -(-(end - start) // mesh.size(dimension))
                 first = min(end, start + mesh.get_local_rank(dimension) * size)
                 bounds[placement.dim] = first, min(end, first + size)
     return tuple(slice(*each) for each in bounds)
-
-
-def is_split(tensor: Tensor) -> bool:
-    """Whether the ranks that compute a layer together have different parts of a tensor."""
-    names: Any = getattr(getattr(tensor, "device_mesh", None), "mesh_dim_names", None) or ()
-    placements: Any = getattr(tensor, "placements", ())
-    return any(not each.is_replicate() for name, each in zip(names, placements, strict=True) if name == "tensor")
 
 
 def unloaded(path: Path, attention: str) -> Any:
@@ -101,8 +85,6 @@ def shard(module: Any, ranks: Ranks, *, method: str, dtype: torch.dtype, offload
         register_fsdp_forward_method,
     )
 
-    if ranks.layer_mesh is not None:
-        split_layers(module, ranks.layer_mesh)
     options: dict[str, Any] = {
         "mesh": ranks.mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),

@@ -351,8 +351,8 @@ class EngineLoad:
     scheduler, each with its move, until the present process asks for them or they end. Totals since the engine started:
     ``preempted`` turns, which lost their KV cache for want of room; ``cached_tokens`` of prompts that were found in the
     KV cache; ``prefilled_tokens``, which were computed. ``preemptions``: those of each rollout that the engine has.
-    ``kv_kept``: new weights leave cached prefixes valid. ``kv_tokens_host``: room in host memory for rollouts that are
-    set aside. A load is sent when `news` changes; to others than the scheduler, when ``policy`` changes.
+    ``kv_kept``: new weights leave cached prefixes valid. A load is sent when `news` changes; to others than the
+    scheduler, when ``policy`` changes.
     """
 
     generator: str
@@ -370,12 +370,11 @@ class EngineLoad:
     cached_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)
     kv_kept: bool = False
-    kv_tokens_host: int = 0
 
     @property
     def news(self) -> tuple[object, ...]:
         """What decisions depend on: another load with the same has nothing new. KV use counts in steps of a 64th."""
         used = NEWS_STEPS * self.kv_tokens_used // max(1, self.kv_tokens_total)
-        sizes = self.kv_tokens_total, self.kv_tokens_host, used, self.max_rollouts
+        sizes = self.kv_tokens_total, used, self.max_rollouts
         turns = self.running, self.waiting, self.preempted
         return self.generator, self.incarnation, self.policy, sizes, turns, self.orphans

@@ -89,17 +89,16 @@ class Shape:
         """Bytes of KV cache for each token; ``width``: of a value."""
         return 2 * self.layers * self.keys * width
 
-    def layer_activation_bytes(self, width: int, *, repeated: bool, ranks: int = 1) -> int:
-        """Bytes for each token that the forward pass of one layer keeps for the backward pass, on each of its ranks.
+    def layer_activation_bytes(self, width: int, *, repeated: bool) -> int:
+        """Bytes for each token that the forward pass of one layer keeps for the backward pass.
 
         Norms are computed in float32. ``repeated``: attention repeats keys and values for all heads, as on a processor.
-        ``ranks`` compute the layer together: they divide heads and MLP.
         """
         norm = 12 if width == 4 else 8  # its input and quotient in float32, or the quotient rounded; its output
         of_heads = 2 * width if width == 4 else 6  # the same without the output, which rotation does not need
         heads = (self.queries + self.keys) * (of_heads if self.normed_heads else 0)
         attention = 5 * self.queries if repeated else 3 * self.queries + 2 * self.keys
-        return 2 * norm * self.hidden + (heads + width * (attention + 4 * self.mlp)) // ranks
+        return 2 * norm * self.hidden + heads + width * (attention + 4 * self.mlp)
 
     def outer_activation_bytes(self, width: int) -> int:
         """The same of the last norm, and of the hidden states that are scored."""

@@ -156,10 +156,6 @@ class Members:
         load = self._engines[generator].load
         return load.kv_kept or load.policy == weights
 
-    def offloads(self, generator: str) -> bool:
-        """Whether the engine keeps in host memory what it frees."""
-        return self._engines[generator].load.kv_tokens_host > 0
-
     def __contains__(self, generator: str) -> bool:
         return generator in self._engines
 
@@ -241,7 +237,6 @@ class Members:
                 load.waiting,
                 load.max_rollouts,
                 load.policy.version,
-                load.kv_tokens_host,
             )
         if facts != before or not was_offered:
             self._policy.engine_reported(facts, self._now())

@@ -135,8 +135,7 @@ class Moves:
         self._tools_run(place)  # unless it is known, since the two messages may come as one
         weights = self._in_tools.pop(place.request.rollout)
         freed = self.in_flight.answered(place.request.rollout)
-        there = not freed or self._members.offloads(place.generator)
-        self.ask(place, cached=there and self._members.keeps(place.generator, weights))
+        self.ask(place, cached=not freed and self._members.keeps(place.generator, weights))
 
     def _left(self, place: Assign) -> list[Instruction]:
         """The generator has let go of the rollout, which waits for the policy's decision."""

@@ -7,9 +7,6 @@ found without a loop over rollouts or steps: O(log rollouts) an event.
 Three simplifications, which favour no policy: decode steps wait while a prefill is computed (chunked prefill shares the
 steps instead, for about the same work); each rollout is charged the page that it fills at last; rollouts of a group
 share the computation of their prompt, but not its KV cache.
-
-With host memory (`EngineModel.kv_host`), a prefix that is evicted or set aside is copied there at once and whole, and
-what is missing of it in the cache is copied back with the rollout's next turn. The copy out takes no time.
 """
 
 from __future__ import annotations
@@ -83,9 +80,6 @@ class ModelledEngine:
         self.cached: OrderedDict[Rollout, int] = OrderedDict()
         """Tokens of prefixes that may be evicted, the least recently used first."""
         self.cached_tokens = 0
-        self.on_host: OrderedDict[Rollout, int] = OrderedDict()
-        """Tokens of prefixes in host memory, the oldest first."""
-        self.host_tokens = 0
         self.context = 0
         self.steps = 0
         self.written = 0
@@ -124,7 +118,7 @@ class ModelledEngine:
 
     def kept(self, rollout: Rollout) -> int:
         """Tokens of the rollout's prefix that need no prefill."""
-        return max(self.cached.get(rollout, 0), self.on_host.get(rollout, 0))
+        return self.cached.get(rollout, 0)
 
     def _seconds(self, steps: int) -> float:
         model, rows = self.model, len(self.rows)
@@ -193,7 +187,6 @@ class ModelledEngine:
             return
         while excess > 0 and self.cached:
             rollout, tokens = next(iter(self.cached.items()))
-            self._offload(rollout)
             gone = min(excess, tokens)
             excess -= gone
             self.cached_tokens -= gone
@@ -248,13 +241,8 @@ class ModelledEngine:
         elif kept:
             self._groups[rollout.group] -= 1
         kept = min(kept, context)
-        restored = max(0, min(self.on_host.get(rollout, 0), context) - kept)
-        self._forget_host(rollout)
-        kept += restored
         missing = context - kept
-        seconds = restored * model.restore_s + missing * (
-            model.prefill_s + model.prefill_context_s * (kept + context) / 2
-        )
+        seconds = missing * (model.prefill_s + model.prefill_context_s * (kept + context) / 2)
         self.clock += seconds
         self.busy += seconds
         self.prefilled += missing
@@ -309,32 +297,12 @@ class ModelledEngine:
         """Free what is cached of the rollout, and count it as free."""
         self.cached_tokens -= self.cached.get(rollout, 0)
         self.forget(rollout)
-        self._forget_host(rollout)
-
-    def set_aside(self, rollout: Rollout) -> None:
-        """Free what is cached of the rollout, which goes on later."""
-        self._offload(rollout)
-        self.cached_tokens -= self.cached.get(rollout, 0)
-        self.forget(rollout)
-
-    def _offload(self, rollout: Rollout) -> None:
-        """Copy what is cached of the rollout to host memory, unless it is there; the oldest leave for it."""
-        tokens = self.cached.get(rollout, 0)
-        if not 0 < tokens <= self.model.kv_host or rollout in self.on_host:
-            return
-        while self.host_tokens + tokens > self.model.kv_host:
-            self._forget_host(next(iter(self.on_host)))
-        self.on_host[rollout] = tokens
-        self.host_tokens += tokens
-
-    def _forget_host(self, rollout: Rollout) -> None:
-        self.host_tokens -= self.on_host.pop(rollout, 0)
 
     def pause(self, seconds: float, *, kept: bool) -> None:
         """New weights are loaded. Unless the KV cache is ``kept``, running rollouts are computed again."""
         self.clock += seconds
         if not kept:
-            for rollout in [*self.cached, *self.on_host]:
+            for rollout in list(self.cached):
                 self.drop(rollout)
             model = self.model
             for rollout in self.rows:

@@ -188,21 +188,20 @@ def _engine_model(
     """The engine's seconds and its KV cache: the topology's ``kv_tokens``, or what the memory of its devices leaves."""
     rows = int(settings.get("max_rollouts", DEFAULT_ROLLOUTS))
     kv_tokens = settings.get("kv_tokens")
-    kv_host = int(settings.get("engine_settings", {}).get("host_kv_tokens", 0))
     if profile.engine is not None:
         kv_tokens = kv_tokens or _cache_of_torch(topology, settings, rows) or profile.engine.kv_tokens
         if kv_tokens is None:
             missing = "is missing, and the profile's [engine] has no kv_tokens; add one"
             raise TraceError(f"{where}, actors.{GENERATOR}.settings.kv_tokens: {missing}")
         seconds = profile.engine.model_dump(exclude={"kv_tokens"})
-        return EngineModel(int(kv_tokens), rows, kv_host=kv_host, **seconds, **_habits(settings))
+        return EngineModel(int(kv_tokens), rows, **seconds, **_habits(settings))
     device = profile.device
     assert device is not None
     assert sizes is not None, "a profile of a device needs a model's sizes"
     width_bytes = BYTES[topology.model.dtype]
     given = None if kv_tokens is None else int(kv_tokens)
     model = engine_on(device, sizes, width_bytes, width, rows, given, where)
-    return replace(model, kv_host=kv_host, **_habits(settings))
+    return replace(model, **_habits(settings))
 
 
 def _cache_of_torch(topology: Topology, settings: dict[str, Any], rows: int) -> int | None:
@@ -243,7 +242,6 @@ def engine_on(
         context_s=kv_bytes / bandwidth,
         prefill_s=2 * sizes.parameters / flops,
         prefill_context_s=4 * sizes.layers * sizes.hidden_size / flops,
-        restore_s=kv_bytes / (device.host_bandwidth * width),
     )
 
 

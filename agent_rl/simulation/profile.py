@@ -53,8 +53,6 @@ class Device(Table):
     step_overhead_s: NonNegativeFloat
     parallel_share: Share
     memory_share: Share
-    host_bandwidth: PositiveFloat = 25e9
-    """Bytes a second between a device and host memory. The default is half of PCIe 5.0 x16 in one direction."""
 
 
 class ModelSizes(Table):
@@ -80,7 +78,6 @@ class Engine(Table):
     context_s: NonNegativeFloat
     prefill_s: NonNegativeFloat
     prefill_context_s: NonNegativeFloat = 0.0
-    restore_s: NonNegativeFloat = 0.0
     kv_tokens: PositiveInt | None = None
 
 

@@ -40,9 +40,6 @@ class EngineModel:
     ``kv_total`` is the KV cache in tokens, in pages of ``page`` tokens. A turn is admitted while the share
     ``watermark`` of the cache stays free.
 
-    ``kv_host`` tokens of what leaves the cache are kept in host memory. To bring a token back takes ``restore_s``, and
-    the decode steps wait for it.
-
     Turns that wait join the running ones once they are the share ``join_share`` of them, or the first has waited
     ``join_steps`` decode steps.
     """
@@ -56,8 +53,6 @@ class EngineModel:
     prefill_context_s: float
     page: int = 16
     watermark: float = 0.01
-    kv_host: int = 0
-    restore_s: float = 0.0
     join_share: float = 0.0
     join_steps: int = 0
 
@@ -156,8 +151,8 @@ def _check_engines(trace: Trace, where: str) -> None:
         place = f"{where}, engine {engine.name}"
         for name in ("kv_total", "max_rollouts", "step_s", "page"):
             _positive(getattr(engine.model, name), f"{place}, {name}")
-        seconds = "row_s", "context_s", "prefill_s", "prefill_context_s", "restore_s"
-        for name in (*seconds, "watermark", "kv_host", "join_share", "join_steps"):
+        seconds = "row_s", "context_s", "prefill_s", "prefill_context_s"
+        for name in (*seconds, "watermark", "join_share", "join_steps"):
             if not 0 <= getattr(engine.model, name) < math.inf:
                 raise TraceError(f"{place}, {name}: {getattr(engine.model, name)} is negative or no number")
         if not 0 <= engine.joins < min(engine.lost, engine.drains):

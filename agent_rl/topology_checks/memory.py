@@ -95,25 +95,19 @@ class Training:
     checkpointed: bool
     logits_mib: int
     on_gpu: bool
-    tensor: int = 1
-
-    @property
-    def parts(self) -> int:
-        """Into how many parts the weights are divided."""
-        return self.shard * self.tensor
 
 
 def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need]:
     """The rows of one rank of the learner, all weights trained."""
     yield from _state(shape, training, where)
-    width, tokens, tensor = training.width, training.tokens, training.tensor
-    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu, ranks=tensor)
+    width, tokens = training.width, training.tokens
+    layer = shape.layer_activation_bytes(width, repeated=not training.on_gpu)
     outer = shape.outer_activation_bytes(width)
     kept = width * shape.hidden if training.checkpointed else layer
     how = f"{tokens:,} tokens x ({shape.layers} layers x {kept:,} bytes, {outer:,})"
     yield Need(where, "activations", tokens * (shape.layers * kept + outer), how)
-    embeddings = (1 if shape.tied else 2) * shape.embedding // tensor
-    if training.parts > 1:
+    embeddings = (1 if shape.tied else 2) * shape.embedding
+    if training.shard > 1:
         how = f"{embeddings:,} weights of embeddings x {width} bytes, whole during a step"
         yield Need(where, "embeddings gathered", width * embeddings, how)
     if not training.on_gpu:
@@ -130,7 +124,7 @@ def learner_needs(shape: Shape, training: Training, where: str) -> Iterator[Need
 def _fragmentation(shape: Shape, training: Training, where: str, activations: int) -> Iterator[Need]:
     """The heap's holes between blocks of mixed lengths. The memory of a checkpoint, free most of the time, has room."""
     lent = training.ranks == 1  # then a checkpoint takes no memory that it could leave
-    checkpoint = 0 if lent else 12 * shape.weights // training.parts
+    checkpoint = 0 if lent else 12 * shape.weights // training.shard
     size = int(FRAGMENTED * activations) - checkpoint
     if size > 0:
         how = f"{FRAGMENTED} of activations, less {checkpoint / MIB:,.0f} MiB that a checkpoint leaves"
@@ -139,11 +133,11 @@ def _fragmentation(shape: Shape, training: Training, where: str, activations: in
 
 def _state(shape: Shape, training: Training, where: str) -> Iterator[Need]:
     count, width = shape.weights, training.width
-    if training.parts > 1:
-        part = f"{count:,} weights / {training.parts} ranks"
-        yield Need(where, "weights, float32", 4 * count // training.parts, f"{part} x 4 bytes")
-        yield Need(where, "gradients", 4 * count // training.parts, f"{part} x 4 bytes")
-        yield Need(where, "moments", 8 * count // training.parts, f"{part} x 8 bytes")
+    if training.shard > 1:
+        part = f"{count:,} weights / {training.shard} ranks"
+        yield Need(where, "weights, float32", 4 * count // training.shard, f"{part} x 4 bytes")
+        yield Need(where, "gradients", 4 * count // training.shard, f"{part} x 4 bytes")
+        yield Need(where, "moments", 8 * count // training.shard, f"{part} x 8 bytes")
         return
     yield Need(where, "weights", width * count, f"{count:,} weights x {width} bytes")
     if width == 2:
@@ -154,7 +148,7 @@ def _state(shape: Shape, training: Training, where: str) -> Iterator[Need]:
 
 def _logits(shape: Shape, training: Training, where: str) -> Need:
     """The logits of a micro-batch and the gradient of the output layer, which is summed in float32 and then rounded."""
-    whole = 4 * training.tokens * shape.vocabulary // training.tensor
+    whole = 4 * training.tokens * shape.vocabulary
     bound = training.logits_mib * MIB
     if training.on_gpu:
         size, how = min(3 * bound, 3 * whole), f"at most 3 x logits_mib {training.logits_mib}"
@@ -162,19 +156,18 @@ def _logits(shape: Shape, training: Training, where: str) -> Need:
         kept = whole if whole <= bound else 0
         size, how = kept + 2 * min(PIECE, whole), f"{kept / MIB:,.0f} MiB kept, 2 pieces of {PIECE // MIB} MiB"
     each = 4 if training.width == 4 else 4 + training.width
-    weights = shape.embedding // training.tensor
-    return Need(where, "logits", size + each * weights, f"{how}, gradient {weights:,} x {each} bytes")
+    return Need(where, "logits", size + each * shape.embedding, f"{how}, gradient {shape.embedding:,} x {each} bytes")
 
 
 def _backward(shape: Shape, training: Training, where: str, layer: int, embeddings: int) -> Need:
     """One layer's backward pass: gradients of its activations, and of several ranks what they gather and sum."""
-    width, tensor = training.width, training.tensor
-    each = width * (3 * shape.mlp // tensor + 3 * shape.hidden) + (layer if training.checkpointed else 0)
+    width = training.width
+    each = width * (3 * shape.mlp + 3 * shape.hidden) + (layer if training.checkpointed else 0)
     size, how = training.tokens * each, f"{training.tokens:,} tokens x {each:,} bytes"
-    if training.parts > 1:
+    if training.shard > 1:
         # Gathered are the layer and the next one, whose parts also lie side by side before they are put in place.
         # Gradients are copied to float32, to be summed. Those of the embeddings wait for the end of the pass.
-        of_layer, weights = 4 * width + 4, shape.layer_weights // tensor
+        of_layer, weights = 4 * width + 4, shape.layer_weights
         size += of_layer * weights + width * embeddings
         how += f", {weights:,} weights x {of_layer} bytes, {embeddings:,} x {width}"
     else:
@@ -207,20 +200,17 @@ def plan(topology: Topology) -> list[Need]:
     learner, generator = list(_learner(topology, shape, width)), list(_generator(topology, shape, width))
     rows = [*learner, *generator, *_in_turns(topology, learner, generator), *_at_once(topology, learner, generator)]
     rows += _hosts(topology, served, width, shape.weights)
-    engine = [need for need in generator if not need.where.startswith("host ")]
-    sizes = {LEARNER: sum(need.size for need in learner), GENERATOR: sum(need.size for need in engine)}
+    sizes = {LEARNER: sum(need.size for need in learner), GENERATOR: sum(need.size for need in generator)}
     return [*rows, *(_together(topology, host, rows, sizes) for host in topology.hosts_in_use)]
 
 
 def _together(topology: Topology, host: str, rows: Sequence[Need], sizes: Mapping[str, int]) -> Need:
     """What a host holds at the peak of a step; ``sizes`` are those of a process. GPUs' processes are left out."""
     own = sum(need.size for need in rows if need.where == f"host {host}" and "memory: " in need.what)
-    aside = sum(need.size for need in rows if need.where == "host of an engine")
     turns = max((need.size for need in rows if need.where == IN_TURNS), default=0)
     computing = {role: _on_processor(topology, role, host) for role in sizes}
     parts = {f"{count} x {role}": count * sizes[role] for role, count in computing.items() if not turns}
     parts["learner and engine in turns"] = turns if any(computing.values()) else 0
-    parts["set aside by engines"] = list(topology.homes(GENERATOR).values()).count(host) * aside if aside else 0
     others = len(list(actor_nodes(topology, host))) + 1 - sum(computing.values())
     parts |= {"the rows above": own, f"{others} other processes": others * PROCESS}
     how = ", ".join(f"{what} {size / GIB:.1f} GiB" for what, size in parts.items() if size)
@@ -243,16 +233,14 @@ def _learner(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         return
     settings = entry.settings
     longest = max((stage.max_response_tokens for stage in topology.stages if isinstance(stage, RlStage)), default=0)
-    mesh = mesh_sizes(entry.ranks, topology.model.parallel)
     training = Training(
         width=width,
         ranks=entry.ranks,
-        shard=mesh.shard,
+        shard=mesh_sizes(entry.ranks, topology.model.parallel).shard,
         tokens=max(topology.algorithm.microbatch_tokens, longest),
         checkpointed=topology.model.parallel.checkpoint_activations,
         logits_mib=int(settings.get("logits_mib", LOGITS_MIB)),
         on_gpu=str(settings.get("device", "cpu")).startswith("cuda"),
-        tensor=mesh.tensor,
     )
     where = f"each of {entry.ranks} ranks" if entry.ranks > 1 else "learner"
     yield from learner_needs(shape, training, where)
@@ -290,23 +278,20 @@ def _generator(topology: Topology, shape: Shape, width: int) -> Iterator[Need]:
         longest = min(shape.length, response + PROMPT)
         how = f"{BOUND}{rows} rollouts x {longest:,} tokens, {PROMPT:,} of them for a prompt, x {each}"
         yield Need(where, "KV cache", rows * longest * token, how)
-    if kept := int(entry.settings.get("engine_settings", {}).get("host_kv_tokens", 0)):
-        yield Need("host of an engine", "memory: KV cache set aside", token * kept, f"{kept:,} tokens x {each}")
 
 
 def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
     """What a device holds that learner and engine share in time: in each of their turns, not of both at once."""
     if not any(partners(topology, f"{LEARNER}.{number}") for number in topology.homes(LEARNER)):
         return
-    engine = [need for need in generator if not need.where.startswith("host ")]
     stays = sum(need.size for need in learner if need.what in BETWEEN_STEPS)
-    weights = sum(need.size for need in engine if need.what == "weights")
+    weights = sum(need.size for need in generator if need.what == "weights")
     on_gpu = gpus_of(topology.actors[GENERATOR]) > 0
-    asleep = 0 if on_gpu else sum(need.size for need in engine if need.what in ASLEEP)
-    trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in engine)
+    asleep = 0 if on_gpu else sum(need.size for need in generator if need.what in ASLEEP)
+    trains, writes = asleep + sum(need.size for need in learner), stays + sum(need.size for need in generator)
     beside = "the engine asleep: nothing" if on_gpu else "the engine asleep: its weights"
     yield Need(IN_TURNS, "while the learner trains", trains, f"all of the learner; {beside}")
-    rest = "" if all(need.size for need in engine) else ", and the KV cache"
+    rest = "" if all(need.size for need in generator) else ", and the KV cache"
     how = f"all of the engine{rest}; of the learner weights and moments: {stays / MIB:,.0f} MiB"
     yield Need(IN_TURNS, "while the engine writes", writes, how)
     if on_gpu:
@@ -318,10 +303,9 @@ def _in_turns(topology: Topology, learner: Sequence[Need], generator: Sequence[N
 def _at_once(topology: Topology, learner: Sequence[Need], generator: Sequence[Need]) -> Iterator[Need]:
     """What learner and engine hold of a GPU that they share in space: all, both of them."""
     if any(partners(topology, f"{LEARNER}.{number}", AT_ONCE) for number in topology.homes(LEARNER)):
-        engine = [need for need in generator if not need.where.startswith("host ")]
-        rest = "" if all(need.size for need in engine) else ", and the KV cache"
+        rest = "" if all(need.size for need in generator) else ", and the KV cache"
         yield Need(BOTH, LEARNER, sum(need.size for need in learner), "all of the learner, at the peak of a step")
-        yield Need(BOTH, "engine", sum(need.size for need in engine), f"all of the engine{rest}")
+        yield Need(BOTH, "engine", sum(need.size for need in generator), f"all of the engine{rest}")
 
 
 def memory_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_rl.config.algorithm import STAGE_START
 from agent_rl.config.parallel import mesh_sizes
 from agent_rl.config.placement import (
     ALONE,
@@ -27,9 +25,7 @@ from agent_rl.config.processes import ActorEntry
 from agent_rl.config.source import Finding
 from agent_rl.config.topology import Topology
 from agent_rl.models.devices import Gpu, gpu_count
-from agent_rl.models.shapes import DENSE, Shape
 from agent_rl.topology_checks.facts import Facts
-from agent_rl.topology_checks.memory import config_of
 
 
 def placement_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
@@ -91,7 +87,7 @@ def _counts(topology: Topology) -> Iterator[Finding]:
 
 
 def rank_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
-    """Ranks that no class computes with, that make no mesh, that name one GPU for all, or that do not divide layers."""
+    """Ranks that no class computes with, that make no mesh, or that name one GPU for all."""
     for role, entry in topology.actors.items():
         place = ("actors", role, "ranks")
         try:
@@ -109,8 +105,6 @@ def rank_findings(topology: Topology, _: Facts) -> Iterator[Finding]:
             continue
         if entry.ranks > 1:
             yield from _shared_by_ranks(entry, ("actors", role))
-        if topology.model.parallel.tensor > 1:
-            yield from _undivided_layers(topology)
 
 
 def _shared_by_ranks(entry: ActorEntry, place: tuple[str, str]) -> Iterator[Finding]:
@@ -132,44 +126,6 @@ def _shared_by_ranks(entry: ActorEntry, place: tuple[str, str]) -> Iterator[Find
     if kind == KIND and number:
         message = f"{device} is one GPU, and each of {entry.ranks} ranks has its own"
         yield Finding((*place, "settings", "device"), message, 'write "cuda": rank 0 has cuda:0')
-
-
-def _undivided_layers(topology: Topology) -> Iterator[Finding]:
-    """Models whose layers ``model.parallel.tensor`` ranks cannot share. Another check tells which cannot be read."""
-    place, ranks = ("model", "parallel", "tensor"), topology.model.parallel.tensor
-    for name, config in _models(topology).items():
-        shape = Shape.of(config)
-        if shape is None:
-            message = f"{name} is of the kind {config.get('model_type')}, whose layers ranks cannot share"
-            yield Finding(place, message, f"write shard in its place; {', '.join(DENSE)} can be shared")
-            continue
-        sizes = {"heads": shape.heads, "heads of keys and values": shape.kv_heads, "values in an MLP": shape.mlp}
-        if whole := [f"{size} {what}" for what, size in sizes.items() if size % ranks]:
-            message = f"{ranks} ranks cannot share {' and '.join(whole)} of {name}"
-            yield Finding(place, message, f"write a divisor of {math.gcd(*sizes.values())}, or shard in its place")
-
-
-def _models(topology: Topology) -> dict[str, Mapping[str, Any]]:
-    """The config.json of each model that the learner computes with, by the key that names the model."""
-    spec, kl = topology.model.initialise, topology.algorithm.kl
-    found: dict[str, Mapping[str, Any] | None] = {}
-    if spec is not None:
-        found["model.initialise"] = {
-            "model_type": spec.architecture,
-            "hidden_size": spec.hidden_size,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": spec.heads,
-            "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "intermediate_size": spec.mlp_size,
-            "vocab_size": 0,  # that of the tokenizer, which any number of ranks can share
-            "max_position_embeddings": spec.max_length,
-        }
-    if topology.model.path is not None:
-        found["model.path"] = config_of(topology.model.path)
-    if kl is not None and kl.reference != STAGE_START:
-        found["algorithm.kl.reference"] = config_of(kl.reference)
-    return {name: config for name, config in found.items() if config is not None}
 
 
 def placement_rows(topology: Topology, found: Sequence[Gpu] = ()) -> list[tuple[str, ...]]:

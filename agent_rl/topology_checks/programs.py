@@ -9,15 +9,15 @@ from pathlib import Path
 
 from agent_rl import adapters
 from agent_rl.config.source import Finding
-from agent_rl.config.topology import Container, Topology
+from agent_rl.config.topology import Topology
 from agent_rl.topology_checks.facts import Facts
 
 ANSWER_SECONDS = 20.0
-"""How long docker or a cluster may take to answer."""
+"""How long docker may take to answer."""
 
 
 def program_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
-    """Programs of harnesses and of MCP servers that are missing, and a docker or a cluster that does not answer.
+    """Programs of harnesses and of MCP servers that are missing, and a docker that does not answer.
 
     Nothing is looked for where some host of the run is another machine: an actor's start says it there.
     """
@@ -32,8 +32,8 @@ def program_findings(topology: Topology, facts: Facts) -> Iterator[Finding]:
                 yield Finding(("environments", index, "mcp", name, "command"), message, remedy)
         if entry.harness is None:
             continue
-        if container := entry.harness.container:
-            if fault := _container_fault(container):
+        if entry.harness.container is not None:
+            if fault := _container_fault():
                 message = f"environment {entry.name!r}: no container can be made: {fault}"
                 remedy = "install or start it, give your user the right to it, or leave out `container`"
                 yield Finding(("environments", index, "harness", "container"), message, remedy)
@@ -51,12 +51,9 @@ def _missing(program: str, folder: Path, variables: Mapping[str, str]) -> bool:
     return "PATH" not in variables and shutil.which(program) is None
 
 
-def _container_fault(container: Container) -> str:
-    """Why no container can be made; empty where docker or the cluster answers."""
+def _container_fault() -> str:
+    """Why no container can be made; empty where docker answers."""
     words = ["docker", "version", "--format", "{{.Server.Version}}"]
-    if container.by == "kubernetes":
-        words = ["kubectl", "auth", "can-i", "create", "jobs", "--request-timeout=10s"]
-        words += ["-n", container.namespace] if container.namespace else []
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except FileNotFoundError:

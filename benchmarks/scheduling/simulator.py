@@ -146,7 +146,7 @@ class Simulator:
             if rollout.prefix_on >= 0:
                 engine = self.engines[rollout.prefix_on]
                 engine.advance(self.now)
-                engine.set_aside(rollout)
+                engine.drop(rollout)
         else:
             engine = self.engines[rollout.engine]
             engine.advance(self.now)
@@ -189,7 +189,7 @@ class Simulator:
         engine, model = self.engines[number], self.engines[number].model
         rows, queued = len(engine.rows), len(engine.queue)
         room = model.kv_total, engine.used, rows, queued, model.max_rollouts
-        facts = EngineFacts(engine.name, *room, self._served, model.kv_host)
+        facts = EngineFacts(engine.name, *room, self._served)
         self.policy.engine_reported(facts, self.now)
 
     # Turns

@@ -4,8 +4,7 @@ A prefix that several sequences have, such as the prompt of a group, is computed
 the others copy its keys and values when they join, whenever that is.
 
 An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
-until it is released, cancelled, set aside, or evicted for lack of room (to host memory, if there is any for it). The
-order of the rows is::
+until it is released, cancelled, set aside, or evicted for lack of room. The order of the rows is::
 
     [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
       0                   self._decoding
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from actors.engines.base import TELL_SECONDS, EngineError, TurnResult
-from actors.engines.torch.kv_cache import ForwardStep, HostCache, Kept
+from actors.engines.torch.kv_cache import ForwardStep
 from actors.engines.torch.packing import pack, share_prompts
 from actors.engines.torch.sampling import sample, uniforms
 from actors.engines.torch.sequences import LEAST_SHARED, Sequences, SequenceTurn
@@ -61,7 +60,6 @@ class Decoder:
         kv_tokens: int | None,
         kv_on_update: Literal["keep", "recompute"],
         policy: PolicyVersion,
-        host_kv_tokens: int = 0,
     ) -> None:
         self.model = model
         self.policy = policy
@@ -82,7 +80,6 @@ class Decoder:
         self._shares = kv_on_update == "recompute"
         """Whether sequences copy prefixes of others: all that is cached was computed with the present weights."""
         self._cache = model.new_cache(max_rollouts)
-        self._host = HostCache(host_kv_tokens)
         self._sequences = Sequences(max_rollouts)
         self._slot_in_row = np.arange(max_rollouts)
         self._row_of_slot = np.arange(max_rollouts)
@@ -112,11 +109,6 @@ class Decoder:
         return len(self._waiting)
 
     @property
-    def host_kv_tokens_used(self) -> int:
-        """Number of tokens whose keys and values are in host memory."""
-        return self._host.used
-
-    @property
     def kv_tokens_used(self) -> int:
         """Number of cached tokens, those of parked sequences included."""
         return int(self._sequences.cached.sum())
@@ -136,7 +128,6 @@ class Decoder:
         """Drop a turn and its rollout's KV cache, also when the turn has already ended."""
         if turn in self._waiting:
             self._waiting.remove(turn)
-            self._host.forget(turn.rollout)
         else:
             self.release(turn.rollout)
 
@@ -144,7 +135,6 @@ class Decoder:
         """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
         if rollout in self.preemptions:
             self.preemptions = {name: count for name, count in self.preemptions.items() if name != rollout}
-        self._host.forget(rollout)
         slot = self._slots.get(rollout)
         if slot is not None:
             self._drop(slot)
@@ -153,7 +143,6 @@ class Decoder:
         """Free the KV cache of a rollout without a live turn, which goes on later. Unknown names are ignored."""
         slot = self._parked.get(rollout)
         if slot is not None:
-            self._offload(slot)
             self._drop(slot)
 
     def replace_weights(self, weights: Mapping[str, Tensor], policy: PolicyVersion) -> None:
@@ -163,21 +152,16 @@ class Decoder:
         if self._kv_on_update == "recompute":
             for slot in list(self._parked.values()):
                 self._drop(slot)
-            self._host.clear()
             self._sequences.cached[:] = 0
             self._pending[:0] = self._slot_in_row[: self._decoding].tolist()
             self._decoding = 0
 
     def sleep(self) -> None:
-        """Compute no step until `wake`, and give the device's memory back: turns wait, with their tokens.
-
-        What is cached moves to host memory while there is room, as when it is evicted.
-        """
+        """Compute no step until `wake`, and give the device's memory back: turns wait, with their tokens."""
         if self.asleep:
             return
         self.asleep = True
         for slot in list(self._parked.values()):
-            self._offload(slot)
             self._drop(slot)
         for slot in sorted(self._turns, key=lambda slot: self._turns[slot].number, reverse=True):
             self._put_back(slot)
@@ -255,7 +239,6 @@ class Decoder:
             self._sequences.admit(slot, turn)
             self._turns[slot] = turn
             self._slots[turn.rollout] = slot
-            self._restore(slot, turn)
             self._pending.append(slot)
 
     def _choose_joining(self) -> list[int]:
@@ -311,32 +294,13 @@ class Decoder:
         """Let the turn of a slot wait, before all others. It keeps its tokens."""
         turn = self._turns[slot]
         self._sequences.save(slot, turn)
-        self._offload(slot)
         self._drop(slot)
         self._waiting.appendleft(turn)
         return turn
 
     def _evict_parked(self) -> None:
-        slot = next(iter(self._parked.values()))
-        self._offload(slot)
-        self._drop(slot)
+        self._drop(next(iter(self._parked.values())))
         self.preempted += 1
-
-    def _offload(self, slot: int) -> None:
-        """Keep in host memory what is cached of the slot, which is cleared next."""
-        cached = int(self._sequences.cached[slot])
-        if self._host.fits(cached):
-            tokens = self._sequences.tokens[slot, :cached].copy()
-            kept = Kept(tokens, self._cache.read(int(self._row_of_slot[slot]), cached))
-            self._host.keep(self._sequences.rollouts[slot], kept)
-
-    def _restore(self, slot: int, turn: SequenceTurn) -> None:
-        """Bring back what host memory has of an admitted turn's tokens."""
-        kept = self._host.take(turn.rollout)
-        if kept is not None:
-            cached = self._sequences.restore(slot, turn, kept.tokens)
-            self._cache.write(int(self._row_of_slot[slot]), kept.data[..., :cached, :])
-            self.cached_tokens += cached
 
     def _place(self, computed: list[int], shared: list[tuple[int, int]]) -> NDArray[np.int64]:
         """Move joining sequences to the rows after the decoding ones, as ``pack`` needs. Returns the step's slots."""

@@ -69,10 +69,9 @@ class TorchEngine:
     preempted for lack of room is computed again later, with the same tokens.
 
     ``kv_on_update``: after new weights, "recompute" prefills sequences in flight again, "keep" continues with their old
-    keys and values. What has no room in the KV cache, or is set aside, moves to host memory while
-    ``host_kv_tokens`` tokens fit there; to bring it back is a copy and no computation. ``threads``: torch's threads
-    in the decoding thread. ``dtype`` is that of weights that come, ``compute`` that of products: "float32" agrees with
-    a plain forward pass to about 1e-5 in log-probability, "bfloat16" to about 1e-1.
+    keys and values. ``threads``: torch's threads in the decoding thread. ``dtype`` is that of weights that come,
+    ``compute`` that of products: "float32" agrees with a plain forward pass to about 1e-5 in log-probability,
+    "bfloat16" to about 1e-1.
 
     A rollout's tokens depend on its seed and not on the rest of the batch, up to rounding: torch's sums may differ in
     the last bit between batch sizes.
@@ -89,13 +88,10 @@ class TorchEngine:
         dtype: Type,
         compute: Literal["auto"] | Type = "auto",
         kv_on_update: Literal["keep", "recompute"] = "recompute",
-        host_kv_tokens: int = 0,
         initial_policy: PolicyVersion,
     ) -> None:
         if max_rollouts < 1 or threads < 1 or (kv_tokens is not None and kv_tokens < 1):
             raise ValueError("max_rollouts, threads and kv_tokens must be at least 1")
-        if host_kv_tokens < 0:
-            raise ValueError("host_kv_tokens must be at least 0")
         self._model_path = model_path
         self._max_rollouts = max_rollouts
         self._kv_tokens = kv_tokens
@@ -106,7 +102,6 @@ class TorchEngine:
         self.compute: Compute | None = None
         """The type of products, once the model is loaded."""
         self._kv_on_update: Literal["keep", "recompute"] = kv_on_update
-        self._host_kv_tokens = host_kv_tokens
         self._policy = initial_policy
         self._figures = EngineFigures(kv_tokens_total=kv_tokens or 0, max_rollouts=max_rollouts)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
@@ -195,7 +190,7 @@ class TorchEngine:
         self._commands.put(lambda decoder: decoder.release(rollout))
 
     def set_aside(self, rollout: str) -> None:
-        """The rollout's next turn comes later: free its KV cache, and keep it in host memory if it fits there."""
+        """The rollout's next turn comes later: free its KV cache."""
         if rollout not in self._turns:
             self._commands.put(lambda decoder: decoder.set_aside(rollout))
 
@@ -304,7 +299,6 @@ class TorchEngine:
                     kv_tokens=self._kv_tokens,
                     kv_on_update=self._kv_on_update,
                     policy=self._policy,
-                    host_kv_tokens=self._host_kv_tokens,
                 )
                 model = decoder.model
                 self._specs, self.compute = model.specs, model.compute
@@ -384,6 +378,4 @@ class TorchEngine:
             passes=passes,
             preemptions=decoder.preemptions,
             kv_kept=self._kv_on_update == "keep",
-            host_kv_tokens_total=self._host_kv_tokens,
-            host_kv_tokens_used=decoder.host_kv_tokens_used,
         )

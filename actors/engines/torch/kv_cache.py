@@ -19,13 +19,6 @@ from actors.engines.base import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
 
 
 ATTENTION = "agent_rl_contiguous_kv"
@@ -108,16 +101,6 @@ class KVCache:
     def copy(self, source: int, target: int, cached: int) -> None:
         """Copy the first ``cached`` tokens of row ``source`` to row ``target``."""
         self._data[:, :, target, :, :cached] = self._data[:, :, source, :, :cached]
-
-    def read(self, row: int, cached: int) -> Tensor:
-        """A copy of the row's first ``cached`` tokens in host memory: [layers, 2, kv_heads, cached, head_dim]."""
-        return self._data[:, :, row, :, :cached].to("cpu", copy=True)
-
-    def write(self, row: int, data: Tensor) -> None:
-        """Make the row begin with what `read` has returned."""
-        cached = data.shape[3]
-        self.reserve(cached)
-        self._data[:, :, row, :, :cached] = data.to(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,47 +225,3 @@ def contiguous_attention(
 
 
 AttentionInterface.register(ATTENTION, contiguous_attention)
-
-
-class Kept(NamedTuple):
-    """A sequence: its tokens [n] int64, and in host memory their keys and values [layers, 2, kv_heads, n, head_dim]."""
-
-    tokens: NDArray[np.int64]
-    data: Tensor
-
-
-class HostCache:
-    """At most ``capacity`` tokens; 0: nothing is kept."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-        """Tokens that are kept."""
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens can be kept, if others leave for it."""
-        return 0 < tokens <= self.capacity
-
-    def keep(self, rollout: str, kept: Kept) -> None:
-        """Keep a rollout's tokens, which must fit; those that were used least recently leave for them."""
-        self.forget(rollout)
-        while self.used + len(kept.tokens) > self.capacity:
-            self.forget(next(iter(self._kept)))
-        self._kept[rollout] = kept
-        self.used += len(kept.tokens)
-
-    def take(self, rollout: str) -> Kept | None:
-        """Remove and return the kept keys and values of the rollout."""
-        kept = self._kept.pop(rollout, None)
-        self.used -= 0 if kept is None else len(kept.tokens)
-        return kept
-
-    def forget(self, rollout: str) -> None:
-        """The rollout does not go on here. Unknown names are ignored."""
-        self.take(rollout)
-
-    def clear(self) -> None:
-        """All that is kept is worth nothing."""
-        self._kept.clear()
-        self.used = 0

@@ -70,15 +70,10 @@ class Sequences:
 
     def resume(self, slot: int, turn: SequenceTurn) -> None:
         """Continue a parked sequence: keep the cached tokens that match. At least one token is always computed."""
-        self.restore(slot, turn, self.tokens[slot, : self.cached[slot]])
-        self._set(slot, turn)
-
-    def restore(self, slot: int, turn: SequenceTurn, tokens: NDArray[np.int64]) -> int:
-        """The slot's cache holds ``tokens`` [n]: those that match the turn's count as cached. Returns how many."""
-        comparable = min(len(tokens), len(turn.tokens) - 1)
-        differ = np.flatnonzero(tokens[:comparable] != turn.tokens[:comparable])
+        comparable = min(int(self.cached[slot]), len(turn.tokens) - 1)
+        differ = np.flatnonzero(self.tokens[slot, :comparable] != turn.tokens[:comparable])
         self.cached[slot] = differ[0] if len(differ) else comparable
-        return int(self.cached[slot])
+        self._set(slot, turn)
 
     def common(self, slot: int, others: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[int, int]:
         """The longest prefix of a slot's tokens among other slots, of which so many tokens count: (slot, length).

@@ -1,4 +1,4 @@
-"""Programs of rollouts in containers: the same as jails of `programs.py`, made by `docker` or `kubectl`.
+"""Programs of rollouts in containers: the same as jails of `programs.py`, made by `docker`.
 
 ::
 
@@ -12,7 +12,6 @@ name has left. Values of variables are given by standard input, so that no list 
 from __future__ import annotations
 
 import io
-import json
 import math
 import secrets
 import shlex
@@ -23,7 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -73,44 +72,22 @@ class Limits:
     """Of a container; ``cpus`` 0 is without one. ``seconds``: how long it may exist."""
 
     memory_mib: int
-    disk_mib: int
     processes: int
     cpus: float
     seconds: float
 
 
-class Runner(Protocol):
-    """Says by which commands containers are made somewhere. ``owner`` is the value of their label."""
-
-    def begin(self, owner: str) -> list[Command]:
-        """Remove what is left of this owner, and prepare."""
-
-    def listens(self) -> Sequence[str]:
-        """Prints the address at which containers reach the owner; empty where they have a network of their own."""
-
-    def make(self, owner: str, name: str, image: str, limits: Limits) -> list[Command]:
-        """Make a container that waits."""
-
-    def inside(self, name: str) -> Sequence[str]:
-        """The words before a command that runs in a container, with standard input."""
-
-    def remove(self, name: str) -> Sequence[str]:
-        """Remove a container with all that is in it."""
-
-    def build(self, tag: str, folder: str) -> Sequence[str]:
-        """Build an image; nothing where images come from elsewhere."""
-
-
 @dataclass(frozen=True)
 class Docker:
-    """Containers of this host. ``own_network``: one that has the host's address alone, at which the relay listens; else
-    they have the host's network.
+    """Says by which commands containers of this host are made. ``owner`` is the value of their label.
+
+    ``own_network``: one that has the host's address alone, at which the relay listens; else they have the host's.
     """
 
     own_network: bool
 
     def begin(self, owner: str) -> list[Command]:
-        """Remove what is left, and make the network."""
+        """Remove what is left of this owner, and make the network."""
         found = f'ids=$(docker ps -aq --filter "label={LABEL}={owner}") && [ -z "$ids" ] || docker rm -f $ids'
         made = (
             f"docker network inspect {NETWORK} >/dev/null 2>&1 || docker network create --internal"
@@ -120,12 +97,12 @@ class Docker:
         return [(("sh", "-c", each), b"") for each in ([found, made] if self.own_network else [found])]
 
     def listens(self) -> Sequence[str]:
-        """The address of the network's bridge."""
+        """Prints the address of the network's bridge, at which containers reach the owner; empty without one."""
         address = "{{(index .IPAM.Config 0).Gateway}}"
         return ("docker", "network", "inspect", "-f", address, NETWORK) if self.own_network else ()
 
     def make(self, owner: str, name: str, image: str, limits: Limits) -> list[Command]:
-        """Run it."""
+        """Make a container that waits."""
         words = ["docker", "run", "-d", "--rm", "--name", name, "--label", f"{LABEL}={owner}"]
         words += ["--memory", f"{limits.memory_mib}m", "--pids-limit", str(limits.processes)]
         words += ["--security-opt", "no-new-privileges", "--network", NETWORK if self.own_network else "host"]
@@ -133,65 +110,16 @@ class Docker:
         return [((*words, "--entrypoint", "sh", image, "-c", WAIT, str(_minutes(limits))), b"")]
 
     def inside(self, name: str) -> Sequence[str]:
-        """By ``docker exec``."""
+        """The words before a command that runs in a container, with standard input."""
         return ("docker", "exec", "-i", name)
 
     def remove(self, name: str) -> Sequence[str]:
-        """With its processes."""
+        """Remove a container with all that is in it."""
         return ("docker", "rm", "-f", name)
 
     def build(self, tag: str, folder: str) -> Sequence[str]:
-        """By ``docker build``."""
+        """Build an image."""
         return ("docker", "build", "-q", "-t", tag, folder)
-
-
-@dataclass(frozen=True)
-class Kubernetes:
-    """Jobs of a cluster, in the namespace of the present context unless one is named. Its policies rule networks."""
-
-    namespace: str
-
-    @property
-    def _kubectl(self) -> tuple[str, ...]:
-        return ("kubectl", *(("-n", self.namespace) if self.namespace else ()))
-
-    def begin(self, owner: str) -> list[Command]:
-        """Remove what is left."""
-        return [((*self._kubectl, "delete", "jobs", "-l", f"{LABEL}={owner}", "--wait=false"), b"")]
-
-    def listens(self) -> Sequence[str]:
-        """Nothing: pods have a network of their own."""
-        return ()
-
-    def make(self, owner: str, name: str, image: str, limits: Limits) -> list[Command]:
-        """Create a job, and wait for its pod."""
-        most = {"memory": f"{limits.memory_mib}Mi", "ephemeral-storage": f"{limits.disk_mib}Mi"}
-        most |= {"cpu": f"{limits.cpus:g}"} if limits.cpus else {}
-        command = ["sh", "-c", WAIT, str(_minutes(limits))]
-        container = {"name": "program", "image": image, "command": command, "resources": {"limits": most}}
-        pod = {"restartPolicy": "Never", "automountServiceAccountToken": False, "containers": [container]}
-        labels = {"labels": {LABEL: owner}}
-        spec = {"backoffLimit": 0, "activeDeadlineSeconds": 60 * _minutes(limits), "ttlSecondsAfterFinished": 60}
-        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, **labels}}
-        job |= {"spec": {**spec, "template": {"metadata": labels, "spec": pod}}}
-        ready = ("--for=jsonpath={.status.ready}=1", f"--timeout={MAKE_SECONDS:g}s", f"job/{name}")
-        return [
-            ((*self._kubectl, "create", "-f", "-"), json.dumps(job).encode()),
-            ((*self._kubectl, "wait", *ready), b""),
-        ]
-
-    def inside(self, name: str) -> Sequence[str]:
-        """By ``kubectl exec``."""
-        return (*self._kubectl, "exec", "-i", f"job/{name}", "--")
-
-    def remove(self, name: str) -> Sequence[str]:
-        """With its pod."""
-        return (*self._kubectl, "delete", "job", name, "--ignore-not-found", "--wait=false", "--grace-period=0")
-
-    def build(self, tag: str, folder: str) -> Sequence[str]:
-        """Nothing: a cluster fetches its images."""
-        del tag, folder
-        return ()
 
 
 def _minutes(limits: Limits) -> int:
@@ -288,9 +216,9 @@ class Containers:
 
     jailed, ended, why_plain = True, False, ""
 
-    def __init__(self, runner: Runner, owner: str, limits: Limits) -> None:
+    def __init__(self, docker: Docker, owner: str, limits: Limits) -> None:
         """``owner``: a name that no other living process has."""
-        self._runner, self._owner, self._limits = runner, owner, limits
+        self._docker, self._owner, self._limits = docker, owner, limits
         self._address = ""
         self._begun = False
         self._building = trio.Lock()
@@ -300,9 +228,9 @@ class Containers:
         """Remove what an earlier process of this owner has left. Raises StartError where no container can be made."""
         async with self._building:
             if not self._begun:
-                for words, given in self._runner.begin(self._owner):
+                for words, given in self._docker.begin(self._owner):
                     await said(words, given)
-                if words := self._runner.listens():
+                if words := self._docker.listens():
                     self._address = (await said(words)).decode().strip()
                 self._begun = True
 
@@ -311,7 +239,7 @@ class Containers:
         """A program that runs within this block. Raises StartError."""
         name = f"{LABEL}-{secrets.token_hex(8)}"
         image = await self._image(asked["image"], asked["build"])
-        inside = self._runner.inside(name)
+        inside = self._docker.inside(name)
         variables, listener = asked["env"], None
         if self._address:
             (listener,) = await trio.open_tcp_listeners(0, host=self._address)
@@ -319,7 +247,7 @@ class Containers:
             variables = {each: value.replace(asked["url"], url) for each, value in variables.items()}
         program: Contained | None = None
         try:
-            for words, given in self._runner.make(self._owner, name, image, self._limits):
+            for words, given in self._docker.make(self._owner, name, image, self._limits):
                 await said(words, given)
             await unpacked(inside, asked["folder"], asked["files"])
             argv = asked["argv"] if asked["seconds"] else ["true"]  # else the check is tried
@@ -333,7 +261,7 @@ class Containers:
                     await program.close()
                 elif listener is not None:
                     await listener.aclose()
-                await said(self._runner.remove(name), codes=None, seconds=REMOVE_SECONDS)
+                await said(self._docker.remove(name), codes=None, seconds=REMOVE_SECONDS)
 
     async def _image(self, image: str, folder: str) -> str:
         """The image of a program: that of the topology, or one that is built from a folder with a Dockerfile."""
@@ -342,9 +270,7 @@ class Containers:
         tag = f"{LABEL}-task:{await trio.to_thread.run_sync(_digest, Path(folder))}"
         async with self._building:
             if tag not in self._built:
-                if not (words := self._runner.build(tag, folder)):
-                    raise StartError(f"a cluster builds no image of {folder}; push one, and name it in `container`")
-                await said(words)
+                await said(self._docker.build(tag, folder))
                 self._built.add(tag)
         return tag
 
@@ -441,16 +367,14 @@ def missing(name: str, error: OSError) -> str:
 
 
 REMEDIES = {
-    "permission denied": "give the user of the run the right to it (the group docker, a role of the cluster)",
+    "permission denied": "give the user of the run the right to it (the group docker)",
     "docker daemon": "start it, or leave out `container` of the harness",
     "image": "pull or build the image, or correct `container.image`",
-    "timed out": "see `kubectl describe jobs`: the image may be wrong, or the cluster full",
-    "connection": "see `kubectl cluster-info`, or leave out `container` of the harness",
 }
 
 
 def remedy(text: str) -> str:
-    """What to do about an error of docker or kubectl."""
+    """What to do about an error of docker."""
     found = next((each for word, each in REMEDIES.items() if word in text.lower()), "")
     return f"; {found}" if found else ""
 

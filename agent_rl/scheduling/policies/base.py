@@ -35,9 +35,7 @@ class Setting:
 class EngineFacts(NamedTuple):
     """What an engine reports. KV cache in tokens; ``kv_used`` counts rollouts, not prefixes that may be evicted.
 
-    ``running`` and ``waiting`` are turns. ``version`` is the policy that the engine serves. The engine moves up to
-    ``kv_host`` tokens of what it evicts, and of what is dropped, to host memory, and copies them back when they are
-    needed.
+    ``running`` and ``waiting`` are turns. ``version`` is the policy that the engine serves.
     """
 
     engine: str
@@ -47,7 +45,6 @@ class EngineFacts(NamedTuple):
     waiting: int
     max_rollouts: int
     version: int = 0
-    kv_host: int = 0
 
 
 class WaitingTurn(NamedTuple):
@@ -91,10 +88,7 @@ class Hold(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Free the KV cache that an engine keeps for a rollout whose tools run.
-
-    Its next turn needs a prefill, or a copy from host memory where the engine has room there (`EngineFacts.kv_host`).
-    """
+    """Free the KV cache that an engine keeps for a rollout whose tools run. Its next turn needs a prefill."""
 
     rollout: str
 

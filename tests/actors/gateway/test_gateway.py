@@ -376,14 +376,6 @@ async def test_a_harness_runs_in_a_container_as_in_a_jail(tmp_path: Path) -> Non
     assert not list((tmp_path / "state").glob("*.json"))
 
 
-@pytest.mark.usefixtures("state")
-async def test_a_job_of_a_cluster_needs_a_gateway_that_it_reaches(tmp_path: Path) -> None:
-    async with stand(tmp_path, lambda *_: "a turn") as at:
-        run, _ = harnessed(at, container=Container(image="x", by="kubernetes"), network="host", command=("agent",))
-        with pytest.raises(EnvironmentFaultError, match=r"write this host's address as actors\.gateway"):
-            await run()
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -1,8 +1,8 @@
-"""Stands for ``docker`` and ``kubectl``: containers are namespaces of this host, and all calls are written down.
+"""Stands for ``docker``: containers are namespaces of this host, and all calls are written down.
 
-``container_cli.py STATE docker|kubectl ARGUMENTS``. Each container has processes, a root and folders of its own; files
-of the system are shown read-only. Options and messages are those of docker 28 and kubectl 1.32, as far as they are
-asked for here. Limits are written down alone, and the network is the host's.
+``container_cli.py STATE ARGUMENTS``. Each container has processes, a root and folders of its own; files of the system
+are shown read-only. Options and messages are those of docker 28, as far as they are asked for here. Limits are written
+down alone, and the network is the host's.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-STATE, NAME, *WORDS = sys.argv[1:]
+STATE, *WORDS = sys.argv[1:]
 FOLDER = Path(STATE)
 SETUP = """
 PATH=$PATH:/usr/sbin:/sbin
@@ -100,29 +100,6 @@ def docker(words):
             fail(f"unknown: {words}", 125)
 
 
-def kubectl(words):
-    match words:
-        case ["create", "-f", "-"]:
-            job = json.load(sys.stdin)
-            (FOLDER / "job").write_text(json.dumps(job))
-            (container,) = job["spec"]["template"]["spec"]["containers"]
-            if not container["image"].startswith("missing"):
-                label = "=".join(*job["metadata"]["labels"].items())
-                begin(job["metadata"]["name"], label, container["image"], container["command"])
-        case ["wait", "--for=jsonpath={.status.ready}=1", _, job]:
-            if not (FOLDER / f"{job.removeprefix('job/')}.json").exists():
-                fail(f"error: timed out waiting for the condition on {job}")
-        case ["exec", "-i", job, "--", *command]:
-            inside(job.removeprefix("job/"), command)
-        case ["delete", "jobs", "-l", label, "--wait=false"]:
-            for name in labelled(label):
-                remove(name)
-        case ["delete", "job", name, *_]:
-            remove(name)
-        case _:
-            fail(f"unknown: {words}")
-
-
 with (FOLDER / "calls").open("a") as calls:
-    calls.write(json.dumps([NAME, *WORDS]) + "\n")
-docker(WORDS) if NAME == "docker" else kubectl(WORDS)
+    calls.write(json.dumps(WORDS) + "\n")
+docker(WORDS)

@@ -1,4 +1,4 @@
-"""A fixture that puts `container_cli.py` in the place of docker and kubectl."""
+"""A fixture that puts `container_cli.py` in the place of docker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("the stand-in for docker needs root")
     (tmp_path / "bin").mkdir()
     (tmp_path / "state").mkdir()
-    for name in ("docker", "kubectl"):
-        file = tmp_path / "bin" / name
-        file.write_text(f'#!/bin/sh\nexec {sys.executable} {CLI} {tmp_path / "state"} {name} "$@"\n')
-        file.chmod(0o755)
+    file = tmp_path / "bin" / "docker"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} {CLI} {tmp_path / "state"} "$@"\n')
+    file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return tmp_path / "state"

@@ -1,17 +1,16 @@
-"""Programs in containers. No daemon and no cluster is here: `container_cli.py` stands for docker and kubectl."""
+"""Programs in containers. No daemon is here: `container_cli.py` stands for docker."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from actors.sandbox.owner.containers import Containers, Docker, Kubernetes, Limits, Runner
+from actors.sandbox.owner.containers import Containers, Docker, Limits
 from actors.sandbox.owner.programs import Program, StartError
 from actors.sandbox.owner.relay import relay
 from tests.actors.gateway.stand import free_port
@@ -20,8 +19,8 @@ from tests.actors.sandbox.container_stand import state
 __all__ = ["state"]
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
-LIMITS = Limits(memory_mib=512, disk_mib=64, processes=32, cpus=1.5, seconds=100)
-RUNNERS: Sequence[Runner] = (Docker(own_network=True), Kubernetes(""))
+LIMITS = Limits(memory_mib=512, processes=32, cpus=1.5, seconds=100)
+DOCKER = Docker(own_network=True)
 KEY = "sk-of-the-rollout"
 
 
@@ -51,8 +50,7 @@ def containers(state: Path) -> list[str]:
     return sorted(each.stem for each in state.glob("*.json"))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path, runner: Runner) -> None:
+async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path) -> None:
     port = free_port()
 
     async def gateway(stream: trio.SocketStream) -> None:
@@ -67,7 +65,7 @@ async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path, ru
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_tcp, gateway, port)
         told, program = await ran(
-            Containers(runner, "run.a.0", LIMITS),
+            Containers(DOCKER, "run.a.0", LIMITS),
             script,
             gateway=url,
             url=url,
@@ -86,7 +84,6 @@ async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path, ru
     assert KEY not in (state / "calls").read_text()
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     ("script", "status"),
     [
@@ -97,17 +94,16 @@ async def test_a_program_has_its_files_its_gateway_and_its_check(state: Path, ru
         ("kill -9 -1; sleep 1; kill -9 1; exit 4", "status 4"),
     ],
 )
-async def test_whatever_a_program_does_its_check_runs(state: Path, runner: Runner, script: str, status: str) -> None:
-    at = Containers(runner, "run.a.0", LIMITS)
+async def test_whatever_a_program_does_its_check_runs(state: Path, script: str, status: str) -> None:
+    at = Containers(DOCKER, "run.a.0", LIMITS)
     told, program = await ran(at, script, seconds=1.0 if "77" in script else 20.0, check=["sh", "-c", "ps ax"])
     assert (told["status"], told["check"]["status"]) == (status, "status 0"), program.text
     assert "sleep 77" not in told["check"]["output"]
     assert containers(state) == []
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 async def test_neither_check_nor_reward_is_by_what_a_program_planted(
-    state: Path, monkeypatch: pytest.MonkeyPatch, runner: Runner
+    state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"/app/bin:.:{os.environ['PATH']}")
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "BASH_ENV"):
@@ -116,23 +112,22 @@ async def test_neither_check_nor_reward_is_by_what_a_program_planted(
     plant += "chmod +x bin/*"
     check = ["sh", "-c", 'grep -c x /dev/null; echo "$PYTHONPATH$LD_LIBRARY_PATH$BASH_ENV$KEY"']
     more = {"collect": ["bin/tar"], "argv": ["/bin/sh", "-c", plant]}
-    told, program = await ran(Containers(runner, "run.a.0", LIMITS), "", check=check, **more)
+    told, program = await ran(Containers(DOCKER, "run.a.0", LIMITS), "", check=check, **more)
     assert (program.text, told["check"]) == ("", {"status": "status 0", "output": "0\n/tests\n", "reward": ""})
     assert told["files"] == {"bin/tar": "#!/bin/sh\necho 1"}
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-async def test_what_a_killed_owner_left_is_removed_by_the_next(state: Path, runner: Runner) -> None:
+async def test_what_a_killed_owner_left_is_removed_by_the_next(state: Path) -> None:
     for owner in ("run.a.0", "run.a.1"):
-        for words, given in runner.make(owner, f"agent-rl-{owner}", "agent:1", LIMITS):
+        for words, given in DOCKER.make(owner, f"agent-rl-{owner}", "agent:1", LIMITS):
             await trio.run_process(list(words), stdin=given)
-    await Containers(runner, "run.a.0", LIMITS).loaded()
+    await Containers(DOCKER, "run.a.0", LIMITS).loaded()
     assert containers(state) == ["agent-rl-run.a.1"]
-    await trio.run_process(list(runner.remove("agent-rl-run.a.1")))
+    await trio.run_process(list(DOCKER.remove("agent-rl-run.a.1")))
 
 
 async def test_a_cancelled_rollout_leaves_no_container(state: Path) -> None:
-    at = Containers(RUNNERS[0], "run.a.0", LIMITS)
+    at = Containers(DOCKER, "run.a.0", LIMITS)
     await at.loaded()
     with trio.move_on_after(1):
         async with at.program(asked("sleep 99")) as program:
@@ -150,21 +145,13 @@ async def test_an_image_is_built_once_from_a_folder(state: Path, tmp_path: Path)
         _, program = await ran(at, "cat data", build=str(tmp_path / "task"))
         assert program.text == "of the image\n"
     calls = [json.loads(line) for line in (state / "calls").read_text().splitlines()]
-    assert [call[1] for call in calls].count("build") == 1
-    with pytest.raises(StartError, match="a cluster builds no image"):
-        await ran(Containers(Kubernetes(""), "run.a.0", LIMITS), "true", build=str(tmp_path / "task"))
+    assert [call[0] for call in calls].count("build") == 1
 
 
-@pytest.mark.parametrize(
-    ("runner", "said"),
-    [
-        (RUNNERS[0], "'missing:1' locally.*pull or build the image, or correct `container.image`"),
-        (RUNNERS[1], "timed out waiting for the condition.*see `kubectl describe jobs`"),
-    ],
-)
-async def test_an_image_that_is_missing_is_told_with_the_remedy(state: Path, runner: Runner, said: str) -> None:
-    with pytest.raises(StartError, match=f"(?s){said}"):
-        await ran(Containers(runner, "run.a.0", LIMITS), "true", image="missing:1")
+async def test_an_image_that_is_missing_is_told_with_the_remedy(state: Path) -> None:
+    said = "(?s)'missing:1' locally.*pull or build the image, or correct `container.image`"
+    with pytest.raises(StartError, match=said):
+        await ran(Containers(DOCKER, "run.a.0", LIMITS), "true", image="missing:1")
     assert containers(state) == []
 
 
@@ -185,7 +172,7 @@ async def test_docker_that_does_not_serve_is_told(
         (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StartError, match=said):
-        await Containers(RUNNERS[0], "run.a.0", LIMITS).loaded()
+        await Containers(DOCKER, "run.a.0", LIMITS).loaded()
 
 
 def test_limits_are_those_of_the_harness() -> None:
@@ -193,10 +180,3 @@ def test_limits_are_those_of_the_harness() -> None:
     line = " ".join(words)
     assert line.startswith("docker run -d --rm --name n --label agent-rl=o --memory 512m --pids-limit 32")
     assert "--security-opt no-new-privileges --network host --cpus 1.5 --entrypoint sh i:1 -c" in line
-    (words, given), _ = Kubernetes("team").make("o", "n", "i:1", LIMITS)
-    assert words == ("kubectl", "-n", "team", "create", "-f", "-")
-    job = json.loads(given)
-    assert job["metadata"] == {"name": "n", "labels": {"agent-rl": "o"}}
-    assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 180)
-    limits = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"memory": "512Mi", "ephemeral-storage": "64Mi", "cpu": "1.5"}

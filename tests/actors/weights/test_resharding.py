@@ -23,20 +23,20 @@ def split(bounds: tuple[int, int], parts: int, number: int) -> tuple[int, int]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[Whole], list[list[Box]]]:
-    """Tensors, and what the ranks of a mesh (copies x parts x ranks of a layer) hold of each."""
-    replicate, shard, tensor = draw(st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 3)))
+    """Tensors, and what the ranks of a mesh (copies x rows x columns) hold of each."""
+    replicate, shard, columns = draw(st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 3)))
     tensors, dimensions = [], []
     for number in range(draw(st.integers(1, 5))):
         shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
         tensors.append(Whole(f"t{number}", shape, draw(st.sampled_from([1, 2, 4, 8]))))
         dimensions.append(draw(st.sampled_from([None, *range(min(2, len(shape)))])))
     held = []
-    for _, part, layer in product(range(replicate), range(shard), range(tensor)):
+    for _, part, column in product(range(replicate), range(shard), range(columns)):
         boxes: list[Box] = []
         for whole, dimension in zip(tensors, dimensions, strict=True):
             bounds = [(0, size) for size in whole.shape]
             if dimension is not None:
-                bounds[dimension] = split(bounds[dimension], tensor, layer)
+                bounds[dimension] = split(bounds[dimension], columns, column)
             if bounds:
                 bounds[0] = split(bounds[0], shard, part)
             boxes.append(tuple(bounds))

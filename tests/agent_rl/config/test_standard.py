@@ -115,7 +115,6 @@ def test_a_network_is_a_word_or_a_list_of_addresses(first, network: str) -> None
     [
         ("fork=true, container={image='a'}", "fork is for jails"),
         ("shows=['x'], container={image='a'}", "shows is for jails"),
-        ("container={image='a', by='kubernetes'}", "network policies of the cluster rule what a job reaches"),
     ],
 )
 def test_what_containers_cannot_do_is_said(first, more: str, said: str) -> None:

@@ -112,7 +112,7 @@ def poisoned(trainer: Trainer, step: int) -> Any:
 
 
 def poisoned_rank(trainer: Trainer, step: int) -> Any:
-    """The same on the last rank alone, also of those that compute each layer together."""
+    """The same on the last rank alone."""
     return skipped(trainer, step, lambda _: trainer.ranks.rank == trainer.ranks.size - 1)
 
 
@@ -132,7 +132,7 @@ def skipped(trainer: Trainer, step: int, hit: Callable[[Any], bool]) -> Any:
 
 
 def poisoned_gradient(trainer: Trainer, step: int) -> Any:
-    """A gradient of a norm, which ranks of a layer compute alike, is not finite on the last rank alone."""
+    """The gradient of a norm is not finite on the last rank alone."""
     if step != 2:
         return rl(trainer, step)
     apply = trainer.optimizer.step
@@ -298,7 +298,7 @@ def main(layout: str, model: Path, folder: Path, cases: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    ends = [at for at, word in enumerate(sys.argv) if re.fullmatch(r"\d+x\d+x\d+", word)] + [len(sys.argv)]
+    ends = [at for at, word in enumerate(sys.argv) if re.fullmatch(r"\d+x\d+", word)] + [len(sys.argv)]
     for begin, end in pairwise(ends):
         if not (child := os.fork()):
             main(sys.argv[begin], Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[begin + 1 : end])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 
 from agent_rl.learning import logprobs
 from agent_rl.learning.linear import CACHES, OneDnnLinear, use_one_dnn
-from agent_rl.learning.logprobs import Vocabulary, chunked_logprobs
+from agent_rl.learning.logprobs import chunked_logprobs
 
 
 def plain(hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float) -> tuple[Any, Any]:
@@ -57,53 +55,30 @@ def test_pieces_change_neither_values_nor_gradients(
         assert torch.allclose(one, other, atol=1e-5)
 
 
-class Part(Vocabulary):
-    """A part of one of several threads, which exchange values as ranks do: ``group`` is (barrier, their values)."""
-
-    def all(self, values: torch.Tensor, *, greatest: bool = False) -> torch.Tensor:
-        barrier, given = self.group
-        given[self.start] = values.clone()
-        barrier.wait(10)
-        every = torch.stack([given[start] for start in sorted(given)])
-        barrier.wait(10)
-        return values.copy_(every.amax(0) if greatest else every.sum(0))
-
-
 @pytest.mark.parametrize("tokens_at_once", [7, 100])
 @pytest.mark.parametrize("uses", ["logprobs", "entropy", "both"])
-@pytest.mark.parametrize("tokens", [None, 40, 30])
-def test_parts_of_the_vocabulary_change_neither_values_nor_gradients(
-    tokens_at_once: int, uses: str, tokens: int | None
+@pytest.mark.parametrize("tokens", [40, 30])
+def test_tokens_that_are_never_sampled_change_neither_values_nor_gradients(
+    tokens_at_once: int, uses: str, tokens: int
 ) -> None:
-    """Nor does it matter whether tokens that are never sampled, the last ones, are there."""
     drawn = torch.Generator().manual_seed(2)
     hidden, weight, bias = (torch.randn(shape, generator=drawn) for shape in ((20, 8), (50, 8), (50,)))
-    targets = torch.randint(0, tokens or 50, (20,), generator=drawn)
+    targets = torch.randint(0, tokens, (20,), generator=drawn)
     given = [torch.randn(20, generator=drawn) for _ in range(2)]
-    barrier, values = threading.Barrier(3), dict[int, torch.Tensor]()
 
-    def run(start: int, end: int, vocabulary: Vocabulary | None) -> list[torch.Tensor]:
-        leaves = [each.clone().requires_grad_() for each in (hidden, weight[start:end], bias[start:end])]
-        made = chunked_logprobs(
-            *leaves, targets, temperature=0.7, tokens_at_once=tokens_at_once, vocabulary=vocabulary, tokens=tokens
-        )
+    def run(rows: int) -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (hidden, weight[:rows], bias[:rows])]
+        made = chunked_logprobs(*leaves, targets, temperature=0.7, tokens_at_once=tokens_at_once, tokens=tokens)
         parts = {"logprobs": [0], "entropy": [1], "both": [0, 1]}[uses]
         torch.stack([(made[part] * given[part]).sum() for part in parts]).sum().backward()
         return [*(each.detach() for each in made), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
-    with ThreadPoolExecutor(3) as pool:
-        bounds = [(0, 17), (17, 34), (34, 50)]
-        ranks = list(pool.map(lambda each: run(*each, Part(each[0], 17, (barrier, values))), bounds))
-    expected = run(0, 50 if tokens is None else tokens, None)
-    for rank in ranks:
-        for one, other in zip(rank[:3], expected[:3], strict=True):
-            assert torch.allclose(one, other, atol=1e-5)
-    for place in (3, 4):
-        known, padding = torch.cat([rank[place] for rank in ranks]).split(
-            [len(expected[place]), 50 - len(expected[place])]
-        )
-        assert torch.allclose(known, expected[place], atol=1e-5)
-        assert not padding.any()
+    padded, expected = run(50), run(tokens)
+    for one, other in zip(padded[:3], expected[:3], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    for one, other in zip(padded[3:], expected[3:], strict=True):
+        assert torch.allclose(one[:tokens], other, atol=1e-5)
+        assert not one[tokens:].any()
 
 
 def test_entropies_that_nobody_wants_are_not_made() -> None:
@@ -119,7 +94,7 @@ def test_entropies_that_nobody_wants_are_not_made() -> None:
 
 PEAK = """
 import resource, sys, torch
-from agent_rl.learning.logprobs import Vocabulary, chunked_logprobs
+from agent_rl.learning.logprobs import chunked_logprobs
 torch.set_num_threads(1)
 n, v, pieces = 8192, 32768, sys.argv[1]
 hidden = torch.randn(n, 16).requires_grad_()

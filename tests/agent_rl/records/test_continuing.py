@@ -64,7 +64,7 @@ def test_what_the_run_was_made_with_may_not_change(tmp_path: Path, override: str
 
 @pytest.mark.parametrize(
     "override",
-    ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2", "model.parallel.tensor=2"],
+    ["stages.2.steps=9", "run.max_minutes=3", "actors.learner.settings.threads=2", "model.parallel.replicate=2"],
 )
 def test_lengths_limits_and_actors_may_change(tmp_path: Path, override: str) -> None:
     remember(topology(tmp_path), tmp_path)

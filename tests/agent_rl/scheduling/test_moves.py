@@ -263,17 +263,6 @@ def test_the_policy_hears_of_tools_and_what_it_drops_is_freed_until_they_have_an
     assert not world.faults
 
 
-def test_what_an_engine_keeps_in_host_memory_counts_as_cached_after_it_was_dropped() -> None:
-    world = Moving(policy := Hears())
-    world.engine_load(replace(builders.engine_load(A), kv_tokens_host=1000))
-    world.turns_completed(says("waits", 77))
-    assert world.unwanted.freed == {ROLLOUT: 77}
-    world.turns_completed(says("writes", 80, *history(1)))
-    waiting = policy.waiting[ROLLOUT]
-    assert (waiting.kept, waiting.kept_on) == (80, A)
-    assert not world.faults
-
-
 def test_the_policy_learns_the_tokens_that_a_rollout_has_at_its_end_and_nothing_of_one_without_result() -> None:
     for tokens, heard in ((123, [("ended", ROLLOUT, 123)]), (0, [])):
         world = Moving(policy := Hears())

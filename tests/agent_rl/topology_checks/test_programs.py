@@ -12,8 +12,6 @@ from agent_rl.topology_checks.facts import Facts
 from agent_rl.topology_checks.programs import program_findings
 from tests.end_to_end.topologies import write_micro
 
-KUBERNETES = 'container={by="kubernetes", image="i", namespace="team"}, network="host"'
-
 
 def findings(folder: Path, *overrides: str, started: str | None = None) -> list[Finding]:
     path, _ = write_micro(folder)
@@ -47,13 +45,12 @@ def test_a_missing_program_is_named(tmp_path: Path, given: str, key: str, said: 
         'mcp={s={command=["./agent"]}}',
         'mcp={s={url="http://127.0.0.1:1"}}',
         'harness={command=["of-the-image"], container={image="i"}}',
-        f'harness={{command=["of-the-image"], {KUBERNETES}}}',
     ],
 )
 def test_what_is_here_or_is_not_this_hosts_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    for name, text in (("agent", ""), ("docker", "echo 28"), ("kubectl", 'test "$6 $7" = "-n team"')):
+    for name, text in (("agent", ""), ("docker", "echo 28")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -61,24 +58,22 @@ def test_what_is_here_or_is_not_this_hosts_is_no_fault(
 
 
 @pytest.mark.parametrize(
-    ("container", "command", "said"),
+    ("command", "said"),
     [
-        ('container={image="i"}', "", "there is no `docker`"),
-        ('container={image="i"}', "echo Is the docker daemon running? >&2; exit 1", "Is the docker daemon running?"),
-        (KUBERNETES, "", "there is no `kubectl`"),
-        (KUBERNETES, "echo no; exit 1", "create jobs --request-timeout=10s -n team` says: no"),
-        (KUBERNETES, "exit 1", "says: nothing"),
+        ("", "there is no `docker`"),
+        ("echo Is the docker daemon running? >&2; exit 1", "Is the docker daemon running?"),
+        ("echo no; exit 1", "says: no"),
+        ("exit 1", "says: nothing"),
     ],
 )
 def test_containers_that_cannot_be_made_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, command: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
 ) -> None:
     if command:
-        for name in ("docker", "kubectl"):
-            (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
-            (tmp_path / name).chmod(0o755)
+        (tmp_path / "docker").write_text(f"#!/bin/sh\n{command}\n")
+        (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    given = f'harness={{command=["a"], {container}}}'
+    given = 'harness={command=["a"], container={image="i"}}'
     ((place, message, remedy),) = findings(tmp_path, given)
     assert place == ("environments", 0, "harness", "container")
     assert message.startswith("environment 'arithmetic': no container can be made: ")

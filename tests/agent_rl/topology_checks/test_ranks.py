@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -69,9 +68,8 @@ def test_ranks_of_another_host_are_neither_scaled_nor_drained_nor_swapped() -> N
 
 def test_ranks_alone_are_enough() -> None:
     assert not faults("actors.learner.ranks=4")
-    assert mesh_sizes(4, Parallel()) == MeshSizes(replicate=1, shard=4, tensor=1)
-    assert mesh_sizes(4, Parallel(replicate=2)) == MeshSizes(replicate=2, shard=2, tensor=1)
-    assert mesh_sizes(8, Parallel(replicate=2, tensor=2)) == MeshSizes(replicate=2, shard=2, tensor=2)
+    assert mesh_sizes(4, Parallel()) == MeshSizes(replicate=1, shard=4)
+    assert mesh_sizes(4, Parallel(replicate=2)) == MeshSizes(replicate=2, shard=2)
     assert mesh_sizes(1, Parallel(compile=True)).ranks == 1
 
 
@@ -81,18 +79,6 @@ def test_ranks_alone_are_enough() -> None:
         (["actors.learner.ranks=4", "model.parallel.shard=3"], "4 ranks are not model.parallel's shard = 3 times"),
         (["actors.learner.ranks=3", "model.parallel.replicate=2"], "3 ranks cannot be shared by model.parallel.repli"),
         (["model.parallel.shard=2"], "write ranks = 2, or leave shard out"),
-        (
-            ["actors.learner.ranks=3", "model.parallel.tensor=2"],
-            "replicate = 1 times tensor = 2; write a multiple of 2",
-        ),
-        (
-            ["actors.learner.ranks=4", "model.parallel.shard=4", "model.parallel.tensor=2"],
-            "tensor = 2, which is 8; write ranks = 8, or leave shard out",
-        ),
-        (
-            ["actors.learner.ranks=8", "model.parallel.tensor=8"],
-            "model.parallel.tensor: 8 ranks cannot share 4 heads of keys and values of model.initialise",
-        ),
         (["actors.learner.ranks=2", "model.parallel.compile=true"], "compile is for one rank"),
         ([*ON_TWO_HOSTS, "actors.learner.ranks=3"], "3 ranks cannot be shared by 2 hosts: each has as many"),
         (
@@ -114,25 +100,6 @@ def test_ranks_alone_are_enough() -> None:
 def test_one_clear_error(overrides: list[str], expected: str) -> None:
     fault, *_ = faults(*overrides)
     assert expected in fault
-
-
-def test_ranks_share_layers_of_models_that_can_be_split(tmp_path: Path) -> None:
-    assert not faults("actors.learner.ranks=4", "model.parallel.tensor=2")
-    config = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 896}
-    config |= {"num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936}
-    config["max_position_embeddings"] = 32768
-
-    def of_model() -> list[str]:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        reference = f'algorithm.kl={{coefficient=0.1, reference="{tmp_path}"}}'
-        return faults("actors.learner.ranks=4", "model.parallel.tensor=4", "model.initialise.kv_heads=4", reference)
-
-    (fault,) = of_model()
-    assert "4 ranks cannot share 14 heads and 2 heads of keys and values of algorithm.kl.reference" in fault
-    assert "write a divisor of 2, or shard" in fault
-    config["model_type"] = "qwen3_moe"
-    (fault,) = of_model()
-    assert "algorithm.kl.reference is of the kind qwen3_moe, whose layers ranks cannot share" in fault
 
 
 def test_as_many_ranks_as_gpus_are_fine() -> None:

@@ -28,7 +28,6 @@ class Checked(ModelledEngine):
         super()._evict()
         assert self.used + self.cached_tokens <= self.model.kv_total
         assert self.cached_tokens == sum(self.cached.values())
-        assert self.model.kv_host >= self.host_tokens == sum(self.on_host.values())
         written = sum(r.context + self.rows_since(r) for r in self.rows)
         assert written == self.context
 
@@ -46,8 +45,7 @@ def traces(draw: st.DrawFn) -> Trace:
     prompts = draw(st.lists(st.integers(1, 40), min_size=per_step * steps, max_size=per_step * steps))
     groups = tuple(tuple(draw(shapes(prompt)) for _ in range(samples)) for prompt in prompts)
     other = EngineModel(300, 3, 0.02, 0.0, 2e-5, 5e-4, 0.0, page=1)
-    offloads = replace(MODEL, kv_host=draw(st.integers(0, 500)), restore_s=1e-5)
-    engines = [EngineLife("a", offloads), EngineLife("b", draw(st.sampled_from([MODEL, other])))]
+    engines = [EngineLife("a", MODEL), EngineLife("b", draw(st.sampled_from([MODEL, other])))]
     for name, when in (("c", "lost"), ("d", "drains")):
         if draw(st.booleans()):
             joins = draw(st.floats(0, 1))
@@ -77,23 +75,6 @@ def test_a_policy_finishes_within_the_rules_and_never_beats_the_bound(name: str,
     assert outcome.written_tokens == trace.written() + outcome.lost_tokens
     again = run(trace, name)
     assert (again.makespan_s, again.preempted, again.placed) == (outcome.makespan_s, outcome.preempted, outcome.placed)
-
-
-def test_what_is_evicted_to_host_memory_is_copied_back_and_not_computed_again() -> None:
-    """Twelve rollouts of four turns that do not fit: the same tokens, of which hardly any is prefilled twice."""
-    group = tuple(Shape(10, (30, 20, 20, 20), (0.5, 0.2, 0.1), (5, 5, 5)) for _ in range(12))
-    learner = LearnerModel(5000)
-
-    def prefilled(model: EngineModel) -> tuple[float, int]:
-        trace = check(Trace("aside", 0, "", 12, 1, 1, 1, 250, (EngineLife("a", model),), learner, (group,)))
-        simulator = Simulator(trace, LeastRequests())
-        outcome = simulator.run()
-        return outcome.hit_rate, simulator.engines[0].prefilled
-
-    hits, again = prefilled(MODEL)
-    more_hits, once = prefilled(replace(MODEL, kv_host=2000, restore_s=1e-6))
-    assert once == 12 * 15 + 10 < again / 3
-    assert more_hits > hits
 
 
 def test_an_engine_gets_nothing_before_it_joins() -> None:
