@@ -250,7 +250,7 @@ def test_all_at_once_train_beside_the_guides_own_actor(tmp_path: Path) -> None:
         for _, made in stored:
             calls += len(made.transcript.calls)
             assert "<tool_call>" not in made.transcript.text
-            assert made.transcript.text.count("```python") >= len(made.transcript.calls)
+            assert made.transcript.text.count("```calc") >= len(made.transcript.calls)
     journal.close()
     assert looked_at >= 2
     steps = [row for row in rows(tmp_path / "metrics.jsonl") if row["kind"] == "step"]
