@@ -110,7 +110,7 @@ def test_a_program_whose_gateway_is_killed_is_not_at_fault(tmp_path: Path) -> No
         "stages.0.max_turns=8",
         "stages.0.max_response_tokens=220",
     )
-    for steps in (1, 2, 3, 4):  # at some of them a program asks
+    for steps in (1, 2, 4):  # at one of them a program asks
         wait_for(lambda steps=steps: steps_trained(directory) >= steps, "a step")
         signal_actor(path, "gateway.0")
     finish(process)
