@@ -38,6 +38,8 @@ REFUSED = (
 """What a command may be refused for: then what was before holds."""
 BUSY = "another change is under way"
 GONE = "no run is under way"
+ENDED = "was lost before it answered"
+"""What a command says that waits while the run ends."""
 IN_FORCE = "takes changes of this one as in force"
 
 
@@ -256,7 +258,7 @@ class Chaos:
             elif code == 0 and change.number:
                 self._numbers[change.role] = change.number
             self._look()
-            if GONE in said:  # it ended as it was asked; otherwise it has to end now
+            if GONE in said or ENDED in said:  # it ended as it was asked; otherwise it has to end now
                 await self._main.ended()
             over = self._over or self._sight.phase == "end"
             if code == 0 or over or any(each in said for each in (*REFUSED, *[BUSY] * second)):
