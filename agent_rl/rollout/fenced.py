@@ -7,8 +7,8 @@
                  print(6 * 7)                                     ```
                  ```
 
-A turn ends where its first block is closed, so the model writes no output of its own. Models that never learned the
-tokens ``<tool_call>`` (docs/families.md) learn this form from a few dozen demonstrations.
+In the built-in loop a turn ends where its first block is closed, so the model writes no output of its own. Models that
+never learned the tokens ``<tool_call>`` (docs/families.md) learn this form from a few dozen demonstrations.
 """
 
 from __future__ import annotations
