@@ -273,6 +273,8 @@ class LearnerFigures:
     """Finished steps of the stage, out of ``steps``."""
     steps: int | None = None
     seconds_per_step: float | None = None
+    forecast: str = ""
+    """What the rl stage takes, where an evaluation before it told the pace of sampling."""
     loss: float | None = None
     """Loss of the last supervised step."""
     success: float | None = None

@@ -104,8 +104,8 @@ def main(options: Options) -> int:
     if options.trajectory:
         files = files_of_a_trajectory()
         print(f"{'files_of_a_trajectory':26}{len(files):>8,}")
-        for room, count in sorted(Counter(_room(Path(name)) for name in files).items()):
-            print(f"  {room:24}{count:>8,}")
+        for passed, count in sorted(Counter(_room(Path(name)) for name in files).items()):
+            print(f"  {passed:24}{count:>8,}")
     if options.check:
         over = [f"{part} has {sums[part]:,} lines, not {most:,}" for part, most in budget.items() if sums[part] > most]
         over += raised_in_silence()

@@ -423,7 +423,8 @@ class Learner(Actor):
         self._model.trainer.enter(self.context.topology.algorithm_of(stage))
         if at_its_start and self._pace is not None:
             algorithm, update_seconds = self.context.topology.algorithm_of(stage), self._model.trainer.update_seconds
-            self.log.info("rl takes at least", **forecast(stage, algorithm, self._pace, update_seconds))
+            text = forecast(stage, algorithm, self._pace, update_seconds)
+            self._figures = replace(self._figures, forecast=text)
         self._watch = CollapseWatch(stage.collapse, None if at_its_start else self._watched)
         self._health = Health(tools=self._model.tools)
         await self._publish()

@@ -29,9 +29,7 @@ class Pace(NamedTuple):
         return cls(rollouts, tokens / rollouts, seconds) if rollouts else None
 
 
-def forecast(
-    stage: RlStage, algorithm: Algorithm, pace: Pace, update_seconds: Callable[[int], float | None]
-) -> dict[str, int]:
+def forecast(stage: RlStage, algorithm: Algorithm, pace: Pace, update_seconds: Callable[[int], float | None]) -> str:
     """Rollouts, response tokens, and minutes where sampling and updates overlap; all at least.
 
     ``update_seconds``: by tokens; None where no rate was measured, and sampling alone is counted. Prompts, groups that
@@ -41,8 +39,5 @@ def forecast(
     trained = algorithm.groups_per_step * algorithm.keep * algorithm.epochs * pace.tokens
     update = update_seconds(math.ceil(trained)) or 0.0
     seconds = max(rollouts * pace.seconds / pace.rollouts, stage.steps * update)
-    return {
-        "rollouts": rollouts,
-        "response_tokens": round(rollouts * pace.tokens),
-        "minutes": math.ceil(seconds / 60.0),
-    }
+    tokens, minutes = round(rollouts * pace.tokens), math.ceil(seconds / 60.0)
+    return f"{stage.name} takes at least {rollouts:,} rollouts, {tokens:,} response tokens, {minutes:,} minutes"

@@ -72,6 +72,10 @@ class LiveView:
         if state in {"starting", "restarting"}:
             line.state, line.heard_at, line.figures, line.shown = "", None, ActorFigures(), None
 
+    def forecast(self) -> str:
+        """What the last rl stage takes."""
+        return self._learner.forecast
+
     def milestone(self) -> int | None:
         """The stage. A plain line is due when it changes."""
         return self._learner.stage
@@ -245,9 +249,13 @@ class Display:
         self._stage: int | None = None
         self._alarms: dict[str, float] = {}
         """When each alarm was shown last, by its name."""
+        self._forecast = ""
 
     def refresh(self, now: float) -> None:
         """Redraw the table, or write a line if one is due. An alarm is shown when it begins, and seldom again."""
+        if (text := self._view.forecast()) and text != self._forecast:
+            self._forecast = text
+            self.notice(text)
         for name, text in self._view.alarms().items():
             if now - self._alarms.get(name, -math.inf) >= self.AGAIN:
                 self.notice(f"alarm: {text}")

@@ -31,7 +31,6 @@ from torch import Tensor
 
 from agent_rl.config.algorithm import Algorithm, KlPenalty
 from agent_rl.config.plugins import resolve
-from agent_rl.learning.losses.divergence import divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +183,20 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, settings: LossSettings)
     bounded = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     surrogate = torch.minimum(ratio * advantages, bounded * advantages)
     return surrogate, (bounded * advantages < ratio * advantages).detach()
+
+
+def divergence(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k3"]) -> Tensor:
+    """Estimates of the divergence from a reference policy, in nats, with their gradients; all [rows, width].
+
+    Schulman, "Approximating KL divergence" (joschu.net/blog/kl-approx.html, 2020), with d = log pi_ref - log pi_theta
+    of a token that pi_theta sampled: k1 = -d has no bias and high variance, k3 = exp(d) - 1 - d has low variance and is
+    never negative. The gradient of k1 itself has the mean 0 and pulls nowhere. So here ``k1`` has the value of k1 and
+    the gradient of k2 = d**2 / 2: in the mean that of KL(pi_theta, pi_ref). The gradient of k3 (the KL term of
+    DeepSeekMath, arXiv 2402.03300) is that of KL(pi_ref, pi_theta). Tokens are not weighted for having been sampled by
+    an older policy.
+    """
+    d = reference - logprobs
+    if estimator == "k1":
+        k2 = d.square() / 2
+        return k2 + (-d - k2).detach()
+    return d.exp() - 1.0 - d

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from agent_rl.config.plugins import ALIASES, ContractError, called, resolve
 from agent_rl.learning import advantages
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.learning.losses.base import LossSettings, MicroBatch, named_loss, reduced
+from agent_rl.learning.losses.base import LossSettings, MicroBatch, divergence, named_loss, reduced
 from agent_rl.learning.losses.check_loss import loss_fault
-from agent_rl.learning.losses.divergence import divergence
 from agent_rl.learning.losses.grpo import grpo
 from agent_rl.learning.sequences import soft_overlong
 from tests import builders

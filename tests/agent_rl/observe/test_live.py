@@ -240,6 +240,18 @@ def test_alarms_that_hold_are_shown_and_said_once():
     assert out.getvalue().count("alarm: ") == 2
 
 
+def test_what_a_stage_takes_is_said_once():
+    out = io.StringIO()
+    shown = heard(status("learner.0", **RL, **WALKED, forecast="rl takes at least 80 rollouts"))
+    display = Display(shown, SteadyConsole(file=out))
+    display.refresh(101.0)
+    shown.observe(status("learner.0", **RL), 102.0)  # the next stage
+    display.refresh(102.0)
+    display.refresh(103.0)
+    assert out.getvalue().splitlines()[0] == "rl takes at least 80 rollouts"
+    assert out.getvalue().count("takes") == 1
+
+
 def test_a_terminal_gets_the_table_and_notices_word_for_word():
     shown, out = view(), io.StringIO()
     with Display(shown, Console(file=out, force_terminal=True, width=120)) as display:
