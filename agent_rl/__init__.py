@@ -1,4 +1,4 @@
-"""The RL domain of agent_rl: synchronous and pure wherever it decides something; no sockets but in `conformance`."""
+"""The RL domain of agent_rl: synchronous and pure wherever it decides something."""
 
 from typing import TYPE_CHECKING, Any
 

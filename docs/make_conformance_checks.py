@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_rl.conformance.traps import CHECKS
+from benchmarks.gateway_traps.traps import CHECKS
 
 OUTPUT = Path(__file__).with_name("conformance_checks.md")
 HEAD = """\

@@ -28,7 +28,7 @@ def conformance(
 
     The exit code is 1 if a check failed.
     """
-    from agent_rl.conformance.kit import KitError, as_json, run, table
+    from benchmarks.gateway_traps.kit import KitError, as_json, run, table
 
     try:
         results = run(url, key, model=model, context=context, silence=silence, only=only)

@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerFast
 from actors.engines.base import TurnRequest, TurnResult
 from actors.engines.scripted import LOGPROB, ScriptedEngine
 from agent_rl import testing
-from agent_rl.conformance import run, table
-from agent_rl.conformance.say import told, written
 from agent_rl.rollout.prompts import CHATML, ChatFormat
 from agent_rl.rollout.template import made_format
+from benchmarks.gateway_traps import run, table
+from benchmarks.gateway_traps.say import told, written
 from tests.actors.gateway.stand import stand
 from tests.agent_rl.rollout.templates import CONTROLS, HERMES, THINKING
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_rl.conformance import client
 from agent_rl.gateway.dialects import DIALECTS
+from benchmarks.gateway_traps import client
 from tests.agent_rl.gateway.turns import CHAT, COUNT, GENERATE, MESSAGES, PROMPT, RESPONSES, events, refused, replied
 from tests.agent_rl.gateway.turns import streamed as written
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rl.conformance.client import DIALECTS
-from agent_rl.conformance.kit import Result, run
-from agent_rl.conformance.traps import ALL, CHECKS, UNSEEN
-from tests.agent_rl.conformance.naive import gateway
+from benchmarks.gateway_traps.client import DIALECTS
+from benchmarks.gateway_traps.kit import Result, run
+from benchmarks.gateway_traps.traps import ALL, CHECKS, UNSEEN
+from tests.benchmarks.gateway_traps.naive import gateway
 
 SILENCE = 0.8
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from agent_rl.conformance.say import Mode, say
+from benchmarks.gateway_traps.say import Mode, say
 
 MOST = 400
 """Tokens that a turn may have, where a check says nothing."""

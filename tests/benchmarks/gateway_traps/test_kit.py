@@ -11,10 +11,10 @@ import pytest
 
 from actors.cli.conformance import conformance
 from actors.cli.output import Mistake
-from agent_rl.conformance.client import DIALECTS, Failed
-from agent_rl.conformance.kit import KitError, main, run
-from agent_rl.conformance.say import RANDOM, Told, say, told, written
-from tests.agent_rl.conformance.naive import END, decode, encode, gateway
+from benchmarks.gateway_traps.client import DIALECTS, Failed
+from benchmarks.gateway_traps.kit import KitError, main, run
+from benchmarks.gateway_traps.say import RANDOM, Told, say, told, written
+from tests.benchmarks.gateway_traps.naive import END, decode, encode, gateway
 
 ROOT = Path(__file__).parents[3]
 CHAT, RESPONSES, ANTHROPIC = DIALECTS
@@ -128,7 +128,7 @@ def test_the_program_needs_the_standard_library_only():
 sys.path.insert(0, {str(ROOT)!r})
 sys.argv = ["conformance", "127.0.0.1:9", "--key", "k"]
 try:
-    runpy.run_module("agent_rl.conformance", run_name="__main__")
+    runpy.run_module("benchmarks.gateway_traps", run_name="__main__")
 finally:
     print(*{{name.partition(".")[0] for name in sys.modules}})
 """
@@ -136,4 +136,4 @@ finally:
         [sys.executable, "-IS", "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert (done.returncode, "does not answer" in done.stderr) == (2, True)
-    assert set(done.stdout.split()) - sys.stdlib_module_names == {"__main__", "agent_rl"}
+    assert set(done.stdout.split()) - sys.stdlib_module_names == {"__main__", "benchmarks", "agent_rl"}

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from agent_rl.conformance.say import Told, told, written
+from benchmarks.gateway_traps.say import Told, told, written
 
 START, END, CONTEXT = 1, 2, 3000
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)

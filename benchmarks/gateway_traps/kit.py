@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from agent_rl.conformance.client import DIALECTS, EXTRAS, Client, Dialect, Failed, Json, NotApplicable, Talk
-from agent_rl.conformance.traps import CHECKS, UNSEEN, Check
 from agent_rl.observe.words import visible
+from benchmarks.gateway_traps.client import DIALECTS, EXTRAS, Client, Dialect, Failed, Json, NotApplicable, Talk
+from benchmarks.gateway_traps.traps import CHECKS, UNSEEN, Check
 
 Outcome: TypeAlias = Literal["passed", "failed", "not applicable"]
 SILENCE = 10.0
@@ -168,7 +168,7 @@ def as_json(results: Sequence[Result]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as a program; the exit code is 1 if a check failed, and 2 if none could be run."""
     parser = argparse.ArgumentParser(
-        prog="python -m agent_rl.conformance", description="Run the traps against a gateway."
+        prog="python -m benchmarks.gateway_traps", description="Run the traps against a gateway."
     )
     parser.add_argument("url")
     parser.add_argument("--key", required=True, help="of a rollout that is not over")

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from agent_rl.conformance.client import OPENING, Failed, Json, NotApplicable, Reply, Talk
-from agent_rl.conformance.say import RANDOM, Mode
+from benchmarks.gateway_traps.client import OPENING, Failed, Json, NotApplicable, Reply, Talk
+from benchmarks.gateway_traps.say import RANDOM, Mode
 
 ALL = ("chat", "responses", "anthropic")
 UNSEEN = {
