@@ -3,10 +3,9 @@
 ::
 
     Replica, Replica, ... --(at most FEW of the role)--> an ActorRow for each
-                         `-(more)----------------------> one ActorRow: counts, sums, medians, and who stands out
+                         `-(more)----------------------> one ActorRow: counts by state, sums of figures
 
-Pure. The line of a role with many replicas adds figures over them, and names replicas by number: those in another state
-than most, those that are heard late, and the slowest if it is far behind.
+Pure. The line of a role with many replicas names, by number, some of those in another state than most.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import groupby
 from operator import attrgetter
-from statistics import median
 from typing import Any, NamedTuple, TypeVar, cast
 
 from agent_rl.figures import ActorFigures
@@ -27,14 +24,8 @@ T = TypeVar("T")
 DASH = "-"
 FEW = 8
 """The most replicas of a role that have lines of their own."""
-RANGES = 4
-"""The most ranges of replicas that a text names."""
-SLOW = 0.5
-"""A replica is slow if its rate is below this share of the median."""
-RATES = ("tokens_per_s", "calls_per_s")
-"""The figures by which replicas of a role are compared."""
-MEDIANS = ("seconds_per_step",)
-"""Figures that cannot be added over replicas. Of figures of a user's own the median is shown, too."""
+NAMED = 4
+"""The most replicas that a text names."""
 
 OWN_FIGURES = {
     "queue": "queue",
@@ -188,10 +179,10 @@ def _role_row(role: str, members: Sequence[Replica]) -> ActorRow:
     return ActorRow(
         name=f"{role} ({count:,})",
         state=state,
-        explanation="; ".join([*_standing_out(kinds, common), *_slowest(members)]),
+        explanation="; ".join(_standing_out(kinds, common)),
         heard=_heard(max(ages, default=None)),
         restarts=sum(each.restarts for each in members),
-        figures=[*words, *_totals([each.figures for each in members])] or [DASH],
+        figures=[*words, *_sums([each.figures for each in members])] or [DASH],
     )
 
 
@@ -202,43 +193,25 @@ def _by_kind(members: Iterable[Replica]) -> dict[str, list[Replica]]:
 def _standing_out(kinds: Mapping[str, Sequence[Replica]], common: str) -> Iterator[str]:
     """The replicas in each other state than most, and why; and those that are heard late."""
     for kind, alike in kinds.items():
-        longest = max(alike, key=lambda each: each.ago or 0.0) if kind == "silent" else alike[0]
-        why = f" ({longest.explanation})" if longest.explanation and kind == "failed" else ""
-        state = longest.state if kind == "silent" else kind
         if kind != common:
-            yield f"{len(alike):,} {state}: {_numbers(alike)}{why}"
-        elif kind != "running" and longest.explanation:
-            yield f"replica {longest.number} {_words(longest)}"
+            why = f" ({alike[0].explanation})" if alike[0].explanation and kind == "failed" else ""
+            yield f"{len(alike):,} {kind}: {_numbers(alike)}{why}"
+        elif kind != "running" and alike[0].explanation:
+            yield f"replica {alike[0].number} {_words(alike[0])}"
     if late := [each for alike in kinds.values() for each in alike if each.late and each.kind == "running"]:
         yield f"{len(late):,} heard late: {_numbers(late)}"
 
 
-def _slowest(members: Sequence[Replica]) -> Iterator[str]:
-    """The running replica whose rate is far below the others'."""
-    for name in RATES:
-        rates = [
-            (each.figures[name], each.number) for each in members if name in each.figures and each.kind == "running"
-        ]
-        if rates and min(rates)[0] < SLOW * (middle := median(rate for rate, _ in rates)):
-            rate, replica = min(rates)
-            yield f"slowest: replica {replica}, {_label(name)} {number(rate)} (median {number(middle)})"
-
-
-def _totals(seen: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Each figure over the replicas: its sum, or its median where a sum says nothing."""
-    names = dict.fromkeys(name for figures in seen for name in figures)
-    for name in sorted(names, key=lambda name: list(OWN_FIGURES).index(name) if name in OWN_FIGURES else -1):
+def _sums(seen: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """The figures over the replicas, of those that can be added."""
+    for name, label in OWN_FIGURES.items():
         values = [figures[name] for figures in seen if name in figures]
-        if name in OWN_FIGURES and name not in MEDIANS:
-            yield f"{_label(name)} {number(math.fsum(values))}"
-        else:
-            yield f"median {_label(name)} {number(median(values))}"
+        if values and name != "seconds_per_step":
+            yield f"{label} {number(math.fsum(values))}"
 
 
 def _numbers(members: Iterable[Replica]) -> str:
-    """The numbers of replicas, as ranges; beyond some ranges, the others are counted."""
+    """The first of the replicas' numbers; the others are counted."""
     numbers = sorted(each.number for each in members)
-    runs = [[value for _, value in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
-    shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RANGES])
-    more = sum(map(len, runs[RANGES:]))
-    return f"replica{'s' if len(numbers) > 1 else ''} {shown}" + (f" and {more:,} more" if more else "")
+    more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
+    return f"replica{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:NAMED]))}{more}"
