@@ -1,7 +1,7 @@
 """Questions about small SQLite tables, each about a table of its own: the model writes SQL, reads rows, and answers.
 
-Demonstrations show two kinds of question, a count and a lookup; the other ten have to be found by rewards. Held-out
-questions are about tables, columns and wordings that no training question has.
+Demonstrations show two kinds of question, a sum under a condition and the name of the largest; the other ten have to be
+found by rewards. Held-out questions are about tables, columns and wordings that no training question has.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ KINDS = {
     head.partition(": ")[0]: (head.partition(": ")[2], wordings)
     for head, *wordings in map(str.splitlines, QUESTIONS.strip().split("\n\n"))
 }
-SHOWN = ("count", "lookup")
+SHOWN = ("sum with", "name of largest")
 """The kinds that demonstrations show."""
 
 
