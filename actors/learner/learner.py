@@ -64,7 +64,7 @@ from agent_rl.messages import (
     WeightsWanted,
 )
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.health import Health, too_low
+from agent_rl.records.health import LEAST_START, Health, too_low
 from agent_rl.records.history import Mark
 from agent_rl.records.model_card import Measured
 from transport import AnnounceLink, LinkEvent, PeerGone, PeerLeft
@@ -390,7 +390,7 @@ class Learner(Actor):
         if ready is not None and (figures := ready.figures or ready.selection):
             self.log.info("selection" if ready.selection else "evaluation", **figures.row())
             if ready.figures is not None:
-                self._alarm(dict(too_low(ready.figures.sampled.success)))
+                self._alarm(dict(too_low(ready.figures.sampled.success, LEAST_START)))
                 self._pace = Pace.of(ready.figures, self.context.now() - began)
         return True
 

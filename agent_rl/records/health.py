@@ -23,13 +23,13 @@ LUCK_BEFORE, LUCK = 0.25, 0.5
 """Shares of right rollouts without a call that succeeded: in the stage's first window at most, and now."""
 MOST_CLIPPED, MOST_KL, MOST_MISMATCH, LEAST_KEPT = 0.3, 1.0, 0.1, 0.5
 """Share of tokens, nats a token, nats a token, share of the adapters' change."""
-LEAST_SUCCESS = 0.02
-"""Share of right rollouts below which most groups have none."""
+LEAST_SUCCESS, LEAST_START = 0.02, 0.05
+"""Share of right rollouts below which most groups have none: of a step, and of the evaluation before the stage."""
 FALL_SHARE, LEAST_FALL = 0.5, 0.1
 """The share of the best window's success below which the present one has fallen, and the least fall."""
 RAISED_WHEN = {
     "no_tool_calls": "nothing called a tool, though tools are offered",
-    "low_success": "below 2 % of answers are right, here or in the evaluation before",
+    "low_success": "below 2 % of answers are right, or below 5 % in the evaluation before",
     "no_signal": "no group had a gradient, none because of staleness",
     "low_entropy": "entropy is below 0.02 nats a token, and success below 80 %",
     "truncated": "over a third of rollouts run out of tokens",
@@ -49,9 +49,9 @@ class Alarm(NamedTuple):
     text: str
 
 
-def too_low(success: float) -> Iterator[Alarm]:
+def too_low(success: float, least: float = LEAST_SUCCESS) -> Iterator[Alarm]:
     """The alarm about so little success that rewards say hardly anything."""
-    if success < LEAST_SUCCESS:
+    if success < least:
         yield Alarm(
             "low_success",
             f"{success:.1%} of answers are right, too few to learn from: teach the form of calls and answers first (an "

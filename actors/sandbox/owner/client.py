@@ -11,11 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
+from pydantic import BaseModel, Field, ValidationError
 
 from actors.fair_queue import FairQueue
-from actors.sandbox.owner.interpreter import Ended, Ending, ExecutionLimits, Interpreter, NotStartedError, ending_of
+from actors.sandbox.owner.interpreter import (
+    Ended,
+    Ending,
+    ExecutionLimits,
+    Interpreter,
+    NotStartedError,
+    ending_of,
+    text_of,
+)
 from actors.sandbox.owner.pool import ATTEMPTS, GRACE_SECONDS, UNAVAILABLE, Pool, PoolSettings
-from actors.sandbox.owner.program_runs import run_of
+from actors.sandbox.wire import CPU_TIMEOUT, NO_VERDICT, TIMEOUT
 from agent_rl.environments.base import ToolOutput
 from agent_rl.tool_protocols.base import Program, Run
 
@@ -27,6 +36,8 @@ REPLAY_SHARE = 4
 """One place in so many is for cells that are run again. They take no place of other calls."""
 RESULT_CHARACTERS = 1 << 26
 """Characters of results, over all sessions, that are kept for repeated requests."""
+FAILED = 1
+"""The exit status of a Python program that ends with an exception."""
 
 
 @dataclass(eq=False, slots=True)
@@ -367,3 +378,40 @@ class Sandbox(Pool):
         if ended is None:
             session.lose(GONE if session.alive else "its interpreter died")
         return ended
+
+
+class Report(BaseModel):
+    """What a program's child says of its end (``inside/child.py``)."""
+
+    status: int = Field(default=0, ge=0, le=255)
+    files: dict[str, str] = {}
+    fault: str = ""
+
+
+def run_of(ending: Ending, limits: ExecutionLimits) -> Run:
+    """How a program ended, by: the server's verdict, the exit status, and the child's report. Output is cut.
+
+    A program that ended after its time, before it could be killed, counts as one at its time limit. The
+    child's report can be forged, and a program that ends with ``os._exit`` leaves none.
+    """
+    ended = ending.ended
+    if ended is None:
+        return Run(None, fault=ending.stderr.strip())
+    stdout, stderr = (text_of(data, limits.output_bytes) for data in (ended.stdout, ended.stderr))
+    if ended.verdict in (TIMEOUT, CPU_TIMEOUT) or ended.seconds >= limits.wall_seconds:
+        return Run(None, stdout, stderr, ended.seconds)
+    status, report = ended.status, Report()
+    if ended.verdict == NO_VERDICT and not status:
+        said, _, text = ended.report.partition(b"\n")
+        if said in (b"error", b"memory_limit"):
+            status = FAILED
+        elif said == b"success":
+            try:
+                report = Report.model_validate_json(text)
+                status = report.status
+            except ValidationError:
+                status = FAILED
+    elif ended.out_of_memory:
+        stderr += "The memory of all calls together was used up, and this one was ended.\n"
+    cut = len(ended.stdout) > limits.output_bytes
+    return Run(status, stdout, stderr, ended.seconds, report.files, report.fault, cut)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.figures import MismatchFigures, RolloutMeans, StepFigures, TrainingFigures
-from agent_rl.records.health import WINDOW, Alarm, Health, held, remark, too_low
+from agent_rl.records.health import LEAST_START, WINDOW, Alarm, Health, held, remark, too_low
 
 MEANS = RolloutMeans(rollouts=32, success=0.5, response_tokens=90.0, tool_calls=1.2, truncated_share=0.1)
 STEP = StepFigures(sampled=MEANS, groups_decided=4, groups_trained=3)
@@ -61,7 +61,8 @@ def test_each_fault_raises_its_alarm_alone_and_soundness_ends_it(name: str) -> N
 def test_a_start_with_hardly_a_right_answer_is_said() -> None:
     ((raised, text),) = alarms([(with_means(success=0.01), TRAINED)] * WINDOW)[-1]
     assert (raised, text[:27]) == ("low_success", "1.0% of answers are right, ")
-    assert list(too_low(0.02)) == []
+    assert [list(too_low(0.02)), list(too_low(0.05, LEAST_START))] == [[], []]
+    assert [each.name for each in too_low(0.04, LEAST_START)] == ["low_success"]
 
 
 def test_what_the_numerics_guard_found_is_said_at_once() -> None:
