@@ -33,7 +33,7 @@ from agent_rl.learning.batching import SupervisedBatches
 from agent_rl.learning.finite import TrainingStoppedError
 from agent_rl.messages import PolicyVersion, TransferOffer, TransferWanted, WeightsPart, WeightsWanted
 from agent_rl.records.checkpoint_files import Position
-from agent_rl.records.model_card import Measured, card, data_files, read_base, write_card
+from agent_rl.records.model_card import Measured, card, read_base, write_card
 from agent_rl.rollout.supervised import Masked, demonstrated, sequences
 
 if TYPE_CHECKING:
@@ -219,7 +219,6 @@ class TrainedModel:
         self.tools = any(box for name, box in boxes if self._environments[name].harness is None)
         self._chat: ChatFormat = chat_format(topology, self.trainer.tokenizer, self._environments)
         self._base = read_base(topology, model_directory(topology, directory))
-        self._data = data_files(topology, base)
         restored = self.checkpoints.restore(
             self.trainer.restore, lambda fault: context.log.warning("damaged checkpoint", fault=fault)
         )
@@ -381,7 +380,7 @@ class TrainedModel:
 
     async def describe(self, position: Position, measured: Sequence[Measured]) -> None:
         """Write the card of the checkpoint of a position."""
-        text = card(self._context.topology, position, self._base, self._data, measured)
+        text = card(self._context.topology, position, self._base, measured)
         await self._context.in_thread(write_card, self.checkpoints.path(position), text)
 
 

@@ -1,7 +1,7 @@
 """The model card of a checkpoint: ``README.md`` with the metadata of Hugging Face. `card` is pure.
 
-The card says the recipe, the data files, the figures known when it was written, the base's licence, and how to load
-the checkpoint. It is no part of what `checkpoint_files.verify` checks, so that people may write into it.
+The card says the recipe, the data files, the figures known when it was written, and the base's licence. It is no part
+of what `checkpoint_files.verify` checks, so that people may write into it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,14 @@ FILE = "README.md"
 UNKNOWN = "unknown"
 LICENCES = {"apache license": "apache-2.0", "mit license": "mit", "llama": "other", "gemma": "gemma"}
 """What the first lines of a licence file say, and how Hugging Face names that licence."""
-LOADED = """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("PATH")
-tokenizer = AutoTokenizer.from_pretrained("PATH")
-```"""
 OF_ALGORITHM = (
     *("groups_per_step", "samples", "keep", "resampling", "advantage", "loss", "clip_low", "clip_high", "temperature"),
     *("correction", "max_staleness", "overlong", "entropy_coefficient", "weight_decay", "updates_per_step", "epochs"),
 )
 """The settings of ``[algorithm]`` that a card shows."""
+
+
+FIGURES = ("evaluation", "version", "answers", "success", "95 % interval", "problems")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +41,6 @@ class Base:
     name: str
     licence: str
     hub: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A file of problems or demonstrations; ``size`` in bytes, None where it is not on this host."""
-
-    name: str
-    use: str
-    size: int | None
-
-    @property
-    def shown(self) -> str:
-        """The size for people."""
-        return "not on the learner's host" if self.size is None else f"{self.size:,} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,51 +66,36 @@ class Measured:
         return self.name, f"{self.version:,}", self.way, share, interval, f"{self.problems:,}"
 
 
-def card(
-    topology: Topology, position: Position, base: Base, data: Sequence[DataFile], measured: Sequence[Measured]
-) -> str:
+def card(topology: Topology, position: Position, base: Base, measured: Sequence[Measured]) -> str:
     """The text of the card."""
-    name = f"{topology.run.name}, version {position.version}"
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "license": base.licence}
     if base.hub is not None:
         head["base_model"] = base.hub
     head["tags"] = ["reinforcement-learning", "tool-use", "agent-rl"]
-    stages = "\n".join(
-        f"{number}. {words}{' (reached)' if number - 1 == position.stage else ''}"
-        for number, words in enumerate(_stages(topology), 1)
-    )
-    settings = {name: getattr(topology.algorithm, name) for name in OF_ALGORITHM}
-    settings |= {"dtype": topology.model.dtype, "seed": topology.run.seed}
+    settings = {name: getattr(topology.algorithm, name) for name in OF_ALGORITHM} | {"dtype": topology.model.dtype}
     if topology.model.lora is not None:
         settings |= {f"lora.{key}": value for key, value in topology.model.lora.model_dump().items()}
-    environments = ", ".join(f"`{entry.name}`" for entry in topology.environments)
-    files = [(f"`{file.name}`", file.use, file.shown) for file in data]
-    figures = [each.cells() for each in measured]
-    licence = f"`{base.licence}`, that of the base"
-    if base.licence == UNKNOWN:
-        licence = "unknown: look for it where the base comes from"
+    facts = [
+        ("base", base.name),
+        ("licence", base.licence if base.licence != UNKNOWN else "unknown: look for it where the base comes from"),
+        ("environments", ", ".join(entry.name for entry in topology.environments)),
+        *((f"stage {number}", words) for number, words in enumerate(_stages(topology, position.stage), 1)),
+        ("data", ", ".join(_data(topology)) or "no files: the environments make their problems"),
+        ("algorithm", ", ".join(f"{name} {value}" for name, value in settings.items())),
+        ("seed", str(topology.run.seed)),
+    ]
     parts = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}",
-        f"`{base.name}`, trained by reinforcement learning with agent_rl on {environments}. Licence: {licence}.",
-        "## Recipe",
-        stages,
-        _table(("setting", "value"), [(f"`{key}`", f"`{value}`") for key, value in settings.items()]),
-        "## Data",
-        _table(("file", "use", "size"), files) if files else "No files: the environments make their problems.",
-        "## Figures",
-        _table(("evaluation", "version", "answers", "success", "95 % interval", "problems"), figures)
-        if figures
-        else "No evaluation was complete when this card was written.",
-        "## Use",
-        LOADED,
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {topology.run.name}, version {position.version}",
+        _table(("trained with agent_rl", ""), facts),
+        _table(FIGURES, [each.cells() for each in measured]) if measured else "No evaluation was complete yet.",
         "`vllm serve PATH` serves it, and `agent-rl eval PATH` evaluates it with its tools.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _stages(topology: Topology) -> Iterator[str]:
-    for stage in topology.stages:
-        words = f"`{stage.name}` ({stage.kind})"
+def _stages(topology: Topology, reached: int) -> Iterator[str]:
+    for number, stage in enumerate(topology.stages):
+        words = f"{stage.name} ({stage.kind}{', reached' if number == reached else ''})"
         match stage:
             case SftStage() | RlStage():
                 yield f"{words}: {stage.steps:,} steps, learning rate {stage.learning_rate:g}, {stage.schedule}"
@@ -136,6 +103,14 @@ def _stages(topology: Topology) -> Iterator[str]:
                 yield f"{words}: {stage.problems:,} problems"
             case _:
                 yield words
+
+
+def _data(topology: Topology) -> Iterator[str]:
+    """The files that the supervised stages and the environments' settings name."""
+    yield from (text for stage in topology.stages if isinstance(stage, SftStage) for text in stage.data)
+    for key, value in ((key, value) for entry in topology.environments for key, value in entry.settings.items()):
+        if "file" in key:
+            yield from [value] if isinstance(value, str) else map(str, value)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -172,30 +147,6 @@ def _licence_file(directory: Path) -> str:
             begin = path.read_bytes()[:400].decode("utf-8", "replace").lower()
             return next((name for words, name in LICENCES.items() if words in begin), "other")
     return UNKNOWN
-
-
-def data_files(topology: Topology, base: Path) -> list[DataFile]:
-    """The files that the environments' settings and the supervised stages name, with what they are for.
-
-    ``base``: the folder of the topology file.
-    """
-    named = [
-        (key, text, base / entry.base)
-        for entry in topology.environments
-        for key, value in entry.settings.items()
-        for text in ([value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ())
-        if isinstance(text, str) and ("file" in key or (base / entry.base / text).is_file())
-    ]
-    supervised = (stage for stage in topology.stages if isinstance(stage, SftStage))
-    named += [(stage.name, text, base) for stage in supervised for text in stage.data]
-    found: dict[tuple[str, str], DataFile] = {}
-    for use, text, folder in named:
-        whole_path = folder / text
-        paths = [path for path in sorted(whole_path.parent.glob(whole_path.name)) if path.is_file()]
-        for path in paths or [whole_path]:
-            name = text if len(paths) < 2 else f"{text.rpartition('/')[0]}/{path.name}".removeprefix("/")
-            found[use, name] = DataFile(name, use, path.stat().st_size if path.is_file() else None)
-    return list(found.values())
 
 
 def write_card(checkpoint: Path, text: str) -> None:
