@@ -157,12 +157,6 @@ class TwinEngine:
             self.model.advance(trio.current_time())
             self.model.drop(known)
 
-    def set_aside(self, rollout: str) -> None:
-        """Free the KV cache of a rollout whose tools run."""
-        if (known := self._rollouts.get(rollout)) is not None and known not in self._turns:
-            self.model.advance(trio.current_time())
-            self.model.drop(known)
-
     async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Pause, then go on with the policy."""
         del source
@@ -225,5 +219,4 @@ class TwinEngine:
             cached_tokens=model.hit,
             busy_seconds=model.busy,
             preemptions=dict(self._preemptions),
-            kv_kept=self._learner.kv_kept,
         )

@@ -4,7 +4,7 @@ A prefix that several sequences have, such as the prompt of a group, is computed
 the others copy its keys and values when they join, whenever that is.
 
 An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
-until it is released, cancelled, set aside, or evicted for lack of room. The order of the rows is::
+until it is released, cancelled, or evicted for lack of room. The order of the rows is::
 
     [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
       0                   self._decoding
@@ -136,12 +136,6 @@ class Decoder:
         if rollout in self.preemptions:
             self.preemptions = {name: count for name, count in self.preemptions.items() if name != rollout}
         slot = self._slots.get(rollout)
-        if slot is not None:
-            self._drop(slot)
-
-    def set_aside(self, rollout: str) -> None:
-        """Free the KV cache of a rollout without a live turn, which goes on later. Unknown names are ignored."""
-        slot = self._parked.get(rollout)
         if slot is not None:
             self._drop(slot)
 

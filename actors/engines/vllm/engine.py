@@ -163,9 +163,6 @@ class VllmEngine:
         """Forget its preemptions. vLLM's prefix cache keeps a sequence until its blocks are needed."""
         self._load.forget(rollout)
 
-    def set_aside(self, rollout: str) -> None:
-        """Nothing to do: vLLM's prefix cache evicts blocks by itself, to host memory with ``kv_offloading_size``."""
-
     @property
     def ranks(self) -> int:
         """Number of vLLM's workers. All weights are sent to each. Known once ``run`` has started."""
