@@ -73,12 +73,14 @@ def test_a_rollout_whose_generator_leaves_goes_on_elsewhere_with_all_turns() -> 
     world.leaves(2)
     waiting = world.policy.waiting[ROLLOUT]
     assert (waiting.turn, waiting.context, world.counts) == (2, 80, (1, 1, 1))
+    assert world.scheduler.figures.kv_promised == 10 + 20, "its engine has room again"
     world.policy.engine = B
     world.engine_load(builders.engine_load(B, used=100))
     last = world.place(ROLLOUT)
     assert (last.generator, last.request.move, world.counts) == (B, 1, (2, 0, 1))
     assert [turn.number for turn in world.scheduler.with_turns(last.request).turns] == [1, 2]
     assert world.scheduler.acknowledged(first) == [], "the former generator's acknowledgement is no trajectory"
+    assert world.counts == (2, 0, 1)
     assert (world.told, world.faults) == ([], []), "nobody is told to abandon what was let go of"
     world.acknowledged(last)
     assert world.counts == (1, 0, 1)

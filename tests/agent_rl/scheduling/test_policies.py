@@ -138,17 +138,19 @@ def test_sticky_fills_equal_engines_equally_and_counts_what_rollouts_have_become
 
 
 def test_sticky_starts_on_the_fastest_engine_and_nothing_on_one_that_is_too_slow() -> None:
-    """b needs twice the seconds a token of a. It gets nothing while a is less than half as slow as it could be."""
-    policy = with_engines("sticky", "a", "b", kv=1_000_000, rows=1000)
-    for now, generated in ((0.0, 0), (10.0, 1000), (20.0, 2000)):
-        for engine, slower in (("a", 1), ("b", 2)):
-            facts = EngineFacts(engine, 1_000_000, 0, 1, 0, 1000, generated=generated // slower)
-            policy.engine_reported(facts, now)
-    assert start(policy, *(f"{n}/0" for n in range(50)), now=20.0, trains=False) == ["a"] * 50
+    """a has rows for 20 rollouts. Full, it needs five times the seconds a token of an empty engine."""
+    for slower, on_a, on_b in ((2, 7, 43), (10, 20, 0)):
+        policy = with_engines("sticky", "a", "b", kv=1_000_000)
+        for now, generated in ((0.0, 0), (10.0, 1000), (20.0, 2000)):
+            for engine, tokens in (("a", generated), ("b", generated // slower)):
+                policy.engine_reported(EngineFacts(engine, 1_000_000, 0, 1, 0, 20, generated=tokens), now)
+        policy.engine_reported(EngineFacts("b", 1_000_000, 0, 1, 0, 1000, generated=2000 // slower), 20.0)
+        placed = start(policy, *(f"{n}/0" for n in range(50)), now=20.0, trains=False)
+        assert (placed.count("a"), placed.count("b")) == (on_a, on_b)
     policy.engine_gone("a", 21.0)
-    for n in range(50):
+    for n in range(20):
         policy.turn_waits(turn(f"{n}/0", trains=False), 21.0)
-    assert engines_of(policy.decide(21.0)) == ["b"] * 50, "what lost its engine goes on wherever there is room"
+    assert engines_of(policy.decide(21.0))[:20] == ["b"] * 20, "what lost its engine goes on wherever there is room"
 
 
 def test_the_mean_of_sticky_counts_rollouts_under_way_and_follows_a_policy_that_changes() -> None:
