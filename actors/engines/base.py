@@ -83,8 +83,8 @@ class EngineFigures:
     """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start.
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
-    ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
-    released. ``passes``: forward passes by size, as `PassTable` has them. ``compute_bits``: of a value in products.
+    ``steps``: forward passes. ``passes``: those by size, as `PassTable` has them. ``compute_bits``: of a value in
+    products.
     """
 
     kv_tokens_total: int
@@ -98,7 +98,6 @@ class EngineFigures:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     busy_seconds: float = 0.0
-    preemptions: Mapping[str, int] = field(default_factory=dict)
     passes: Mapping[str, Passes] = field(default_factory=dict)
     compute_bits: int | None = None
 

@@ -68,8 +68,6 @@ class Decoder:
         self.kv_tokens = max_rollouts * model.max_length if kv_tokens is None else kv_tokens
         self.longest = min(self.kv_tokens, model.max_length)
         self.preempted = 0
-        self.preemptions: Mapping[str, int] = {}
-        """Preemptions by rollout, until it is released. Replaced as a whole, since other threads read it."""
         self.steps = 0
         self.generated_tokens = 0
         self.prefilled_tokens = 0
@@ -133,8 +131,6 @@ class Decoder:
 
     def release(self, rollout: str) -> None:
         """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
-        if rollout in self.preemptions:
-            self.preemptions = {name: count for name, count in self.preemptions.items() if name != rollout}
         slot = self._slots.get(rollout)
         if slot is not None:
             self._drop(slot)
@@ -280,9 +276,8 @@ class Decoder:
                 self._evict_parked()
                 continue
             slot = max(self._turns, key=lambda slot: self._turns[slot].number)
-            turn = self._put_back(slot)
+            self._put_back(slot)
             self.preempted += 1
-            self.preemptions = {**self.preemptions, turn.rollout: self.preemptions.get(turn.rollout, 0) + 1}
 
     def _put_back(self, slot: int) -> SequenceTurn:
         """Let the turn of a slot wait, before all others. It keeps its tokens."""

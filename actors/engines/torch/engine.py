@@ -371,5 +371,4 @@ class TorchEngine:
             cached_tokens=decoder.cached_tokens,
             busy_seconds=busy_seconds,
             passes=passes,
-            preemptions=decoder.preemptions,
         )

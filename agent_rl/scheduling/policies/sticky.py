@@ -203,7 +203,7 @@ class Sticky(PlacementPolicy):
         self.turn_ended(rollout, context, now)
         self._ended += 1
         if self._ended > FADES_AFTER:
-            self._ended, self._spent, self._prior = self._ended / 2, self._spent / 2, self._prior / 2
+            self._ended, self._spent = self._ended / 2, self._spent / 2
         self._starts.ended(now)
         self.rollout_dropped(rollout, now)
 

@@ -162,8 +162,8 @@ def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
     engine.settle()
     engine.advance(engine.next_event())
     assert engine.ended() == rollouts[:2]
-    assert [engine.kept(r) for r in rollouts] == [35, 35, 0, 0]
+    assert [engine.cached.get(r, 0) for r in rollouts] == [35, 35, 0, 0]
     engine.put(rollouts[2])
     engine.settle()
     engine.advance(engine.next_event())
-    assert [engine.kept(r) for r in rollouts] == [30, 35, 0, 0]
+    assert [engine.cached.get(r, 0) for r in rollouts] == [30, 35, 0, 0]
