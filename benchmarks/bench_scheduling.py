@@ -2,8 +2,8 @@
 
     agent-rl bench scheduling
     agent-rl bench scheduling --short
-    agent-rl bench scheduling --traces agentic --policies predictive my_package.mine:Mine --training
-    agent-rl bench scheduling --save rows.jsonl --again predictive
+    agent-rl bench scheduling --traces agentic --policies sticky my_package.mine:Mine --training
+    agent-rl bench scheduling --save rows.jsonl --again sticky
     agent-rl bench scheduling --messages
 
 The makespan is that of the 10 asynchronous steps of a trace at staleness 1, with a modelled learner. All figures are
@@ -32,7 +32,7 @@ from benchmarks.scheduling.traces import GENERATORS, JUDGING_SEEDS, TRAINING_SEE
 
 EVENTS = 2000
 """Ends of rollouts that are timed in a whole scheduler."""
-OURS = "predictive"
+OURS = "sticky"
 BASELINE = "static"
 SHORT_SCALE = 0.125
 
@@ -83,7 +83,7 @@ def _mean(rows: Sequence[Row], trace: str, policy: str, measure: str) -> float:
 
 
 def compared(rows: Sequence[Row], traces: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
-    """`predictive` beside the best of the others and the bound, where all ran. Gains are of the means over seeds."""
+    """`sticky` beside the best of the others and the bound, where all ran. Gains are of the means over seeds."""
     figures: dict[str, float] = {}
     others = [policy for policy in policies if policy != OURS]
     if OURS not in policies or not others:
@@ -102,7 +102,7 @@ def compared(rows: Sequence[Row], traces: Sequence[str], policies: Sequence[str]
 
 
 def _beside_the_best(rows: Sequence[Row], trace: str, policies: Sequence[str]) -> list[list[object]]:
-    """Of each seed: the bound, `predictive`, and the policy that was the best of the others in the mean."""
+    """Of each seed: the bound, `sticky`, and the policy that was the best of the others in the mean."""
     others = [policy for policy in policies if policy != OURS]
     best = min(others, key=lambda policy: _mean(rows, trace, policy, "makespan_s"))
     by_seed: dict[int, dict[str, Row]] = {}

@@ -439,58 +439,15 @@ class GeneratorContract(GeneratorBench):
             assert (made.status, made.turns, len(bench.engine.requests)) == ("finished", 3, 3), f"{made.status}"
 
     @trio_test
-    async def test_a_rollout_that_is_held_is_let_go_of_when_a_turn_is_complete(self, tmp_path: Path) -> None:
-        """Its turns go to the scheduler, its KV cache is freed, no trajectory is made, and it may come back."""
-        async with self.bench(tmp_path / "first", self.three_turns) as bench:
-            await bench.ask(sampling=ROOM)
-            whole = await bench.trajectory()
-        async with self.bench(tmp_path / "second", self.three_turns) as bench:
-            held = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
-            held.set(GroupsUnwanted((), held={whole.rollout: 0}))
-            await self.settled()
-            await bench.ask(sampling=ROOM)
-            await self.settled()
-            sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
-            assert [each.then for each in sent][-1:] == ["left"], "the scheduler was not told that the rollout has left"
-            assert [turn.number for turn in self.turns(bench)] == [1], "it was not let go of after its first turn"
-            assert not bench.trajectories, "a rollout that goes on elsewhere has no trajectory"
-            assert bench.engine.released == [whole.rollout], "its KV cache was not freed"
-            assert bench.acknowledged == [whole.rollout], "its request was not acknowledged"
-            await bench.ask(sampling=ROOM, turns=tuple(self.turns(bench)), move=1)
-            made = await bench.trajectory()
-            assert made.body == whole.body, "other tokens"
-            assert len(bench.engine.requests) == 3, "turns that the request brings were written again"
-
-    @trio_test
-    async def test_a_rollout_whose_tools_run_is_freed_when_the_scheduler_says_so(self, tmp_path: Path) -> None:
-        """The scheduler hears when tools run, and how long a rollout was at its end. The KV cache is freed once."""
-        freed, waits = trio.Event(), trio.Event()
-
-        async def reply(call: ToolCall) -> ToolResult:
-            if call.rollout == "again":
-                waits.set()
-                await freed.wait()
-            return result(call)
-
-        async with self.bench(tmp_path, self.three_turns, reply=reply) as bench:
+    async def test_the_scheduler_hears_how_long_a_rollout_was_at_its_end(self, tmp_path: Path) -> None:
+        """So it learns how much KV cache rollouts need."""
+        async with self.bench(tmp_path, self.three_turns) as bench:
             await bench.ask(sampling=ROOM)
             whole = await bench.trajectory()
             await self.settled()
             sent = [each for each in bench.stage["kv_scheduler"].log if isinstance(each, TurnsCompleted)]
-            assert [each.then for each in sent if each.then != "writes"][:2] == ["waits", "waits"], "tools ran unheard"
             assert sent[-1].then == "ended", "the scheduler was not told of the end"
             assert sent[-1].tokens == whole.prompt_length + whole.response_length, "not the tokens of the rollout"
-            at = next(each.tokens for each in sent if each.then == "waits")
-            unwanted = bench.stage["kv_scheduler"].announce("unwanted", GENERATOR)
-            await bench.ask(rollout="again", sampling=ROOM)
-            await waits.wait()
-            for tokens in (at + 1, at, at):
-                unwanted.set(GroupsUnwanted((), freed={"again": tokens, whole.rollout: at}))
-                await self.settled()
-            freed.set()
-            await bench.trajectory()
-            await self.settled()
-            assert bench.engine.set_aside_rollouts == ["again"], "not the rollout that waits, or not once"
 
     def turns(self, bench: Bench) -> list[CompletedTurn]:
         """The turns that the scheduler was sent."""

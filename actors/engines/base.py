@@ -83,9 +83,8 @@ class EngineFigures:
     """Live figures: KV cache in tokens (held now, and capacity), sequences by state, totals since the start.
 
     ``cached_tokens``: tokens that turns began with and whose KV cache was there, from earlier turns or other sequences.
-    ``steps``: forward passes. ``preemptions``: how often each rollout was preempted, as far as it was and is not
-    released. ``kv_kept``: new weights leave the KV cache of earlier turns valid. ``passes``: forward passes by size, as
-    `PassTable` has them. ``compute_bits``: of a value in products.
+    ``steps``: forward passes. ``passes``: those by size, as `PassTable` has them. ``compute_bits``: of a value in
+    products.
     """
 
     kv_tokens_total: int
@@ -99,8 +98,6 @@ class EngineFigures:
     prefilled_tokens: int = 0
     cached_tokens: int = 0
     busy_seconds: float = 0.0
-    preemptions: Mapping[str, int] = field(default_factory=dict)
-    kv_kept: bool = False
     passes: Mapping[str, Passes] = field(default_factory=dict)
     compute_bits: int | None = None
 
@@ -152,12 +149,6 @@ class Engine(Protocol):
 
     def release(self, rollout: str) -> None:
         """The rollout has ended: drop its KV cache. Unknown names are ignored."""
-
-    def set_aside(self, rollout: str) -> None:
-        """The next turn of a rollout comes later, and none is in flight: free its KV cache. Unknown names are ignored.
-
-        An engine may keep it elsewhere, as in host memory, or until the room is needed.
-        """
 
     async def load_weights(self, source: Path | TransferOffer, policy: PolicyVersion) -> None:
         """Load weights from a file or a transfer between two decode steps. Requests in flight go on with them.

@@ -48,7 +48,6 @@ class ScriptedEngine:
         self._longest = longest
         self._turns: dict[str, int] = {}
         self.released: list[str] = []
-        self.set_aside_rollouts: list[str] = []
         self.loaded: list[Path] = []
         self.swapped = trio.Event()
         self.requests: list[TurnRequest] = []
@@ -111,10 +110,6 @@ class ScriptedEngine:
     def release(self, rollout: str) -> None:
         """Record that the rollout was released."""
         self.released.append(rollout)
-
-    def set_aside(self, rollout: str) -> None:
-        """Record that the rollout was set aside."""
-        self.set_aside_rollouts.append(rollout)
 
     async def sleep(self) -> None:
         """Write nothing until `wake`."""

@@ -221,10 +221,7 @@ async def check_seed_decides_whatever_shares_the_batch(subject: Subject) -> None
 
 
 async def check_a_rollout_goes_on_at_another_engine(subject: Subject) -> None:
-    """Next turns on an engine that has not run the rollout: the tokens and log-probabilities as if it had not moved.
-
-    Rollouts that stay are set aside between their turns.
-    """
+    """Next turns on an engine that has not run the rollout: the tokens and log-probabilities as if it had not moved."""
     sequences = [random_prompt(i, 6 + 11 * i) for i in range(4)]
     stayed: dict[tuple[int, int], tuple[TurnRequest, TurnResult]] = {}
     async with subject.running(max_rollouts=4) as engine:
@@ -232,7 +229,6 @@ async def check_a_rollout_goes_on_at_another_engine(subject: Subject) -> None:
             requests = [turn(f"r{i}", tokens, 9 + i, temperature=1.0, seed=i) for i, tokens in enumerate(sequences)]
             for i, result in enumerate(await generate_all(engine, requests)):
                 stayed[i, number] = requests[i], result
-                engine.set_aside(f"r{i}")
                 sequences[i] = [*sequences[i], *result.tokens.tolist(), *random_prompt(10 * number + i, 2 + i)]
     async with subject.running(max_rollouts=8) as engine:
         for number, moved in ((1, (0, 3)), (2, (0, 1, 2, 3))):  # two of them move twice as late as the others

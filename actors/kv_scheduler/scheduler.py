@@ -45,7 +45,7 @@ REPORT_SECONDS = 3.0
 class KVSchedulerSettings(Settings):
     """The scheduling policy, estimates of prompt lengths, and windows."""
 
-    policy: str = "predictive"
+    policy: str = "sticky"
     """Places rollouts on engines: a short name, or ``module:Class`` (docs/scheduling.md)."""
     policy_settings: dict[str, Any] = Field(default={})
     """Arguments of the policy's class."""
@@ -232,8 +232,8 @@ class KVScheduler(Actor):
                 case Withdraw(generator):
                     count = self.context.link("requests").withdraw(generator)
                     self.log.warning("the rollouts of a generator move", generator=generator, requests=count)
-                case Unwanted(groups, moved, held, freed, generator):
-                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved, held, freed), to=generator)
+                case Unwanted(groups, moved):
+                    self.context.link("unwanted").set(GroupsUnwanted(groups, moved))
                 case Assign(_, destination):
                     self._queue(destination).send_nowait(instruction)
                 case OpenGroup() | AskUnfinished():

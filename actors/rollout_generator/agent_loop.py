@@ -138,15 +138,10 @@ class AgentLoop:
         """The policy served now."""
         return self._engine.policy
 
-    async def run(
-        self,
-        episode: Episode,
-        completed: Callable[[], bool] | None = None,
-        asks: Callable[[], None] | None = None,
-    ) -> None:
+    async def run(self, episode: Episode, completed: Callable[[], bool] | None = None) -> None:
         """Run an episode to its end. ``completed`` is called after each turn that is answered and does not end it.
 
-        When it returns False, the rollout goes on elsewhere. ``asks`` is called before tools or the environment answer.
+        When it returns False, the rollout goes on elsewhere.
 
         Raises EngineError, ToolsUnavailableError and EnvironmentFaultError.
         """
@@ -154,8 +149,6 @@ class AgentLoop:
         while episode.ended is None:
             turn, stopped = await self.write(episode, watch=Ending(self.chat) if ends else None)
             calls = episode.wrote(*turn, stopped=stopped)
-            if asks is not None and episode.ended is None:
-                asks()
             if calls:
                 responses, records = await self.answer(episode, calls)
                 episode.responded(responses, records, self._engine.policy)

@@ -11,7 +11,6 @@ brings turns goes on from the last of them.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -96,8 +95,6 @@ def engine_load(
         orphans=dict(orphans),
         prefilled_tokens=figures.prefilled_tokens,
         cached_tokens=figures.cached_tokens,
-        preemptions=dict(figures.preemptions),
-        kv_kept=figures.kv_kept,
     )
 
 
@@ -318,9 +315,6 @@ class RolloutGenerator(Actor):
                 await self._sleeping.follow(message, self.sender)
             case GroupsUnwanted():
                 self._running.cancel(message.groups)
-                self._running.hold(message.held, self.context.now())
-                for rollout in self._running.freed(message.freed):
-                    self._engine.set_aside(rollout)
                 if count := self._running.abandon(message.moved):
                     self.log.warning("rollouts are abandoned, since other generators have them", rollouts=count)
             case _:
@@ -354,7 +348,7 @@ class RolloutGenerator(Actor):
                 self._tools.end(request, episode.tool_states)
         if running.left and episode.ended is None:
             running.abandoned = True
-            self._kept.leave(request.rollout, running.move, running.tokens, partial(self._running.end, running))
+            self._kept.leave(request.rollout, running.move, len(episode.tokens), partial(self._running.end, running))
             return
         if running.abandoned:
             self._kept.forget(request.rollout)
@@ -413,7 +407,7 @@ class RolloutGenerator(Actor):
         """
         self.context.node.drain()
         if self.context.settings.keep_turns:
-            self._running.let_go()
+            self._running.leaving = True
         with trio.move_on_after(self.context.settings.finish_seconds):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_after, self._running.none_left, nursery.cancel_scope)
@@ -455,10 +449,8 @@ class RolloutGenerator(Actor):
             written = partial(self._turn_written, episode, started) if self.context.settings.keep_turns else None
             await self._harnesses.run(environment, episode, written)
         elif rollout is None:
-            keep = self.context.settings.keep_turns
             completed = partial(self._turn_completed, running, episode, started)
-            asks = partial(self._turn_asks, running, episode)
-            await self._loop.run(episode, *((completed, asks) if keep else ()))
+            await self._loop.run(episode, completed if self.context.settings.keep_turns else None)
         else:
             await UserLoop(
                 self._loop,
@@ -471,20 +463,14 @@ class RolloutGenerator(Actor):
 
     def _turn_completed(self, running: Running, episode: Episode, started: float) -> bool:
         """Whether the rollout goes on here after a turn."""
-        running.waits_with = 0
         self._kept.completed(episode, episode.complete(self.context.now() - started))
-        running.left = running.held
-        running.goes_on_at, running.tokens = self.context.now(), len(episode.tokens)
+        running.left = self._running.leaving
         return not running.left
 
     def _turn_written(self, episode: Episode, started: float, written: Written) -> None:
         """A turn of an agent at the gateway is there."""
         seconds = self.context.now() - started
         self._kept.completed(episode, episode.complete_at(written.strand, written.place, written.given, seconds))
-
-    def _turn_asks(self, running: Running, episode: Episode) -> None:
-        running.waits_with, running.goes_on_at = len(episode.tokens), -math.inf
-        self._kept.asks(episode)
 
     async def _report_load(self) -> None:
         while True:

@@ -2,9 +2,9 @@
 
 ::
 
-    AgentLoop --> KeptTurns.asks, .completed, .ended --> news --> run (a task) --> TurnsCompleted over the link "kept"
+    AgentLoop --> KeptTurns.completed, .ended --> news --> run (a task) --> TurnsCompleted over the link "kept"
 
-A rollout that the scheduler wants back ends here with the message that brings its last turns (`leave`).
+When the generator leaves, a rollout ends here with the message that brings its last turns (`leave`).
 
 No rollout waits for the scheduler. Turns that find no room on the link wait here, at most until their rollout has
 ended.
@@ -33,7 +33,7 @@ class _News:
     """The next message to the scheduler about a rollout. ``known`` is called when the scheduler has it."""
 
     turns: list[CompletedTurn] = field(default_factory=list)
-    then: Literal["writes", "waits", "left", "ended"] = "writes"
+    then: Literal["goes_on", "left", "ended"] = "goes_on"
     move: int = 0
     tokens: int = 0
     known: Callable[[], None] | None = None
@@ -55,11 +55,7 @@ class KeptTurns:
         """The rollout goes on after a turn."""
         rollout = episode.request.rollout
         self._running[rollout] = episode
-        self._news(rollout, "writes", len(episode.tokens)).turns.append(turn)
-
-    def asks(self, episode: Episode) -> None:
-        """Tools or the environment answer the rollout's last turn from now on."""
-        self._news(episode.request.rollout, "waits", len(episode.tokens))
+        self._news(rollout, "goes_on", len(episode.tokens)).turns.append(turn)
 
     def resumed(self, episode: Episode) -> None:
         """The rollout goes on from turns that the scheduler has."""
@@ -69,9 +65,9 @@ class KeptTurns:
         """A restarted scheduler asked for a running rollout again: send it all turns, since it has lost them."""
         if rollout in self._running:
             episode = self._running[rollout]
-            self._news(rollout, "writes", len(episode.tokens)).turns = list(episode.completed)
+            self._news(rollout, "goes_on", len(episode.tokens)).turns = list(episode.completed)
 
-    def _news(self, rollout: str, then: Literal["writes", "waits", "left", "ended"], tokens: int) -> _News:
+    def _news(self, rollout: str, then: Literal["goes_on", "left", "ended"], tokens: int) -> _News:
         """The next message to the scheduler about the rollout; the caller sends it."""
         news = self._waiting.setdefault(rollout, _News())
         news.then, news.tokens = then, tokens

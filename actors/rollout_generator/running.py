@@ -5,23 +5,18 @@
     begin --> running --(ended: its trajectory is acknowledged)--> requests acknowledged
                  |--(cancel: its group was dropped)--> a trajectory that says so
                  |--(abandon: another generator has it)--> requests acknowledged, nothing is sent
-                 |--(let go: the scheduler asked, and a turn is complete, or the next one has only just begun)
-                 |      --> its turns sent, then requests acknowledged
+                 |--(let go: the generator leaves, a turn is complete) --> its turns sent, then requests acknowledged
                  `--(orphaned: the scheduler has a new process)--> running: the new process hears of it, and asks for it
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import trio
 
 from agent_rl.messages import RolloutRequest
-
-JUST_S = 0.5
-"""A turn that began so shortly ago is given up when its rollout is to go elsewhere: little is lost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +31,8 @@ class Running:
     """Around the sampling."""
     sampled: bool = False
     abandoned: bool = False
-    held: bool = False
-    """The scheduler wants it back when its next turn is complete."""
     left: bool = False
     """It was let go of."""
-    goes_on_at: float = -math.inf
-    """When it went on with another turn; before its first one and while it waits for answers, never."""
-    tokens: int = 0
-    """Its tokens when it last went on with another turn."""
-    waits_with: int = 0
-    """Its tokens while tools or the environment answer its last turn; else 0."""
     ended: trio.Event = field(default_factory=trio.Event)
 
 
@@ -57,8 +44,8 @@ class RunningRollouts:
         self.orphans: dict[str, int] = {}
         """Rollouts for which the present process of the scheduler has not asked, each with its move."""
         self._ended_orphans: set[str] = set()
-        self._held: Mapping[str, int] = {}
-        self._leaving = False
+        self.leaving = False
+        """The generator lets go of each rollout when its turn is complete."""
         self._none = trio.Event()
 
     def __contains__(self, rollout: str) -> bool:
@@ -84,21 +71,10 @@ class RunningRollouts:
             if not running.abandoned:
                 running.acks.append(ack)
                 running.move = max(running.move, request.move)
-                running.held = self._wanted_back(running)
                 return None
             await running.ended.wait()
         made = self._running[request.rollout] = Running(request.rollout, request.group, request.move, [ack])
-        made.held = self._wanted_back(made)
         return made
-
-    def _wanted_back(self, running: Running) -> bool:
-        return self._leaving or self._held.get(running.rollout) == running.move
-
-    def let_go(self) -> None:
-        """Let go of all rollouts, each when its turn is complete: the generator stops."""
-        self._leaving = True
-        for running in self._running.values():
-            running.held = True
 
     def end(self, running: Running) -> None:
         """The rollout's trajectory is acknowledged, or the rollout was abandoned: acknowledge its requests."""
@@ -124,31 +100,6 @@ class RunningRollouts:
         for running in self._running.values():
             if running.group in groups:
                 running.scope.cancel()
-
-    def hold(self, held: Mapping[str, int], now: float) -> None:
-        """Let go of these rollouts, and of no others, after their next turn; the numbers are their requests' moves.
-
-        A turn that has only just begun is given up instead.
-        """
-        before, self._held = self._held, held
-        for rollout in before.keys() | held.keys():
-            if (running := self._running.get(rollout)) is not None:
-                running.held = self._wanted_back(running)
-                begun = now - running.goes_on_at < JUST_S
-                if running.held and begun and not self._leaving and not (running.sampled or running.abandoned):
-                    running.left = True
-                    running.scope.cancel()
-
-    def freed(self, freed: Mapping[str, int]) -> list[str]:
-        """Those of these rollouts that wait for tools with this many tokens, and still hold their KV cache."""
-        found = [
-            running
-            for rollout, tokens in freed.items()
-            if (running := self._running.get(rollout)) is not None and running.waits_with == tokens
-        ]
-        for running in found:
-            running.waits_with = 0
-        return [running.rollout for running in found]
 
     def abandon(self, moved: Mapping[str, int]) -> int:
         """These rollouts went to other generators with the requests of these moves. Returns how many this one had."""

@@ -68,7 +68,6 @@ class TwinEngine:
         self._arrived: list[Rollout] = []
         self._changed = Alarm()
         self._news = Alarm()
-        self._preemptions: dict[str, int] = {}
         self._asleep_since: float | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
@@ -91,8 +90,7 @@ class TwinEngine:
         for rollout in self._arrived:
             self.model.put(rollout)
         self._arrived.clear()
-        for rollout in self.model.settle():
-            self._preemptions[rollout.name] = self._preemptions.get(rollout.name, 0) + 1
+        self.model.settle()
 
     def _advance(self) -> None:
         now = trio.current_time()
@@ -152,14 +150,7 @@ class TwinEngine:
 
     def release(self, rollout: str) -> None:
         """The rollout has ended: drop its KV cache. Unknown names are ignored."""
-        self._preemptions.pop(rollout, None)
         if (known := self._rollouts.pop(rollout, None)) is not None:
-            self.model.advance(trio.current_time())
-            self.model.drop(known)
-
-    def set_aside(self, rollout: str) -> None:
-        """Free the KV cache of a rollout whose tools run."""
-        if (known := self._rollouts.get(rollout)) is not None and known not in self._turns:
             self.model.advance(trio.current_time())
             self.model.drop(known)
 
@@ -224,6 +215,4 @@ class TwinEngine:
             prefilled_tokens=model.prefilled,
             cached_tokens=model.hit,
             busy_seconds=model.busy,
-            preemptions=dict(self._preemptions),
-            kv_kept=self._learner.kv_kept,
         )

@@ -204,7 +204,6 @@ async def play(topology: Topology, world: World, folder: Path) -> TwinRun:
         await world.done.wait()
         nursery.cancel_scope.cancel()
     outcome = world.outcome.measured(trio.current_time() - began, list(world.engines.values()), log.faults)
-    outcome.placed = world.turns
     return TwinRun(Prediction(plan, outcome, tuple(world.engines.values())), world, log.counts)
 
 

@@ -164,10 +164,7 @@ class World:
             case GroupOpened():
                 outcome.opened(self.number(message.group), message.policy.version, now)
             case RolloutRequest():
-                if message.move:
-                    outcome.moves += 1
-                else:
-                    outcome.started(self.number(message.group), now)
+                outcome.started(self.number(message.group), now)
             case Trajectory() if role == "roc_filter":
                 outcome.ended(0)
                 self._ended[message.group] += 1

@@ -76,7 +76,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "rollout": {},
     "scheduling_policy": {
-        "predictive": "agent_rl.scheduling.policies.predictive:Predictive",
+        "sticky": "agent_rl.scheduling.policies.sticky:Sticky",
         "worst_case": "agent_rl.scheduling.policies.worst_case:WorstCase",
     },
     "selection": {

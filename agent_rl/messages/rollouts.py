@@ -175,15 +175,15 @@ class CompletedTurn:
 class TurnsCompleted:
     """Turns of a running rollout, for the scheduler to keep until the rollout is done, and what the rollout does then.
 
-    ``then``: its next turn is being written (``writes``); tools or the environment answer its last turn (``waits``);
-    the generator has let go of it, as the request of this ``move`` asked (``left``); it is over (``ended``). ``tokens``
-    counts the rollout's tokens, prompt included; 0: not known, or an end without a result.
+    ``then``: it goes on with its next turn (``goes_on``); the generator leaves, and has let go of the rollout that the
+    request of this ``move`` asked for (``left``); the rollout is over (``ended``). ``tokens`` counts the rollout's
+    tokens, prompt included; 0: not known, or an end without a result.
     """
 
     rollout: str
     generator: str
     turns: tuple[CompletedTurn, ...]
-    then: Literal["writes", "waits", "left", "ended"] = "writes"
+    then: Literal["goes_on", "left", "ended"] = "goes_on"
     move: int = 0
     tokens: int = 0
 
@@ -211,18 +211,14 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class GroupsUnwanted:
-    """Groups that were dropped, rollouts that went to another generator, and what generators are to let go of.
+    """Groups that were dropped, and rollouts that another generator has since theirs was lost.
 
     Every generator cancels the rollouts of ``groups``, and abandons those of ``moved`` whose request has a lower
-    ``move``. A generator lets go of its rollouts of ``held``, if their request has this move, when their next turn is
-    complete; it may give up a turn that has only just begun. It frees the KV cache of its rollouts of ``freed`` while
-    they wait for tools and have this many tokens. Groups and rollouts leave the lists once they are not in flight.
+    ``move``. Groups and rollouts leave the lists once they are not in flight.
     """
 
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-    freed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +346,7 @@ class EngineLoad:
     Each new process of the generator has a higher ``incarnation``. ``orphans``: rollouts for a former process of the
     scheduler, each with its move, until the present process asks for them or they end. Totals since the engine started:
     ``preempted`` turns, which lost their KV cache for want of room; ``cached_tokens`` of prompts that were found in the
-    KV cache; ``prefilled_tokens``, which were computed. ``preemptions``: those of each rollout that the engine has.
-    ``kv_kept``: new weights leave cached prefixes valid. A load is sent when `news` changes; to others than the
+    KV cache; ``prefilled_tokens``, which were computed. A load is sent when `news` changes; to others than the
     scheduler, when ``policy`` changes.
     """
 
@@ -368,8 +363,6 @@ class EngineLoad:
     orphans: dict[str, int] = field(default_factory=dict)
     prefilled_tokens: int = 0
     cached_tokens: int = 0
-    preemptions: dict[str, int] = field(default_factory=dict)
-    kv_kept: bool = False
 
     @property
     def news(self) -> tuple[object, ...]:

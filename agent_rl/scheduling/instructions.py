@@ -42,17 +42,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Instruction: tell the generators which groups were dropped, and what is to be done with which rollouts.
-
-    The other fields are those of GroupsUnwanted. An instruction for one ``generator`` stands until the next one for it,
-    or for all (None).
-    """
+    """Instruction: tell all generators which rollouts to end. The fields are those of GroupsUnwanted."""
 
     groups: tuple[str, ...]
     moved: dict[str, int] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
-    freed: dict[str, int] = field(default_factory=dict)
-    generator: str | None = None
 
 
 Instruction: TypeAlias = AskUnfinished | OpenGroup | Assign | Withdraw | Unwanted

@@ -16,8 +16,8 @@ engines there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from agent_rl.messages import EngineLoad, PolicyVersion
 from agent_rl.scheduling.policies.base import EngineFacts
@@ -26,12 +26,12 @@ from agent_rl.scheduling.policies.guard import Guarded
 
 @dataclass(slots=True)
 class Engine:
-    """The scheduler's knowledge of an engine: its newest load, and the KV cache promised to its rollouts."""
+    """The scheduler's knowledge of an engine: its newest load, and what its rollouts are promised."""
 
     load: EngineLoad
-    rollouts: dict[str, float] = field(default_factory=dict)
-    """The KV tokens that each of its rollouts is promised, oldest first."""
+    rollouts: int = 0
     promised: float = 0.0
+    """The KV tokens that its rollouts are promised, all together."""
     serves: int | None = None
     """The version that the engine counts with in the staleness budget; None when it does not count."""
     offered: bool = False
@@ -45,7 +45,7 @@ class Engine:
 class Members:
     """The engines, by the name of their generator.
 
-    Events return the rollouts that a process has lost, oldest first; None when no process is gone.
+    Events return whether a process of an engine is gone, which has lost its rollouts.
     """
 
     def __init__(self, policy: Guarded, now: Callable[[], float]) -> None:
@@ -65,30 +65,24 @@ class Members:
 
     # Events
 
-    def report(self, load: EngineLoad) -> tuple[str, ...] | None:
+    def report(self, load: EngineLoad) -> bool:
         """An engine reports its load. An unknown engine joins, and one that was gone is here again."""
         lost = self.replaced(load.generator, load.incarnation)
         if load.incarnation == self._incarnations[load.generator]:
             self._gone.discard(load.generator)
             engine = self._engines.setdefault(load.generator, Engine(load))
-            before, engine.load = engine.load.preemptions, load
+            engine.load = load
             self._look(engine)
-            self._tell_preempted(engine, before)
         return lost
 
-    def _tell_preempted(self, engine: Engine, before: Mapping[str, int]) -> None:
-        for rollout, count in engine.load.preemptions.items():
-            if count > before.get(rollout, 0) and rollout in engine.rollouts:
-                self._policy.turn_preempted(rollout, self._now())
-
-    def replaced(self, generator: str, incarnation: int) -> tuple[str, ...] | None:
+    def replaced(self, generator: str, incarnation: int) -> bool:
         """The generator has this process, or had it: a newer one has none of the rollouts of its predecessor."""
         if incarnation <= self._incarnations.get(generator, -1):
-            return None
+            return False
         self._incarnations[generator] = incarnation
         return self._remove(generator)
 
-    def gone(self, generator: str) -> tuple[str, ...] | None:
+    def gone(self, generator: str) -> bool:
         """The generator is lost, or has left."""
         if generator in self._engines:
             self._gone.add(generator)
@@ -120,41 +114,35 @@ class Members:
             for engine in self._engines.values():
                 self._look(engine)
 
-    def take(self, generator: str, rollout: str, need: float) -> None:
-        """The engine gets a rollout, which is promised so many KV tokens; or its whole cache, if that is less."""
+    def take(self, generator: str, need: float) -> float:
+        """The engine gets a rollout. Returns the KV tokens that it is promised: its need, at most the whole cache."""
         engine = self._engines[generator]
-        engine.rollouts[rollout] = min(need, engine.load.kv_tokens_total)
-        engine.promised += engine.rollouts[rollout]
+        promised = min(need, engine.load.kv_tokens_total)
+        engine.rollouts += 1
+        engine.promised += promised
+        self._count(engine)
+        return promised
+
+    def free(self, generator: str, promised: float) -> None:
+        """The engine has a rollout no more."""
+        engine = self._engines[generator]
+        engine.rollouts -= 1
+        engine.promised -= promised
         self._count(engine)
 
-    def free(self, generator: str, rollout: str) -> None:
-        """A rollout of the engine has ended."""
-        engine = self._engines[generator]
-        engine.promised -= engine.rollouts.pop(rollout)
-        self._count(engine)
-
-    def _remove(self, generator: str) -> tuple[str, ...] | None:
+    def _remove(self, generator: str) -> bool:
         self._silent.discard(generator)
         self._draining.discard(generator)
         engine = self._engines.pop(generator, None)
         if engine is None:
-            return None
+            return False
         self._serve(engine, None)
         self._offer(engine, offered=False)
         if engine.facts is not None:
             self._policy.engine_gone(generator, self._now())
-        return tuple(engine.rollouts)
+        return True
 
     # Questions
-
-    def weights(self, generator: str) -> PolicyVersion:
-        """The weights that the engine serves."""
-        return self._engines[generator].load.policy
-
-    def keeps(self, generator: str, weights: PolicyVersion) -> bool:
-        """Whether the engine may still have what it cached under these weights."""
-        load = self._engines[generator].load
-        return load.kv_kept or load.policy == weights
 
     def __contains__(self, generator: str) -> bool:
         return generator in self._engines
@@ -167,10 +155,6 @@ class Members:
     def here(self) -> Collection[Engine]:
         """All engines, also those that are silent or about to leave."""
         return self._engines.values()
-
-    def offered(self, generator: str) -> bool:
-        """Whether the policy may place rollouts on the engine."""
-        return generator in self._engines and self._engines[generator].offered
 
     @property
     def served(self) -> int | None:
@@ -237,20 +221,19 @@ class Members:
                 load.waiting,
                 load.max_rollouts,
                 load.policy.version,
+                load.generated_tokens,
             )
         if facts != before or not was_offered:
             self._policy.engine_reported(facts, self._now())
         if not offered:
             self._policy.engine_draining(load.generator, self._now())
-        elif before is not None and before.version != facts.version:
-            self._policy.weights_updated(load.generator, facts.version, self._now(), kept=load.kv_kept)
 
     def _count(self, engine: Engine) -> None:
         """Bring the sums of free room up to date."""
         tokens, rollouts = 0.0, 0
         if engine.offered:
             tokens = max(0.0, engine.load.kv_tokens_total - max(engine.promised, engine.load.kv_tokens_used))
-            rollouts = max(0, engine.load.max_rollouts - len(engine.rollouts))
+            rollouts = max(0, engine.load.max_rollouts - engine.rollouts)
         self._free_tokens += tokens - engine.free[0]
         self._free_rollouts += rollouts - engine.free[1]
         engine.free = tokens, rollouts

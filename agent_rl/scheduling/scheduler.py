@@ -2,24 +2,26 @@
 
 ::
 
-    opening.py (recipe, staleness budget) --> group recorded --> moves.py: waits --> policies/ --> in flight --> done
-                                                                            ^    members.py (engines)   |
-                                                                            `---- the engine is gone ---'
+    opening.py (recipe, staleness budget) --> group recorded --> waits --> policies/ --> in flight --> done
+                                                                   ^    members.py (engines)  |
+                                                                   `---- the engine is gone --'
 
-A scheduling policy (`agent_rl.scheduling.policies`) decides which rollout is placed next, and on which engine. It is
-told of rollouts and engines, and its decisions are made safe by `Guarded`. A group is opened only when no rollout waits
+Where a rollout is, stands in places.py. A scheduling policy (`agent_rl.scheduling.policies`) decides which rollout is
+placed next, and on which engine. The rollout stays there until it ends or the engine is gone. The policy is told of
+rollouts and engines, and its placements are made safe by `Guarded`. A group is opened only when no rollout waits
 to be placed. So a group's policy of weights is as fresh as possible. While a group is being recorded, the next one is
 opened only if the engines have room for more than what is being recorded.
 
 Engines come and go (members.py). The rollouts of an engine that is lost, leaves or restarts are placed again, on the
 same or another engine, with the same id. An engine gets no rollout of a group that was opened under newer weights.
 
-An event costs O(log n) for n engines and rollouts, and what it changes: dropping a group costs its rollouts.
+An event costs O(log n) for n engines and rollouts, and what it changes: dropping a group costs its rollouts. A new
+stage and the loss of an engine look at all rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from agent_rl.config.algorithm import Algorithm
@@ -39,10 +41,10 @@ from agent_rl.messages import (
 )
 from agent_rl.scheduling.ids import rollout_id
 from agent_rl.scheduling.instructions import AskUnfinished, Assign, Instruction, OpenGroup, Withdraw
-from agent_rl.scheduling.kept_turns import KeptTurns
+from agent_rl.scheduling.kept_turns import KeptTurns, tokens_of
 from agent_rl.scheduling.members import Members
-from agent_rl.scheduling.moves import Moves
 from agent_rl.scheduling.opening import Opening, Problems
+from agent_rl.scheduling.places import Place, Places
 from agent_rl.scheduling.policies import base
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.policies.worst_case import WorstCase
@@ -66,7 +68,9 @@ class GroupScheduler:
         kept: KeptTurns | None = None,
         awaited: Collection[str] = (),
     ) -> None:
-        """``problem_count`` is the number of problems that a select stage samples.
+        """``prompt_tokens`` estimates the tokens of a problem's prompt.
+
+        ``problem_count`` is the number of problems that a select stage samples.
 
         ``policy`` places rollouts (None: `WorstCase`); it is told the time ``now()``, in seconds.
 
@@ -86,13 +90,14 @@ class GroupScheduler:
             seed=seed, stages=stages, algorithm_of=algorithm_of, problems=problems, problem_count=problem_count
         )
         self._members = Members(self._policy, now)
-        self._moves = Moves(self._policy, self._members, self._kept, prompt_tokens, now)
-        self._pending, self._in_flight = self._moves.pending, self._moves.in_flight
+        self._prompt_tokens = prompt_tokens
+        self._places = Places()
+        self._moved = 0
+        """How often rollouts have left or lost their generator."""
         self._recording: dict[str, tuple[GroupOpened, int]] = {}
         """The groups being recorded, each with the tokens that its rollouts may need."""
         self._recording_rollouts = self._recording_tokens = 0
         self._retried: set[Retry] = set()
-        self._dropped: frozenset[str] = frozenset()
         self._published: PolicyPublished | None = None
         self._ready = False
 
@@ -108,18 +113,17 @@ class GroupScheduler:
         if self._opening.published(published):
             self._ready = False
             self._members.require(self._opening.oldest)
-            self._in_flight.enter(published.stage)
-            for item in self._pending.clear():  # the filter says what is missing
-                self._policy.rollout_dropped(item.request.rollout, self._now())
+            for place in self._places.enter(published.stage):  # the filter says what is missing
+                self._policy.rollout_dropped(place.request.rollout, self._now())
                 if before is None or before.stage != published.stage:
-                    self._kept.forget(item.request.rollout)
+                    self._kept.forget(place.request.rollout)
             self._retried.clear()
             self._recording.clear()
             self._recording_rollouts = self._recording_tokens = 0
             if self._opening.stage is not None:
                 algorithm = self._opening.algorithm
                 self._policy.begin(base.Setting(algorithm.samples, algorithm.groups_per_step, algorithm.max_staleness))
-                return [*self._in_flight.announcement(), *self._ask()]
+                return [*self._places.announcement(), *self._ask()]
         return self._decide()
 
     def unfinished(self, answer: GroupsUnfinished) -> list[Instruction]:
@@ -132,9 +136,9 @@ class GroupScheduler:
         for group in answer.groups:
             for missing in group.missing:
                 self._retried.add(missing)
-                if rollout_id(missing.group, missing.sample, missing.attempt) not in self._in_flight:
+                if self._places.get(rollout_id(missing.group, missing.sample, missing.attempt)) is None:
                     self._wait(self._opening.request(group.opened, missing.sample, missing.attempt))
-        self._kept.retain({*self._in_flight, *self._pending})
+        self._kept.retain({*self._places})
         return [*self._rejoin(), *self._decide()]
 
     def engine_load(self, load: EngineLoad) -> list[Instruction]:
@@ -143,7 +147,7 @@ class GroupScheduler:
             self._running_at.update({rollout: (load.generator, move) for rollout, move in load.orphans.items()})
         instructions: list[Instruction] = []
         if self._members.news(load):
-            instructions = self._lost(load.generator, self._members.report(load))
+            instructions = self._lost(load.generator, gone=self._members.report(load))
         return [*instructions, *self._awaits_less({load.generator})] if self._awaited else instructions
 
     def awaits_no_longer(self) -> list[Instruction]:
@@ -152,11 +156,11 @@ class GroupScheduler:
 
     def engine_replaced(self, generator: str, incarnation: int) -> list[Instruction]:
         """The generator has a new process, which reports its load when it can serve."""
-        return self._lost(generator, self._members.replaced(generator, incarnation))
+        return self._lost(generator, gone=self._members.replaced(generator, incarnation))
 
     def engine_gone(self, generator: str) -> list[Instruction]:
         """The generator is lost, or has left: its rollouts move. It is here again when it reports its load."""
-        return [*self._lost(generator, self._members.gone(generator)), *self._awaits_less({generator})]
+        return [*self._lost(generator, gone=self._members.gone(generator)), *self._awaits_less({generator})]
 
     def engine_silent(self, generator: str) -> list[Instruction]:
         """Nothing is heard of the generator: it gets no new rollouts, and keeps those that it has."""
@@ -185,21 +189,21 @@ class GroupScheduler:
 
     def turns_completed(self, completed: TurnsCompleted) -> list[Instruction]:
         """A generator completed turns of a rollout. Those of a rollout that is placed elsewhere are left out."""
-        place = self._in_flight.get(completed.rollout)
-        runs_at = self._running_at.get(completed.rollout, ("", 0))[0] if place is None else place.generator
+        rollout, place = completed.rollout, self._places.running(completed.rollout)
+        runs_at = self._running_at.get(rollout, ("", 0))[0] if place is None else place.generator
         if runs_at != completed.generator:
             return []
         self._kept.add(completed)
-        left = completed.then == "left"
-        if place is None or (left and completed.move != place.request.move):
-            return []  # an earlier copy was let go of
-        if self._ready and not self._in_flight.unwanted(place.request.group):
-            return [*self._moves.goes_on(place, completed), *self._decide()]
-        if left:
-            self._policy.rollout_dropped(completed.rollout, self._now())
-            self._moves.leave(place)
-            if self._ready:  # otherwise the filter says whether it is missing
-                self._kept.forget(completed.rollout)
+        if place is None:
+            return []
+        match completed.then:
+            case "goes_on":
+                self._policy.turn_ended(rollout, self._context(place.request), self._now())
+            case "ended":
+                place.result = completed.tokens > 0
+            case "left" if completed.move == place.request.move:  # else an earlier copy was let go of
+                self._members.free(place.generator, place.promised)
+                self._move(place, lost=False)
         return self._decide()
 
     def with_turns(self, request: RolloutRequest) -> RolloutRequest:
@@ -207,21 +211,27 @@ class GroupScheduler:
         turns = self._kept.of(request.rollout)
         return replace(request, turns=turns) if turns else request
 
-    def acknowledged(self, place: Assign) -> list[Instruction]:
+    def acknowledged(self, assign: Assign) -> list[Instruction]:
         """The request is acknowledged: the journal holds the trajectory, or the generator has let go of the rollout."""
-        return self.rollout_done(place.request.rollout) if self.current(place) else []
+        return self.rollout_done(assign.request.rollout) if self.current(assign) else []
 
     def rollout_done(self, rollout: str) -> list[Instruction]:
         """The journal holds the trajectory, whatever its status."""
-        place = self._in_flight.get(rollout)
+        place = self._places.running(rollout)
         if place is not None:
-            self._moves.ended(place, wanted=not self._in_flight.unwanted(place.request.group))
+            if place.result and not self._places.unwanted(place.request.group):
+                self._policy.rollout_ended(rollout, self._context(place.request), self._now())
+            else:
+                self._policy.rollout_dropped(rollout, self._now())
+            self._members.free(place.generator, place.promised)
+            self._places.remove(place)
         self._kept.forget(rollout)
         return self._decide()
 
-    def current(self, place: Assign) -> bool:
+    def current(self, assign: Assign) -> bool:
         """Whether the rollout is still where this instruction places it."""
-        return self._in_flight.get(place.request.rollout) is place
+        place = self._places.running(assign.request.rollout)
+        return place is not None and place.request is assign.request
 
     def progress(self, progress: GroupsProgress) -> list[Instruction]:
         """The filter's totals for the current stage."""
@@ -229,12 +239,9 @@ class GroupScheduler:
             return []
         self._opening.uncounted = progress.uncounted
         self._opening.observe(progress.outcomes)
-        before, self._dropped = self._dropped, frozenset(progress.dropped_groups)
-        self._in_flight.drop(self._dropped)
-        for group in self._dropped - before:
-            for item in self._pending.drop(group):
-                self._policy.rollout_dropped(item.request.rollout, self._now())
-                self._kept.forget(item.request.rollout)
+        for place in self._places.drop(progress.dropped_groups):
+            self._policy.rollout_dropped(place.request.rollout, self._now())
+            self._kept.forget(place.request.rollout)
         for retry in progress.retries:
             if retry not in self._retried:
                 self._retried.add(retry)
@@ -248,14 +255,14 @@ class GroupScheduler:
         """Live figures."""
         return SchedulerFigures(
             groups_opened=self._opening.opened,
-            rollouts_in_flight=len(self._in_flight),
-            rollouts_pending=len(self._pending),
+            rollouts_in_flight=self._places.in_flight,
+            rollouts_pending=self._places.waiting,
             kv_promised=round(sum(engine.promised for engine in self._members.here())),
             kv_total=sum(engine.load.kv_tokens_total for engine in self._members.here()),
             kept_mib=self._kept.bytes / 2**20,
             turns_left_out=self._kept.left_out,
             engines=len(self._members.here()),
-            rollouts_moved=self._moves.count,
+            rollouts_moved=self._moved,
         )
 
     @property
@@ -279,29 +286,40 @@ class GroupScheduler:
             return EngineLoad, f"policy {self._published.policy.version}"
         if self._recording:
             return GroupOpened, f"{len(self._recording)} groups to be recorded"
-        if self._pending or self._opening.may_open(self._members.served):
-            return EngineLoad, f"room for {max(1, len(self._pending))} rollouts"
+        if self._places.waiting or self._opening.may_open(self._members.served):
+            return EngineLoad, f"room for {max(1, self._places.waiting)} rollouts"
         if stage.kind == "rl":
             return PolicyPublished, "a newer policy (the staleness budget is spent)"
-        return (RolloutRequest, f"{len(self._in_flight)} rollouts") if self._in_flight else None
+        return (RolloutRequest, f"{in_flight} rollouts") if (in_flight := self._places.in_flight) else None
 
     # Decisions
 
     def _decide(self) -> list[Instruction]:
         instructions: list[Instruction] = []
         if self._ready and self._opening.stage is not None:
-            instructions += self._moves.decide()
+            instructions += self._place(self._policy.decide(self._now()))
             self._open(instructions)
-        return [*self._in_flight.announcement(), *instructions]
+        return [*self._places.announcement(), *instructions]
+
+    def _place(self, placements: Iterable[base.Placement]) -> list[Instruction]:
+        placed: list[Instruction] = []
+        for rollout, generator, need in placements:
+            place = self._places.get(rollout)
+            assert place is not None
+            promised = self._members.take(generator, need or self._limit(place.request))
+            self._places.place(place, generator, promised)
+            placed.append(place.assign)
+        return placed
 
     def _rejoin(self) -> list[Instruction]:
         """Place what generators run for a former process of the scheduler where it runs, whatever their room."""
         running_at, self._running_at = self._running_at, {}
         placed: list[Instruction] = []
         for rollout, (generator, move) in running_at.items():
-            if generator in self._members and rollout in self._pending:
-                self._pending.renumber(rollout, move)
-                placed.append(self._moves.place(rollout, generator))
+            place = self._places.get(rollout)
+            if place is not None and not place.generator and generator in self._members:
+                place.request = replace(place.request, move=move)
+                placed += self._place([base.Placement(rollout, generator)])
                 self._policy.turn_placed(rollout, generator, self._now())
         return placed
 
@@ -317,43 +335,68 @@ class GroupScheduler:
 
     def _open(self, instructions: list[Instruction]) -> None:
         """Open groups while nothing waits, as far as budget and room permit."""
-        while not self._pending and self._members.any_offered:
+        while not self._places.waiting and self._members.any_offered:
             if self._recording and not self._members.room_beyond(self._recording_tokens, self._recording_rollouts):
                 return  # the groups being recorded will fill the free room
             opened = self._opening.open(self._members.served)
             if opened is None:
                 return
             self._members.require(self._opening.oldest)
-            tokens = opened.samples * self._moves.limit(self._opening.request(opened, 0, attempt=0))
+            tokens = opened.samples * self._limit(self._opening.request(opened, 0, attempt=0))
             self._recording[opened.group] = opened, tokens
             self._recording_rollouts += opened.samples
             self._recording_tokens += tokens
             instructions.append(OpenGroup(opened))
 
-    def _wait(self, request: RolloutRequest, last: str = "") -> None:
+    def _wait(self, request: RolloutRequest) -> None:
         """Let a rollout wait for the policy's decision, unless its group is dropped."""
-        if request.group not in self._dropped:
-            self._moves.wait(request, last)
+        if not self._places.dropped(request.group):
+            self._places.wait(request)
+            self._policy.turn_waits(self._turn(request), self._now())
 
-    def _lost(self, generator: str, rollouts: Sequence[str] | None) -> list[Instruction]:
-        """A generator has lost these rollouts, which are all that it had; None: its process is still there."""
-        for rollout in rollouts or ():
-            self._move(rollout, generator)
-        for place in self._in_flight.bound_for(generator) if rollouts is not None else ():
-            self._in_flight.hold(place.request.rollout)
-            if self._ready:
-                self._moves.ask(place)
-        return [*([Withdraw(generator)] if rollouts else []), *self._decide()]
+    def _lost(self, generator: str, *, gone: bool) -> list[Instruction]:
+        """``gone``: a process of the generator is gone, with all its rollouts."""
+        lost = self._places.at(generator) if gone else []
+        for place in lost:
+            self._kept.lost(place.request.rollout)
+            self._move(place, lost=True)
+        return [*([Withdraw(generator)] if lost else []), *self._decide()]
 
-    def _move(self, rollout: str, generator: str) -> None:
+    def _move(self, place: Place, *, lost: bool) -> None:
         """Let a rollout wait again. Only this method lets a rollout change its generator."""
-        request = self._moves.lost(rollout)
-        stage = self._published.stage if self._published is not None else None
-        wanted = request.stage == stage and request.group not in self._dropped
+        rollout, wanted = place.request.rollout, not self._places.unwanted(place.request.group)
         if wanted and self._ready:
-            self._moves.count += 1
-            self._wait(replace(request, move=request.move + 1), last=generator)
+            self._moved += 1
+            self._places.move(place, lost=lost)
+            self._policy.turn_waits(self._turn(place.request), self._now())
             return
         self._policy.rollout_dropped(rollout, self._now())
+        self._places.remove(place)
         if not wanted:  # otherwise the filter says that it is missing
             self._kept.forget(rollout)
+
+    # Sizes
+
+    def _turn(self, request: RolloutRequest) -> base.WaitingTurn:
+        """The rollout's next turn, as the policy is told of it."""
+        context = self._context(request)
+        return base.WaitingTurn(
+            request.rollout,
+            request.group,
+            request.problem.id,
+            request.sample,
+            len(self._kept.of(request.rollout)),
+            min(context, self._prompt_tokens(request.problem)),
+            context,
+            self._limit(request),
+            trains=request.purpose == "train",
+        )
+
+    def _limit(self, request: RolloutRequest) -> int:
+        """The most tokens that the rollout may need, as far as its prompt's length can be estimated."""
+        return self._prompt_tokens(request.problem) + request.sampling.max_response_tokens
+
+    def _context(self, request: RolloutRequest) -> int:
+        """The tokens that the rollout is known to have."""
+        known = self._kept.tokens(request.rollout)
+        return known or self._prompt_tokens(request.problem) + tokens_of(self._kept.of(request.rollout))

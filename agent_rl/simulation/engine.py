@@ -116,10 +116,6 @@ class ModelledEngine:
             return math.inf
         return self.clock + self._seconds(max(0, -(-(tokens - self.used) // len(self.rows))))
 
-    def kept(self, rollout: Rollout) -> int:
-        """Tokens of the rollout's prefix that need no prefill."""
-        return self.cached.get(rollout, 0)
-
     def _seconds(self, steps: int) -> float:
         model, rows = self.model, len(self.rows)
         first = model.step_s + model.row_s * rows + model.context_s * self.context
@@ -129,7 +125,7 @@ class ModelledEngine:
         """The step after which the next turn ends."""
         ends = self._ends
         while ends[0][3].ends_at != ends[0][0] or ends[0][3] not in self.rows:
-            heapq.heappop(ends)  # preempted, held or lost since
+            heapq.heappop(ends)  # preempted or lost since
         return ends[0][0]
 
     def _stop(self) -> int:

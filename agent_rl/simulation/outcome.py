@@ -33,9 +33,6 @@ class Outcome:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self.steps = 0
-        self.placed = 0
-        self.moves = 0
-        self.holds = 0
         self.lost_tokens = 0
         self.learner_busy = 0.0
         self.trained: list[Trained] = []

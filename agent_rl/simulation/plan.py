@@ -28,7 +28,7 @@ from agent_rl.simulation.trace import (
 from agent_rl.simulation.workload import draw_groups
 
 GENERATOR, LEARNER, SCHEDULER = "rollout_generator", "learner", "kv_scheduler"
-DEFAULT_POLICY, DEFAULT_ROLLOUTS = "predictive", 64
+DEFAULT_POLICY, DEFAULT_ROLLOUTS = "sticky", 64
 TORCH: dict[str, Any] = {"page": 1, "join_share": 1 / 8, "join_steps": 8}
 """The torch engine has no pages, and turns that wait join together (`actors.engines.torch.decode`)."""
 VLLM = {"vllm", "actors.engines.vllm:VllmEngine"}

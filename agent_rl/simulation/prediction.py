@@ -90,7 +90,6 @@ def lines(made: Prediction, profile: Profile) -> Iterator[str]:
         "learner idle": f"{outcome.learner_idle_share:.1%}",
         "engines idle": f"{outcome.idle_share:.1%} on average, {idle[0][0]:.1%} ({idle[0][1]}) to {idle[-1][0]:.1%} "
         f"({idle[-1][1]})",
-        "moves": f"{outcome.moves:,} of {outcome.placed:,} turns",
     }
     if outcome.faults:
         rows["unsafe decisions"] = ", ".join(f"{name} {count}" for name, count in sorted(outcome.faults.items()))

@@ -29,7 +29,6 @@ from actors.learner import Learner
 from actors.learner.model import TrainedModel
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
-from actors.rollout_generator.running import JUST_S
 from actors.rollout_generator.starting import RolloutGeneratorSettings
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import Checkpoints
@@ -62,7 +61,7 @@ SUPERVISED_SECONDS = 0.02
 """Duration of a supervised step."""
 TRAINED = "model.safetensors"
 """The file of a checkpoint that holds the trained groups as JSON; published policies have files of the same kind."""
-BEGUN, WRITTEN, ACKNOWLEDGED, FAULT, GIVEN_UP = "begun", "written", "acknowledged", "fault", "given-up"
+BEGUN, WRITTEN, ACKNOWLEDGED, FAULT = "begun", "written", "acknowledged", "fault"
 
 
 # Recorded turns ------------------------------------------------------------------------------------------------------
@@ -99,13 +98,7 @@ class RecordingEngine:
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn."""
         self._record.add(BEGUN, self._process, request.rollout, len(request.tokens))
-        began = time.monotonic()
-        try:
-            turn = await self._engine.generate(request)
-        except trio.Cancelled:  # the scheduler moves the rollout, or its group was dropped
-            if time.monotonic() - began < JUST_S:
-                self._record.add(GIVEN_UP, self._process, request.rollout, len(request.tokens))
-            raise
+        turn = await self._engine.generate(request)
         self._record.add(WRITTEN, self._process, f"{time.monotonic():.3f}")
         return turn
 
@@ -150,10 +143,10 @@ def read_turns(lines: Iterable[str]) -> Turns:
     """Count the turns of a record.
 
     A rollout that begins a turn with n tokens before it loses its earlier turns that began with n or more tokens:
-    these are generated again, but for one that a generator gave up for the scheduler as it had just begun. Each rollout
-    that a process has begun and that was not acknowledged when the process ended has one turn under way, be it at the
-    engine, at a tool, or on its way to the filter. A process has ended when its actor begins a turn in another one, or,
-    for a rollout, when that begins again at another actor: the first may begin nothing any more.
+    these are generated again. Each rollout that a process has begun and that was not acknowledged when the process
+    ended has one turn under way, be it at the engine, at a tool, or on its way to the filter. A process has ended when
+    its actor begins a turn in another one, or, for a rollout, when that begins again at another actor: the first may
+    begin nothing any more.
     """
     turns = Turns()
     kind = "none"
@@ -164,8 +157,6 @@ def read_turns(lines: Iterable[str]) -> Turns:
         word, name, *rest = line.split()
         if word == FAULT:
             kind = name
-        if word == GIVEN_UP and begun.get(rest[0], [0])[-1:] == [int(rest[1])]:
-            begun[rest[0]].pop()
         if word not in {BEGUN, ACKNOWLEDGED}:
             continue
         processes = under_way.setdefault(name.partition("#")[0], {})

@@ -1,7 +1,7 @@
 """What the decisions of a scheduling policy cost, and the events of the real `GroupScheduler` around it.
 
-`decisions_per_s` runs a policy behind its guard, as the scheduler does, with nothing around it: rollouts with many
-turns, of which each next one is a decision.
+`decisions_per_s` runs a policy behind its guard, as the scheduler does, with nothing around it: rollouts end, and each
+makes room for another one.
 
 A `Fleet` is the world around the scheduler: it carries out instructions at once, ends rollouts in random order, and
 reports loads. Its rollouts have one turn. Times are processor time and include the fleet's own work.
@@ -177,7 +177,7 @@ def event_us(size: Size, policy: str, events: int) -> float:
 
 
 def decisions_per_s(size: Size, policy: str, decisions: int) -> float:
-    """Turns that the policy places a second of processor time, with the end of the turn before and a load update."""
+    """Rollouts that the policy places a second of processor time, with the end of one, a turn and a load update."""
     engines, rollouts = size.engines, size.rollouts
     guard = Guarded(POLICIES[policy].make())
     guard.begin(base.Setting(SAMPLES, size.groups))
@@ -185,36 +185,21 @@ def decisions_per_s(size: Size, policy: str, decisions: int) -> float:
     facts = [base.EngineFacts(f"engine.{number}", room, 0, 0, 0, 4 * rollouts) for number in range(engines)]
     for fact in facts:
         guard.engine_reported(fact, 0.0)
-    turns = [
-        base.WaitingTurn(
-            f"g{number // SAMPLES}/{number % SAMPLES}",
-            f"g{number // SAMPLES}",
-            f"p{number // SAMPLES}",
-            number % SAMPLES,
-            0,
-            300,
-            300,
-            30_600,
-        )
-        for number in range(rollouts)
-    ]
-    for turn in turns:
-        guard.turn_waits(turn, 0.0)
-    where = {
-        decision.rollout: decision.engine for decision in guard.decide(0.0) if isinstance(decision, base.Placement)
-    }
-    assert len(where) == rollouts, f"{len(where)} of {rollouts} rollouts were placed"
+
+    def wait(number: int, now: float) -> None:
+        turn = base.WaitingTurn(f"g{number}/0", f"g{number}", f"p{number}", 0, 0, 300, 300, 30_600, trains=False)
+        guard.turn_waits(turn, now)
+
+    for number in range(rollouts):
+        wait(number, 0.0)
+    placed = len(guard.decide(0.0))
+    assert placed == rollouts, f"{placed} of {rollouts} rollouts were placed"
     began = time.process_time()
     for step in range(decisions):
-        number, now = step * 7919 % rollouts, step * TURN_S / rollouts
-        before = turns[number]
-        context, engine = before.context + 200, where[before.rollout]
-        guard.turn_ended(before.rollout, context, now)
-        fact = facts[step % engines]
-        guard.engine_reported(fact._replace(kv_used=min(room, step)), now)
-        turn = turns[number] = before._replace(turn=before.turn + 1, context=context, kept_on=engine, kept=context)
-        guard.turn_waits(turn, now)
-        (decision,) = guard.decide(now)
-        assert isinstance(decision, base.Placement)
-        where[turn.rollout] = decision.engine
+        now = step * TURN_S / rollouts
+        guard.turn_ended(f"g{step + rollouts // 2}/0", 400, now)
+        guard.rollout_ended(f"g{step}/0", 500, now)
+        guard.engine_reported(facts[step % engines]._replace(kv_used=min(room, step)), now)
+        wait(rollouts + step, now)
+        assert len(guard.decide(now)) == 1
     return decisions / (time.process_time() - began)

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_rl.config.plugins import resolve
 from agent_rl.scheduling.policies.base import PlacementPolicy
-from agent_rl.scheduling.policies.predictive import Predictive
+from agent_rl.scheduling.policies.sticky import Sticky
 from agent_rl.scheduling.policies.worst_case import WorstCase
 from benchmarks.scheduling.program_aware import ProgramAware
 from benchmarks.scheduling.routers import (
@@ -28,10 +28,14 @@ from benchmarks.scheduling.routers import (
 
 @dataclass(frozen=True)
 class Spec:
-    """A policy's class. ``evicts_half``: its engines evict half of their rollouts when they are full."""
+    """A policy's class. ``evicts_half``: its engines evict half of their rollouts when they are full.
+
+    ``each_turn``: see `Simulator`.
+    """
 
     policy: Callable[..., PlacementPolicy]
     evicts_half: bool = False
+    each_turn: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,16 +48,16 @@ class Spec:
 
 
 POLICIES: Mapping[str, Spec] = {
-    "static": Spec(Static, evicts_half=True),
-    "round_robin": Spec(RoundRobin),
-    "least_requests": Spec(LeastRequests),
+    "static": Spec(Static, evicts_half=True, each_turn=True),
+    "round_robin": Spec(RoundRobin, each_turn=True),
+    "least_requests": Spec(LeastRequests, each_turn=True),
     "worst_case": Spec(WorstCase),
-    "sticky_least_loaded": Spec(StickyLeastLoaded),
-    "cache_aware": Spec(CacheAware),
-    "margin": Spec(Margin),
-    "cost_aware": Spec(CostAware),
-    "program_aware": Spec(ProgramAware),
-    "predictive": Spec(Predictive),
+    "sticky_least_loaded": Spec(StickyLeastLoaded, each_turn=True),
+    "cache_aware": Spec(CacheAware, each_turn=True),
+    "margin": Spec(Margin, each_turn=True),
+    "cost_aware": Spec(CostAware, each_turn=True),
+    "program_aware": Spec(ProgramAware, each_turn=True),
+    "sticky": Spec(Sticky),
 }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.scheduling.policies.loads import Loads
 
 BUFFER = 100
@@ -104,9 +104,9 @@ class ProgramAware(PlacementPolicy):
 
     # Decisions
 
-    def decide(self, now: float) -> list[Decision]:
+    def decide(self, now: float) -> list[Placement]:
         """See above."""
-        decisions: list[Decision] = []
+        decisions: list[Placement] = []
         for turn in self._ready:
             engine = self._on[turn.rollout][0]
             self._set(turn.rollout, engine, turn.context, writes=True)
@@ -122,7 +122,7 @@ class ProgramAware(PlacementPolicy):
             self._resume(decisions)
         return decisions
 
-    def _resume(self, decisions: list[Decision]) -> None:
+    def _resume(self, decisions: list[Placement]) -> None:
         """The pool, as far as it fits. New rollouts are alike: the first that does not fit ends the search."""
         aside = []
         while self._pool and len(self._load):

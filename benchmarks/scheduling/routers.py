@@ -1,9 +1,9 @@
-"""Opponents of `predictive`: routers, which place every turn as soon as it waits, and the paper's baseline.
+"""Opponents of `sticky`: routers, which place every turn as soon as it waits, and the paper's baseline.
 
 A router keeps nothing back. It counts the requests under way on each engine itself, as routers do, in a heap: the least
 loaded engine is found in O(log engines). ``concurrency`` bounds the rollouts that are started and not ended, for each
-engine, as the orchestrators around routers do; None: no bound. A topology may name them, for instance
-``policy = "benchmarks.scheduling.routers:Margin"``.
+engine, as the orchestrators around routers do; None: no bound. In a run, a rollout stays where its first turn is
+placed: only the lab asks them again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.scheduling.policies.loads import Loads
 
 BLOCK = 16
@@ -84,10 +84,10 @@ class Immediate(PlacementPolicy):
         self._forget_waiting(rollout)
         self.rollout_ended(rollout, 0, now)
 
-    def decide(self, now: float) -> list[Decision]:
+    def decide(self, now: float) -> list[Placement]:
         """Place all that waits."""
         del now
-        decisions: list[Decision] = []
+        decisions: list[Placement] = []
         most = math.inf if self._concurrency is None else self._concurrency * len(self.names)
         while self.names and (self._waiting or (self._new and len(self._started) < most)):
             turn = self._waiting.popleft() if self._waiting else self._new.popleft()
@@ -304,6 +304,8 @@ class CostAware(Immediate):
         self._active = Loads()
         self._blocks: dict[str, tuple[str, int]] = {}
         """The engine and the active blocks of each turn under way."""
+        self._home: dict[str, tuple[str, int]] = {}
+        """The engine that last had each rollout, and the tokens of its prefix there."""
         self._group_home: dict[str, str] = {}
 
     def engine_for(self, turn: WaitingTurn) -> str:
@@ -313,11 +315,13 @@ class CostAware(Immediate):
         group_home = self._group_home.get(turn.group, "")
         if group_home in self._active:
             candidates[group_home] = turn.prompt // BLOCK
-        if turn.kept_on in self._active:
-            candidates[turn.kept_on] = max(candidates.get(turn.kept_on, 0), turn.kept // BLOCK)
+        home, kept = self._home.get(turn.rollout, ("", 0))
+        if home in self._active:
+            candidates[home] = max(candidates.get(home, 0), kept // BLOCK)
         engine = min(candidates, key=lambda name: self._weight * (blocks - candidates[name]) + self._active[name])
         self._group_home[turn.group] = engine
         self._blocks[turn.rollout] = (engine, blocks)
+        self._home[turn.rollout] = (engine, turn.context)
         self._active.add(engine, blocks)
         return engine
 
@@ -331,6 +335,11 @@ class CostAware(Immediate):
         """The engine gets no more."""
         self._active.remove(engine)
         super().engine_gone(engine, now)
+
+    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
+        """Forget the rollout."""
+        self._home.pop(rollout, None)
+        super().rollout_ended(rollout, context, now)
 
     def _left(self, rollout: str) -> None:
         engine, blocks = self._blocks.pop(rollout, ("", 0))
@@ -394,10 +403,10 @@ class Static(PlacementPolicy):
         self._waiting = deque(turn for turn in self._waiting if turn.rollout != rollout)
         self.rollout_ended(rollout, 0, now)
 
-    def decide(self, now: float) -> list[Decision]:
+    def decide(self, now: float) -> list[Placement]:
         """All turns that wait, when none is under way."""
         del now
-        decisions: list[Decision] = []
+        decisions: list[Placement] = []
         if self._under_way or not self._names:
             return decisions
         here = set(self._names)

@@ -68,7 +68,8 @@ def simulate(job: Job) -> Row:
     began = time.process_time()
     trace, bound = _trace(job.trace, job.seed, job.scale)
     spec = spec_of(job.policy)
-    outcome = Simulator(trace, spec.make(**chosen(job.trace, job.policy)), evicts_half=spec.evicts_half).run()
+    policy = spec.make(**chosen(job.trace, job.policy))
+    outcome = Simulator(trace, policy, evicts_half=spec.evicts_half, each_turn=spec.each_turn).run()
     return Row(
         job,
         bound_s=bound,

@@ -1,6 +1,6 @@
-"""Settings of the opponents of `predictive`, for each trace, as they were chosen on the training seeds.
+"""Settings of the opponents of `sticky`, for each trace, as they were chosen on the training seeds.
 
-`predictive` has one setting for all traces. Its opponents have one for each trace, since their bound on the rollouts of
+`sticky` has one setting for all traces. Its opponents have one for each trace, since their bound on the rollouts of
 an engine (``concurrency``) fits one length of rollouts only. What is missing runs with the defaults of its class.
 """
 

@@ -1,8 +1,8 @@
 """Runs a policy on a trace in virtual time: events in a heap, O(log n) each.
 
 Groups are opened within the staleness budget, and `StepAssembler` closes steps by the rule ``wait``, as in a real run.
-The policy decides which engine runs which turn. The learner trains one step after the other. The makespan is the time
-at which the last step is trained.
+The policy decides which engine runs which rollout, or each turn where it is a router. The learner trains one step after
+the other. The makespan is the time at which the last step is trained.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from agent_rl.scheduling.policies.base import (
-    Decision,
-    Drop,
-    EngineFacts,
-    Hold,
-    Placement,
-    PlacementPolicy,
-    Setting,
-    WaitingTurn,
-)
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 from agent_rl.scheduling.staleness import StepAssembler
 from agent_rl.simulation.engine import ModelledEngine, Rollout, SimulationError
@@ -33,7 +24,7 @@ Kind: TypeAlias = Literal["engine", "tools", "trained", "published", "joins", "l
 Event: TypeAlias = tuple[float, int, Kind, int, int]
 
 FACTS_SECONDS = 5.0
-"""An engine's facts are told to the policy at most so often, besides preemptions and weight updates."""
+"""An engine's facts are told to the policy at most so often, besides weight updates."""
 
 
 class Simulator:
@@ -45,9 +36,14 @@ class Simulator:
         policy: PlacementPolicy,
         *,
         evicts_half: bool = False,
-        record: Callable[[float, Decision], None] | None = None,
+        each_turn: bool = False,
+        record: Callable[[float, Placement], None] | None = None,
     ) -> None:
-        """``evicts_half``: see `ModelledEngine`. ``record`` gets each decision with its time."""
+        """``evicts_half``: see `ModelledEngine`. ``record`` gets each placement with its time.
+
+        ``each_turn``: the policy is asked at each turn of a rollout, and may place it elsewhere. In a run it is asked
+        when a rollout starts or has lost its engine.
+        """
         self.trace = trace
         self.policy = Guarded(policy)
         self.now = 0.0
@@ -57,6 +53,7 @@ class Simulator:
         self._events: list[Event] = []
         self._order = 0
         self._record = record
+        self._each_turn = each_turn
         self._rollouts: dict[str, Rollout] = {}
         self._in_tools: list[Rollout] = []
         self._free: list[int] = []
@@ -127,44 +124,22 @@ class Simulator:
         self._news = True
         while self._news:
             self._news = False
-            for decision in self.policy.decide(self.now):
-                self._carry_out(decision)
+            for placement in self.policy.decide(self.now):
+                if self._record is not None:
+                    self._record(self.now, placement)
+                self._unplaced -= 1
+                self._place(self._rollouts[placement.rollout], self._numbers[placement.engine])
             if self.trace.opens_late:
                 self._open_groups()
             for number in sorted(self._dirty):
                 self._settle(number)
 
-    def _carry_out(self, decision: Decision) -> None:
-        if self._record is not None:
-            self._record(self.now, decision)
-        rollout = self._rollouts.get(decision.rollout)
-        if rollout is None or (isinstance(decision, Hold) and rollout.engine < 0):
-            return  # it ended, or its tools run, since an engine was computed up to now for another decision
-        if isinstance(decision, Placement):
-            self._place(rollout, self._numbers[decision.engine])
-        elif isinstance(decision, Drop):
-            if rollout.prefix_on >= 0:
-                engine = self.engines[rollout.prefix_on]
-                engine.advance(self.now)
-                engine.drop(rollout)
-        else:
-            engine = self.engines[rollout.engine]
-            engine.advance(self.now)
-            if not any(ended is rollout for ended in self._turns_ended(rollout.engine)):
-                engine.take_back(rollout)
-                self.outcome.holds += 1
-                self._wait(rollout)
-            self._dirty.add(self._numbers[engine.name])
-
     def _place(self, rollout: Rollout, number: int) -> None:
         engine = self.engines[number]
-        self._unplaced -= 1
-        self.outcome.placed += 1
         if rollout.started < 0:
             rollout.started = self.now
             self.outcome.started(rollout.group, self.now)
         if rollout.prefix_on not in {-1, number}:
-            self.outcome.moves += 1
             self.engines[rollout.prefix_on].drop(rollout)
         rollout.engine = rollout.prefix_on = number
         engine.advance(self.now)
@@ -175,9 +150,7 @@ class Simulator:
         """The engine preempts and admits; its next event is due."""
         self._dirty.discard(number)
         engine = self.engines[number]
-        for rollout in engine.settle():
-            self.policy.turn_preempted(rollout.name, self.now)
-            self._news = True
+        engine.settle()
         when = engine.next_event()
         if when < math.inf:
             self._at(when, "engine", number, engine.stamp)
@@ -189,7 +162,7 @@ class Simulator:
         engine, model = self.engines[number], self.engines[number].model
         rows, queued = len(engine.rows), len(engine.queue)
         room = model.kv_total, engine.used, rows, queued, model.max_rollouts
-        facts = EngineFacts(engine.name, *room, self._served)
+        facts = EngineFacts(engine.name, *room, self._served, engine.written)
         self.policy.engine_reported(facts, self.now)
 
     # Turns
@@ -199,15 +172,6 @@ class Simulator:
         self._unplaced += 1
         self._news = True
         rollout.engine = -1
-        kept_on, kept = "", 0
-        if rollout.prefix_on >= 0:
-            engine = self.engines[rollout.prefix_on]
-            engine.advance(self.now)
-            kept = engine.kept(rollout)
-            if kept and engine.open:
-                kept_on = engine.name
-            else:
-                kept, rollout.prefix_on = 0, -1
         self.policy.turn_waits(
             WaitingTurn(
                 rollout.name,
@@ -218,8 +182,6 @@ class Simulator:
                 rollout.shape.prompt,
                 rollout.context,
                 self.trace.limit,
-                kept_on,
-                kept,
             ),
             self.now,
         )
@@ -237,7 +199,8 @@ class Simulator:
             shape, turn = rollout.shape, rollout.turn
             rollout.engine = -1
             if turn + 1 < len(shape.written):
-                self.policy.turn_ended(rollout.name, rollout.context, self.now)
+                if self._each_turn:
+                    self.policy.turn_ended(rollout.name, rollout.context, self.now)
                 if self._free:
                     place = self._free.pop()
                     self._in_tools[place] = rollout
@@ -255,7 +218,12 @@ class Simulator:
         rollout.context += rollout.shape.tool_tokens[rollout.turn]
         rollout.turn += 1
         rollout.left = rollout.shape.written[rollout.turn]
-        self._wait(rollout)
+        if self._each_turn or not self.engines[rollout.prefix_on].open:
+            self._wait(rollout)
+        else:
+            self.policy.turn_ended(rollout.name, rollout.context, self.now)
+            self._news = True
+            self._place(rollout, rollout.prefix_on)
 
     def _rollout_ended(self, rollout: Rollout, number: int) -> None:
         self.engines[number].drop(rollout)
@@ -319,7 +287,6 @@ class Simulator:
             engine.advance(self.now)
             self._turns_ended(number)
             engine.pause(learner.pause_s, kept=learner.kv_kept)
-            self.policy.weights_updated(engine.name, version, self.now, kept=learner.kv_kept)
             self._dirty.add(number)
         self._open_groups()
 

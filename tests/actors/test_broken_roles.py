@@ -316,7 +316,7 @@ SCHEDULERS = [
     [
         (KVScheduler, "benchmarks.scheduling.routers:RoundRobin", "rollouts at once in an engine of 2 rows"),
         (KVScheduler, "worst_case", "which fit at their longest"),
-        (CountsMoreCache, "predictive", "than the cache"),
+        (CountsMoreCache, "sticky", "than the cache"),
     ],
 )
 def test_a_policy_that_does_not_promise_what_is_likely_fails(

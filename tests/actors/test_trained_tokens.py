@@ -66,6 +66,7 @@ class Turn:
     context: list[int]
     result: TurnResult
     preempted: bool
+    """Whether the engine preempted a turn meanwhile."""
 
 
 @dataclass
@@ -93,8 +94,9 @@ class Notes:
         generate = made.generate
 
         async def noted(request: TurnRequest) -> TurnResult:
+            before = made.figures.preempted
             result = await generate(request)
-            preempted = bool(made.figures.preemptions.get(request.rollout))
+            preempted = made.figures.preempted > before
             self.turns[request.rollout].append(Turn(generator, list(request.tokens), result, preempted))
             return result
 
@@ -134,7 +136,7 @@ class Notes:
 
 
 class Crowding(PlacementPolicy):
-    """Places each turn at once, on the engines by turns: they run out of KV cache, and rollouts go back and forth."""
+    """Places each rollout at once, on the engines by turns: they run out of KV cache."""
 
     def __init__(self) -> None:
         self._engines: list[str] = []
@@ -275,8 +277,9 @@ class Whole(RoleContract):
 
 def amid(run: SimulatedRun) -> int:
     """How many rollouts of the generator that is to leave have a completed turn, and go on."""
-    rollouts = run[LEAVES]._running._running.values()
-    return sum(each.tokens > 0 and not each.sampled for each in rollouts)
+    generator = run[LEAVES]
+    rollouts = generator._running._running.values()
+    return sum(each.rollout in generator._kept._running and not each.sampled for each in rollouts)
 
 
 async def check_all_that_was_sampled_is_trained(folder: Path, engine: str) -> None:

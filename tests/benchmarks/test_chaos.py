@@ -255,8 +255,6 @@ def test_a_turn_under_way_that_is_begun_again_is_one_and_a_complete_turn_that_is
     lines = RECORD.strip().splitlines()
     turns = read_turns(lines)
     assert (turns.again, turns.in_flight) == ({"kill": 2}, {"kill": 2})
-    moved = read_turns(["begun g.0#1 a 10", "begun g.0#1 a 20", "given-up g.0#1 a 20", "begun g.1#1 a 20"])
-    assert not moved.again, "the scheduler moves a rollout whose turn has just begun"
     again = read_turns([*lines, "fault host", "begun g.0#3 a 10"])
     assert (again.again["host"], again.in_flight["host"]) == (2, 2)  # both turns of a
     alone = read_turns([*lines[:7], "begun g.1#1 d 10"])

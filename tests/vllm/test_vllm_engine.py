@@ -21,10 +21,7 @@ from actors.engines.testing import (
     check_a_rollout_goes_on_at_another_engine,
     check_greedy_is_the_models_own,
     check_weights_change_under_way,
-    generate_all,
-    random_prompt,
     save_other_weights,
-    turn,
     update_under_way,
 )
 from actors.engines.vllm.engine import VllmEngine
@@ -97,22 +94,5 @@ def test_rollouts_in_flight_go_on_over_weights_that_are_sent(tmp_path: Path) -> 
         with sending(tmp_path / "sent", sent) as offer:
             async with subject.running() as engine:
                 await update_under_way(subject, engine, offer, (FIRST_POLICY, subject.reference), (sent, reference))
-
-    trio.run(main)
-
-
-def test_the_load_names_the_rollouts_that_were_preempted_until_they_are_released(tmp_path: Path) -> None:
-    subject = new_subject(tmp_path)
-
-    async def main() -> None:
-        async with subject.running(max_rollouts=4, kv_tokens=512) as engine:
-            await generate_all(engine, [turn(f"r{i}", random_prompt(i, 40), 200) for i in range(4)])
-            figures = engine.figures
-            assert figures.preempted > 0, "the cache held everything: the check proves nothing"
-            assert sum(figures.preemptions.values()) == figures.preempted
-            assert set(figures.preemptions) <= {f"r{i}" for i in range(4)}
-            for i in range(4):
-                engine.release(f"r{i}")
-            assert not engine.figures.preemptions
 
     trio.run(main)

@@ -4,7 +4,7 @@ A prefix that several sequences have, such as the prompt of a group, is computed
 the others copy its keys and values when they join, whenever that is.
 
 An admitted sequence gets a *slot* (its state, in arrays) and a *row* (its KV cache). It keeps both between its turns
-until it is released, cancelled, set aside, or evicted for lack of room. The order of the rows is::
+until it is released, cancelled, or evicted for lack of room. The order of the rows is::
 
     [ decoding ........ | prefilled in this step .... | pending, parked between turns, free ....... ]
       0                   self._decoding
@@ -68,8 +68,6 @@ class Decoder:
         self.kv_tokens = max_rollouts * model.max_length if kv_tokens is None else kv_tokens
         self.longest = min(self.kv_tokens, model.max_length)
         self.preempted = 0
-        self.preemptions: Mapping[str, int] = {}
-        """Preemptions by rollout, until it is released. Replaced as a whole, since other threads read it."""
         self.steps = 0
         self.generated_tokens = 0
         self.prefilled_tokens = 0
@@ -133,15 +131,7 @@ class Decoder:
 
     def release(self, rollout: str) -> None:
         """Drop a rollout's KV cache, and its turn if one is live. Unknown names are ignored."""
-        if rollout in self.preemptions:
-            self.preemptions = {name: count for name, count in self.preemptions.items() if name != rollout}
         slot = self._slots.get(rollout)
-        if slot is not None:
-            self._drop(slot)
-
-    def set_aside(self, rollout: str) -> None:
-        """Free the KV cache of a rollout without a live turn, which goes on later. Unknown names are ignored."""
-        slot = self._parked.get(rollout)
         if slot is not None:
             self._drop(slot)
 
@@ -286,9 +276,8 @@ class Decoder:
                 self._evict_parked()
                 continue
             slot = max(self._turns, key=lambda slot: self._turns[slot].number)
-            turn = self._put_back(slot)
+            self._put_back(slot)
             self.preempted += 1
-            self.preemptions = {**self.preemptions, turn.rollout: self.preemptions.get(turn.rollout, 0) + 1}
 
     def _put_back(self, slot: int) -> SequenceTurn:
         """Let the turn of a slot wait, before all others. It keeps its tokens."""

@@ -189,11 +189,6 @@ class TorchEngine:
             raise ValueError(f"{rollout} has a turn in flight: cancel it instead")
         self._commands.put(lambda decoder: decoder.release(rollout))
 
-    def set_aside(self, rollout: str) -> None:
-        """The rollout's next turn comes later: free its KV cache."""
-        if rollout not in self._turns:
-            self._commands.put(lambda decoder: decoder.set_aside(rollout))
-
     @property
     def ranks(self) -> int:
         """1: weights are sent into this process."""
@@ -376,6 +371,4 @@ class TorchEngine:
             cached_tokens=decoder.cached_tokens,
             busy_seconds=busy_seconds,
             passes=passes,
-            preemptions=decoder.preemptions,
-            kv_kept=self._kv_on_update == "keep",
         )

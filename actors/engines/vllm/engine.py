@@ -160,11 +160,7 @@ class VllmEngine:
             return _version(self._policy)
 
     def release(self, rollout: str) -> None:
-        """Forget its preemptions. vLLM's prefix cache keeps a sequence until its blocks are needed."""
-        self._load.forget(rollout)
-
-    def set_aside(self, rollout: str) -> None:
-        """Nothing to do: vLLM's prefix cache evicts blocks by itself, to host memory with ``kv_offloading_size``."""
+        """Nothing to do: vLLM's prefix cache keeps a sequence until its blocks are needed."""
 
     @property
     def ranks(self) -> int:
@@ -288,7 +284,6 @@ class VllmEngine:
             await llm.update_weight_version(_version(self._policy))
             self._limits = self._measure(llm)
             self._load.has_room(self._limits.kv_tokens)
-            self._load.watch(partial(preemptions, llm.output_processor))
             if self.start.device == "cpu":  # elsewhere, a device computes
                 self._load.computes_in(partial(seconds_of, children_of(os.getpid())))
             with suppress(trio.RunFinishedError):
@@ -335,12 +330,6 @@ class VllmEngine:
         longest = min(int(config.model_config.max_model_len), kv_tokens)
         self._workers = int(config.parallel_config.world_size_across_dp)
         return EngineLimits(longest, model_length, kv_tokens, int(config.model_config.get_vocab_size()))
-
-
-def preemptions(processor: OutputProcessor) -> list[tuple[str, int]]:
-    """The requests in flight, by the names that `generate` gave them, and how often vLLM has preempted each."""
-    states = processor.request_states.values()
-    return [(state.external_req_id, state.stats.num_preemptions) for state in states if state.stats is not None]
 
 
 async def _until_stopped(stop: asyncio.Event, handler: asyncio.Task[None] | None) -> bool:

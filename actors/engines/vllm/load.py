@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,8 @@ from actors.engines.base import EngineFigures, PassTable
 class VllmLoad:
     """The load after vLLM's last step. Written in the asyncio thread, read in any.
 
-    vLLM says with a request's next output that it was preempted: when it runs again, and its bundle is sent. The number
-    of waiting turns shows it at once. Tokens come in bundles, too (`actors.engines.vllm.scheduler`), so that the size
-    of a pass is that of the requests that ran; what it prefilled is said with a bundle, and mostly of an earlier pass.
+    Tokens come in bundles (`actors.engines.vllm.scheduler`), so that the size of a pass is that of the requests that
+    ran; what it prefilled is said with a bundle, and mostly of an earlier pass.
     """
 
     def __init__(self, kv_tokens: int, max_rollouts: int) -> None:
@@ -27,33 +25,11 @@ class VllmLoad:
         self._passes = PassTable()
         self._processor: Callable[[], float] = float
         self._processor_before = 0.0
-        self._requests: Callable[[], Iterable[tuple[str, int]]] = tuple
-        self._preempted: dict[str, int] = {}
-        """How often each request was preempted."""
         self._writing = threading.Lock()
-
-    def watch(self, requests: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        """``requests()`` gives each request in flight (rollout#number), and how often it was preempted."""
-        self._requests = requests
 
     def computes_in(self, processor: Callable[[], float]) -> None:
         """``processor()`` gives the processor seconds so far of the processes that compute."""
         self._processor = processor
-
-    def forget(self, rollout: str) -> None:
-        """The rollout was released. Called in any thread."""
-        if rollout in self._figures.preemptions:
-            with self._writing:
-                self._preempted = {
-                    name: count for name, count in self._preempted.items() if name.rpartition("#")[0] != rollout
-                }
-                self._figures = replace(self._figures, preemptions=self._by_rollout())
-
-    def _by_rollout(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for name, count in self._preempted.items():
-            counts[name.rpartition("#")[0]] += count
-        return counts
 
     def has_room(self, kv_tokens: int) -> None:
         """Set the real capacity of the cache, in tokens."""
@@ -88,9 +64,6 @@ class VllmLoad:
                 prefilled_tokens=figures.prefilled_tokens + iteration.prompt_token_stats.computed,
                 preempted=figures.preempted + iteration.num_preempted_reqs,
             )
-            if iteration.num_preempted_reqs:
-                self._preempted |= {name: count for name, count in self._requests() if count}
-                figures = replace(figures, preemptions=self._by_rollout())
         now, processor = time.perf_counter(), self._processor()
         if self._stepping_since is not None:
             seconds, cpu_seconds = now - self._stepping_since, processor - self._processor_before

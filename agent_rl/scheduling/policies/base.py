@@ -1,26 +1,24 @@
-"""The interface of scheduling policies: events in, decisions out. Pure and deterministic; no clock, no random numbers.
+"""The interface of scheduling policies: events in, placements out. Pure and deterministic; no clock, no random numbers.
 
 ::
 
-    turn_waits --(Placement)--> on an engine --turn_ended--> tools run --turn_waits--> ... --> rollout_ended
-        ^                        |
-        |--(Hold, or the engine is gone)
+    turn_waits --(Placement)--> on an engine --turn_ended--> ... --turn_ended--> rollout_ended
+        ^                          |
+        `--(the engine is gone)----+
 
-A policy is told what happens, and answers `decide` with decisions. It never learns how long a rollout will be. ``now``
-is in seconds, of any origin, and never falls. Every event costs the policy O(log engines + log rollouts) at most, so a
-policy keeps its own heaps; `decide` costs the same for each decision it returns.
+A policy is told what happens, and answers `decide` with placements. A rollout runs all its turns on the engine where it
+was placed, until it ends or the engine is gone. A policy never learns how long a rollout will be. ``now`` is in
+seconds, of any origin, and never falls. Every event costs the policy O(log engines + log rollouts) at most, so a policy
+keeps its own heaps; `decide` costs the same for each placement.
 
-Whoever uses a policy wraps it in `agent_rl.scheduling.policies.guard.Guarded`, which contains what is unsafe. The words
-of the field are covered so: to *start* a rollout is the `Placement` of its first turn; to *move* it is a `Placement` on
-another engine than `WaitingTurn.kept_on` (after a `Hold`, also within a turn); to *preempt* it is a `Hold`; to *resume*
-it is the `Placement` that follows a `Hold`.
+Whoever uses a policy wraps it in `agent_rl.scheduling.policies.guard.Guarded`, which contains what is unsafe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,8 @@ class Setting:
 class EngineFacts(NamedTuple):
     """What an engine reports. KV cache in tokens; ``kv_used`` counts rollouts, not prefixes that may be evicted.
 
-    ``running`` and ``waiting`` are turns. ``version`` is the policy that the engine serves.
+    ``running`` and ``waiting`` are turns. ``version`` is the policy that the engine serves. ``generated`` counts the
+    tokens that the engine has written since it started.
     """
 
     engine: str
@@ -45,15 +44,15 @@ class EngineFacts(NamedTuple):
     waiting: int
     max_rollouts: int
     version: int = 0
+    generated: int = 0
 
 
 class WaitingTurn(NamedTuple):
-    """A turn that waits for an engine: the first of a rollout, its next, or one that was interrupted. Sizes in tokens.
+    """A rollout whose next turn waits for an engine: the first turn, or one after the engine is gone. Sizes in tokens.
 
-    ``context`` is all that the engine must hold before it writes: prompt, earlier turns, tool results, and what an
-    interrupted turn wrote. The rollout ends at the latest when its context reaches ``limit``. ``kept`` tokens of the
-    prefix are cached on the engine ``kept_on`` (0 and "" if none are, as far as known). ``trains``: a step waits for
-    the rollout; no step waits for one that is evaluated or selected.
+    ``context`` is all that the engine must hold before it writes: prompt, earlier turns and tool results. The rollout
+    ends at the latest when its context reaches ``limit``. ``trains``: a step waits for the rollout; no step waits for
+    one that is evaluated or selected.
     """
 
     rollout: str
@@ -64,13 +63,11 @@ class WaitingTurn(NamedTuple):
     prompt: int
     context: int
     limit: int
-    kept_on: str = ""
-    kept: int = 0
     trains: bool = True
 
 
 class Placement(NamedTuple):
-    """Run the rollout's waiting turn on this engine, which queues it when it has no room.
+    """Run the waiting rollout on this engine, which queues its turns when it has no room.
 
     ``need`` is the KV cache, in tokens, that the policy expects the rollout to need there. It is recorded beside what
     the rollout then needed; 0: no statement.
@@ -79,21 +76,6 @@ class Placement(NamedTuple):
     rollout: str
     engine: str
     need: float = 0.0
-
-
-class Hold(NamedTuple):
-    """Stop the rollout's turn under way. Its tokens are kept, its KV cache may be evicted. `turn_waits` follows."""
-
-    rollout: str
-
-
-class Drop(NamedTuple):
-    """Free the KV cache that an engine keeps for a rollout whose tools run. Its next turn needs a prefill."""
-
-    rollout: str
-
-
-Decision: TypeAlias = Placement | Hold | Drop
 
 
 class PlacementPolicy:
@@ -110,38 +92,32 @@ class PlacementPolicy:
     def engine_reported(self, facts: EngineFacts, now: float) -> None:
         """An engine joins, or its facts changed. Facts come late and seldom: count your own decisions in between.
 
-        A draining engine that reports again takes turns again.
+        A draining engine that reports again takes rollouts again.
         """
 
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine finishes its turns under way and gets no more, unless it reports again.
+        """The engine keeps its rollouts and gets no more, unless it reports again.
 
         It leaves, or it is silent, or its weights are older than the rollouts that wait.
         """
 
     def engine_gone(self, engine: str, now: float) -> None:
-        """The engine is lost or has left. `turn_waits` follows for each turn it had; its cached prefixes are gone."""
-
-    def weights_updated(self, engine: str, version: int, now: float, *, kept: bool) -> None:
-        """The engine serves a newer policy. ``kept`` says whether cached prefixes survive the update."""
+        """The engine is lost or has left. `turn_waits` follows for each rollout that it had."""
 
     # Rollouts
 
     def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        """A turn waits for an engine."""
+        """A rollout waits for an engine."""
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        """Somebody else placed this waiting turn.
+        """Somebody else placed this waiting rollout.
 
-        The guard does so where the policy named no engine that is here, or let the turn starve; a restarted scheduler
-        leaves rollouts where they run.
+        The guard does so where the policy named no engine that is here, or let the rollout starve; a restarted
+        scheduler leaves rollouts where they run.
         """
 
-    def turn_preempted(self, rollout: str, now: float) -> None:
-        """The engine ran out of KV cache and computes this turn again later, by itself. The turn stays placed there."""
-
     def turn_ended(self, rollout: str, context: int, now: float) -> None:
-        """A turn ended, and its tools run. ``context`` counts the rollout's tokens. The engine keeps the prefix."""
+        """A turn ended, and the rollout goes on with ``context`` tokens on its engine."""
 
     def rollout_ended(self, rollout: str, context: int, now: float) -> None:
         """The rollout ended with so many tokens, prompt included. Nothing more is heard of it."""
@@ -151,7 +127,7 @@ class PlacementPolicy:
 
     # Decisions
 
-    def decide(self, now: float) -> Iterable[Decision]:
-        """What to do now. Called after every event, or after several; the decisions are carried out in order."""
+    def decide(self, now: float) -> Iterable[Placement]:
+        """The rollouts to place now. Called after every event, or after several."""
         del now
         return ()

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NoReturn
 
 from agent_rl.config.plugins import ContractError, defined_at
-from agent_rl.scheduling.policies.base import EngineFacts, Hold, Placement, PlacementPolicy, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, PlacementPolicy, Setting, WaitingTurn
 from agent_rl.scheduling.policies.guard import Guarded
 
 SAMPLES = 4
@@ -41,7 +41,7 @@ class _World:
         self.turns: dict[str, WaitingTurn] = {}
         """The last turn of each rollout that has not ended."""
         self._running: deque[tuple[str, str]] = deque()
-        """Rollout and engine of turns under way."""
+        """Rollouts under way, each with its engine. That of the oldest turn comes first."""
         self._now = 0.0
         self._opened = 0
 
@@ -77,8 +77,8 @@ class _World:
             self.policy.rollout_ended(rollout, context, self._now)
         else:
             self.policy.turn_ended(rollout, context, self._now)
-            self._decide()
-            self._wait(turn._replace(turn=1, context=context, kept_on=engine, kept=context))
+            self.turns[rollout] = turn._replace(turn=1, context=context)
+            self._running.append((rollout, engine))
         self._decide()
 
     def _lose(self, engine: str) -> None:
@@ -86,7 +86,7 @@ class _World:
         for rollout, at in list(self._running):
             if at == engine:
                 self._running.remove((rollout, at))
-                self._wait(self.turns[rollout]._replace(kept_on="", kept=0))
+                self._wait(self.turns[rollout])
         self._decide()
 
     def _wait(self, turn: WaitingTurn) -> None:
@@ -96,8 +96,4 @@ class _World:
     def _decide(self) -> None:
         self._now += 1
         for decision in self.policy.decide(self._now):
-            if isinstance(decision, Placement):
-                self._running.append((decision.rollout, decision.engine))
-            elif isinstance(decision, Hold):
-                self._running = deque(each for each in self._running if each[0] != decision.rollout)
-                self._wait(self.turns[decision.rollout]._replace(kept_on="", kept=0))
+            self._running.append((decision.rollout, decision.engine))

@@ -3,15 +3,15 @@
 What is unsafe is contained, counted and named in `Guarded.faults`:
 
 =========================  =====================================================================================
-``engine_unknown``         a turn was placed on an engine that is not here, or is draining: another engine gets it
-``rollout_unknown``        a decision about a rollout that is not here, or is not where the decision needs it
+``engine_unknown``         a rollout was placed on an engine that is not here, or is draining: another engine gets it
+``rollout_unknown``        a rollout was placed that does not wait
 ``need_not_finite``        a predicted need is NaN, infinite or negative: the rollout's limit counts instead
-``rollout_starved``        a turn was overtaken too often, or nothing runs and nothing was placed: the guard places it
+``rollout_starved``        one was overtaken too often, or nothing runs and nothing was placed: the guard places it
 ``engine_overfull``        an engine reports more KV cache than it has, or negative numbers: cut to what is possible
 ``decisions_endless``      a policy returned more decisions at once than there are rollouts: the rest is ignored
 =========================  =====================================================================================
 
-A turn is starved when, since the first decision after it began to wait, ``PATIENCE`` times as many rollouts were
+A rollout is starved when, since the first decision after it began to wait, ``PATIENCE`` times as many rollouts were
 started as were open then. First come, first served starts at most as many. A policy that raises an exception stops the
 run with its file and line.
 """
@@ -26,21 +26,13 @@ from itertools import islice
 from typing import Concatenate, ParamSpec, TypeVar
 
 from agent_rl.config.plugins import ContractError, described
-from agent_rl.scheduling.policies.base import (
-    Decision,
-    EngineFacts,
-    Hold,
-    Placement,
-    PlacementPolicy,
-    Setting,
-    WaitingTurn,
-)
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, Setting, WaitingTurn
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 PATIENCE = 3
-"""A turn may be overtaken by at most this many times the rollouts open when it began to wait."""
+"""A rollout may be overtaken by at most this many times the rollouts open when it began to wait."""
 AT_LEAST = 64
 """Fewer starts than this never starve anybody."""
 
@@ -71,15 +63,15 @@ class Guarded:
         self._fault = fault
         self._facts: dict[str, EngineFacts] = {}
         self._load: dict[str, int] = {}
-        """Turns placed on each engine."""
+        """Rollouts placed on each engine."""
         self._draining: set[str] = set()
         self._waiting: dict[str, WaitingTurn] = {}
-        self._placed: dict[str, tuple[str, WaitingTurn]] = {}
-        self._in_tools: set[str] = set()
+        self._placed: dict[str, str] = {}
+        """The engine of each rollout that was placed."""
         self._queue: deque[tuple[int, WaitingTurn]] = deque()
-        """Turns in the order in which they began to wait, each with the number of starts that starves it."""
+        """In the order in which they began to wait, each with the number of starts that starves it."""
         self._arrived: list[WaitingTurn] = []
-        """Turns that wait since the policy decided last."""
+        """Those that wait since the policy decided last."""
         self._starts = 0
 
     @_named
@@ -91,7 +83,7 @@ class Guarded:
 
     @_named
     def engine_reported(self, facts: EngineFacts, now: float) -> None:
-        """An engine joins, or its facts changed. A draining engine that reports again takes turns again."""
+        """An engine joins, or its facts changed. A draining engine that reports again takes rollouts again."""
         sizes = facts[1:6]
         if min(sizes) < 0 or facts.kv_used > facts.kv_total:
             self._record(
@@ -108,28 +100,23 @@ class Guarded:
 
     @_named
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine gets no more turns, until it reports again."""
+        """The engine gets no more rollouts, until it reports again."""
         self._draining.add(engine)
         self.policy.engine_draining(engine, now)
 
     @_named
     def engine_gone(self, engine: str, now: float) -> None:
-        """The engine is gone. The caller lets its turns wait again."""
+        """The engine is gone. The caller lets its rollouts wait again."""
         self._load.pop(engine, None)
         self._facts.pop(engine, None)
         self._draining.discard(engine)
         self.policy.engine_gone(engine, now)
 
-    @_named
-    def weights_updated(self, engine: str, version: int, now: float, *, kept: bool) -> None:
-        """The engine serves a newer policy."""
-        self.policy.weights_updated(engine, version, now, kept=kept)
-
     # Rollouts
 
     @_named
     def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        """A turn waits for an engine."""
+        """A rollout waits for an engine."""
         self._leave(turn.rollout)
         self._waiting[turn.rollout] = turn
         self._arrived.append(turn)
@@ -137,24 +124,16 @@ class Guarded:
 
     @_named
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        """The waiting turn runs on this engine, as the caller found it."""
-        turn = self._waiting.pop(rollout, None)
-        if turn is not None:
-            self._placed[rollout] = (engine, turn)
+        """The waiting rollout runs on this engine, as the caller found it."""
+        if self._waiting.pop(rollout, None) is not None:
+            self._placed[rollout] = engine
             if engine in self._load:
                 self._load[engine] += 1
         self.policy.turn_placed(rollout, engine, now)
 
     @_named
-    def turn_preempted(self, rollout: str, now: float) -> None:
-        """The engine computes the turn again later."""
-        self.policy.turn_preempted(rollout, now)
-
-    @_named
     def turn_ended(self, rollout: str, context: int, now: float) -> None:
-        """A turn ended, and its tools run."""
-        self._leave(rollout)
-        self._in_tools.add(rollout)
+        """A turn ended, and the rollout goes on."""
         self.policy.turn_ended(rollout, context, now)
 
     @_named
@@ -172,9 +151,9 @@ class Guarded:
     # Decisions
 
     @_named
-    def decide(self, now: float) -> list[Decision]:
-        """The policy's decisions, made safe, and those of the guard for rollouts that starve."""
-        opened = len(self._waiting) + len(self._placed) + len(self._in_tools)
+    def decide(self, now: float) -> list[Placement]:
+        """The policy's placements, made safe, and those of the guard for rollouts that starve."""
+        opened = len(self._waiting) + len(self._placed)
         starved_at = self._starts + PATIENCE * opened + AT_LEAST
         self._queue.extend((starved_at, turn) for turn in self._arrived)
         self._arrived.clear()
@@ -188,36 +167,29 @@ class Guarded:
         self._save_starved(decisions, now)
         return decisions
 
-    def _safe(self, decision: Decision, now: float) -> Decision | None:
-        if isinstance(decision, Placement):
-            turn = self._waiting.get(decision.rollout)
-            if turn is None:
-                self._record("rollout_unknown", f"{decision.rollout} is placed, but no turn of it waits")
-                return None
-            if not 0 <= decision.need < math.inf:
-                self._record("need_not_finite", f"a need of {decision.need} tokens for {decision.rollout}")
-                decision = decision._replace(need=float(turn.limit))
-            if decision.engine not in self._load or decision.engine in self._draining:
-                here = ", ".join(islice(self._open(), 8)) or "none"
-                self._record("engine_unknown", f"{decision.rollout} is placed on {decision.engine!r}; here: {here}")
-                return self._elsewhere(turn, decision.need, now)
-            return self._take(turn, decision)
-        where = self._placed if isinstance(decision, Hold) else self._in_tools
-        if decision.rollout not in where:
-            wrong = "is not under way" if isinstance(decision, Hold) else "runs no tools"
-            self._record("rollout_unknown", f"{type(decision).__name__} of {decision.rollout}, which {wrong}")
+    def _safe(self, decision: Placement, now: float) -> Placement | None:
+        turn = self._waiting.get(decision.rollout)
+        if turn is None:
+            self._record("rollout_unknown", f"{decision.rollout} is placed, but it does not wait")
             return None
-        return decision
+        if not 0 <= decision.need < math.inf:
+            self._record("need_not_finite", f"a need of {decision.need} tokens for {decision.rollout}")
+            decision = decision._replace(need=float(turn.limit))
+        if decision.engine not in self._load or decision.engine in self._draining:
+            here = ", ".join(islice(self._open(), 8)) or "none"
+            self._record("engine_unknown", f"{decision.rollout} is placed on {decision.engine!r}; here: {here}")
+            return self._elsewhere(turn, decision.need, now)
+        return self._take(turn, decision)
 
     def _take(self, turn: WaitingTurn, place: Placement) -> Placement:
         del self._waiting[turn.rollout]
-        self._placed[turn.rollout] = (place.engine, turn)
+        self._placed[turn.rollout] = place.engine
         self._load[place.engine] += 1
         self._starts += turn.turn == 0
         return place
 
     def _elsewhere(self, turn: WaitingTurn, need: float, now: float) -> Placement | None:
-        """The turn on the engine with the fewest turns, as the policy is told; None when no engine is here."""
+        """The rollout on the engine with the fewest rollouts, as the policy is told; None when no engine is here."""
         engine = min(self._open(), key=lambda name: (self._load[name], name), default=None)
         if engine is None:
             return None
@@ -225,7 +197,7 @@ class Guarded:
         self.policy.turn_placed(turn.rollout, engine, now)
         return place
 
-    def _save_starved(self, decisions: list[Decision], now: float) -> None:
+    def _save_starved(self, decisions: list[Placement], now: float) -> None:
         queue = self._queue
         while queue:
             starved_at, turn = queue[0]
@@ -245,20 +217,17 @@ class Guarded:
     # Helpers
 
     def _open(self) -> Iterator[str]:
-        """The engines that take turns."""
+        """The engines that take rollouts."""
         return (engine for engine in self._load if engine not in self._draining)
 
     def _nothing_runs(self) -> bool:
-        """No turn is placed, no tools run, and no engine reports rollouts that somebody else placed."""
-        if self._placed or self._in_tools:
-            return False
-        return not any(self._facts[engine].kv_used for engine in self._open())
+        """No rollout is placed, and no engine reports rollouts that somebody else placed."""
+        return not self._placed and not any(self._facts[engine].kv_used for engine in self._open())
 
     def _leave(self, rollout: str) -> None:
         """The rollout is in none of its places any more."""
         self._waiting.pop(rollout, None)
-        self._in_tools.discard(rollout)
-        engine, _ = self._placed.pop(rollout, ("", None))
+        engine = self._placed.pop(rollout, "")
         if engine in self._load:
             self._load[engine] -= 1
 

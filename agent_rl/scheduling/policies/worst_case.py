@@ -19,7 +19,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent_rl.scheduling.policies.base import Decision, EngineFacts, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 
 
 @dataclass(slots=True)
@@ -54,8 +54,6 @@ class WorstCase(PlacementPolicy):
         self._waiting: dict[str, WaitingTurn] = {}
         self._next: tuple[deque[str], deque[str]] = (deque(), deque())
         """The order of what waits: rollouts that were placed before, and the others. Who waits no more is skipped."""
-        self._at_home: list[WaitingTurn] = []
-        """Turns that wait for the engine which has a reservation for them."""
 
     # Engines
 
@@ -72,7 +70,7 @@ class WorstCase(PlacementPolicy):
             self._rank(engine)
 
     def engine_draining(self, engine: str, now: float) -> None:
-        """The engine gets no more turns until it reports again. What it has stays reserved."""
+        """The engine gets no more rollouts until it reports again. What it has stays reserved."""
         del now
         if engine in self.engines:
             self.engines[engine].takes_turns = False
@@ -85,22 +83,17 @@ class WorstCase(PlacementPolicy):
     # Rollouts
 
     def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        """A first turn waits in order of arrival. A later one stays where its rollout's reservation is."""
+        """The rollout waits in order of arrival, behind those that were placed before."""
         del now
-        home = self.engines.get(self._home.get(turn.rollout, ""))
-        if home is not None and home.takes_turns and turn.rollout in home.reserved:
-            self._at_home.append(turn)
-            return
         known = turn.rollout in self._home
         self._free(turn.rollout)
         self._waiting[turn.rollout] = turn
         self._next[0 if known else 1].append(turn.rollout)
 
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
-        """The turn was placed there, whatever room there is."""
+        """The rollout was placed there, whatever room there is."""
         del now
         turn = self._waiting.pop(rollout, None)
-        self._at_home = [each for each in self._at_home if each.rollout != rollout]
         if turn is not None and engine in self.engines:
             self._reserve(turn, self.engines[engine])
 
@@ -113,16 +106,14 @@ class WorstCase(PlacementPolicy):
         """It waits no more, and its reservation ends."""
         del now
         self._waiting.pop(rollout, None)
-        self._at_home = [each for each in self._at_home if each.rollout != rollout]
         self._free(rollout)
 
     # Decisions
 
-    def decide(self, now: float) -> list[Decision]:
-        """Place what has a reservation, and then what waits, in order, as long as the first fits."""
+    def decide(self, now: float) -> list[Placement]:
+        """Place what waits, in order, as long as the first fits."""
         del now
-        decisions: list[Decision] = [Placement(turn.rollout, self._home[turn.rollout]) for turn in self._at_home]
-        self._at_home = []
+        decisions: list[Placement] = []
         for order in self._next:
             while order:
                 turn = self._waiting.get(order[0])

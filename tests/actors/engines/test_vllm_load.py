@@ -65,23 +65,6 @@ def test_an_update_of_weights_is_no_work(monkeypatch: pytest.MonkeyPatch) -> Non
     assert figures.passes["1"].cpu_seconds == 0.75
 
 
-def test_preemptions_are_counted_by_rollout_until_it_is_released() -> None:
-    load = VllmLoad(1000, 8)
-    requests = {"a#1": 0, "b/0#2": 1}
-    load.watch(requests.items)
-    state = step(usage=0.9, running=2, waiting=0, hits=0)
-    load.observe(state, iteration(generated=1, prompts=0, preempted=0))
-    assert load.with_unseen(0).preemptions == {}
-    load.observe(state, iteration(generated=1, prompts=0, preempted=1))
-    assert load.with_unseen(0).preemptions == {"b/0": 1}
-    requests.clear()
-    requests |= {"a#1": 2, "b/0#3": 1}
-    load.observe(state, iteration(generated=1, prompts=0, preempted=3))
-    assert load.with_unseen(0).preemptions == {"a": 2, "b/0": 2}, "the preemptions of an earlier turn are gone"
-    load.forget("b/0")
-    assert load.with_unseen(0).preemptions == {"a": 2}
-
-
 def test_passes_are_added_up_by_the_power_of_two_that_holds_what_they_wrote() -> None:
     table = PassTable()
     empty = table.table

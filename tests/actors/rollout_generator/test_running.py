@@ -1,4 +1,4 @@
-"""Rollouts of a generator whose scheduler gets a new process, or wants them back: none of them is run twice."""
+"""Rollouts of a generator whose scheduler gets a new process: none of them is run twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.rollout_generator.kept_turns import KeptTurns
-from actors.rollout_generator.running import JUST_S, Running, RunningRollouts
+from actors.rollout_generator.running import Running, RunningRollouts
 from agent_rl.testing import request
 
 
@@ -48,20 +48,6 @@ async def test_an_orphan_that_ended_before_it_was_asked_for_is_acknowledged_and_
     assert await asked(rollouts, "a", acknowledged) is not None, "it is run when it is asked for once more"
 
 
-async def test_a_turn_that_has_only_just_begun_is_given_up_when_its_rollout_goes_elsewhere() -> None:
-    rollouts = RunningRollouts()
-    just, first, late, other = [await begun(rollouts, name, [], move=1) for name in ("just", "first", "late", "other")]
-    just.goes_on_at, late.goes_on_at, other.goes_on_at = 10.0, 10.0 - JUST_S, 10.0
-    rollouts.hold({"just": 1, "first": 1, "late": 1, "other": 0}, 10.1)
-    given_up = [each.rollout for each in (just, first, late, other) if each.scope.cancel_called]
-    assert given_up == ["just"], "a first turn, a long one, and one of a later request are written to their end"
-    assert [each.rollout for each in (just, first, late, other) if each.held] == ["just", "first", "late"]
-    assert [each.rollout for each in (just, first, late, other) if each.left] == ["just"]
-    rollouts.hold({}, 10.2)
-    assert not late.held
-    assert just.left, "it cannot be taken back"
-
-
 async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when_it_is_over_here() -> None:
     rollouts, acknowledged = RunningRollouts(), list[str]()
     running = await begun(rollouts, "a", acknowledged, move=2)
@@ -86,11 +72,9 @@ async def test_a_rollout_is_abandoned_for_a_later_request_alone_and_returns_when
     assert (returned[0].move, acknowledged, rollouts.abandon({"a": 4}), rollouts.sampling) == (4, ["a"], 0, 1)
 
 
-async def test_caches_are_freed_of_rollouts_that_wait_with_as_many_tokens_and_dropped_groups_end() -> None:
+async def test_dropped_groups_end() -> None:
     rollouts = RunningRollouts()
     a, b = [await begun(rollouts, name, []) for name in "ab"]
-    a.waits_with, b.waits_with = 7, 8
-    assert [rollouts.freed({"a": 7, "b": 7, "c": 7}) for _ in range(2)] == [["a"], []]
     b.group = "other"
     rollouts.cancel([a.group])
     assert (a.scope.cancel_called, b.scope.cancel_called) == (True, False)
@@ -123,16 +107,14 @@ async def test_the_scheduler_hears_how_each_rollout_goes_on_with_all_its_turns_i
     async with trio.open_nursery() as nursery:
         turn(a, 1)
         turn(b, 7)
-        kept.asks(a)
         turn(a, 2)
         nursery.start_soon(kept.run)
-        assert await told() == [("a", (1, 2), "writes", 0, 6), ("b", (7,), "writes", 0, 5)]
-        kept.asks(a)
+        assert await told() == [("a", (1, 2), "goes_on", 0, 6), ("b", (7,), "goes_on", 0, 5)]
         kept.repeat("b")
-        assert await told() == [("a", (), "waits", 0, 6), ("b", (7,), "writes", 0, 5)]
+        assert await told() == [("b", (7,), "goes_on", 0, 5)]
         turn(a, 3)
         kept.repeat("a")
-        assert await told() == [("a", (1, 2, 3), "writes", 0, 7)], "a new scheduler gets no turn twice"
+        assert await told() == [("a", (1, 2, 3), "goes_on", 0, 7)], "a new scheduler gets no turn twice"
         turn(b, 8)
         kept.leave("b", 3, 6, lambda: acks.append("known"))
         assert await told() == [("b", (8,), "left", 3, 6)]
@@ -148,5 +130,5 @@ async def test_the_scheduler_hears_how_each_rollout_goes_on_with_all_its_turns_i
         assert await told() == []
         kept.resumed(b)  # type: ignore[arg-type]
         kept.repeat("b")
-        assert await told() == [("b", (7, 8, 9), "writes", 0, 7)]
+        assert await told() == [("b", (7, 8, 9), "goes_on", 0, 7)]
         nursery.cancel_scope.cancel()

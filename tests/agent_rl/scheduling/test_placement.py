@@ -218,7 +218,7 @@ class Fleet(RuleBasedStateMachine):
         name = NAMES[NAMES.index(place.generator) - elsewhere]
         if not elsewhere:
             self.turns[rollout] = chain
-        self.do("turns_completed", TurnsCompleted(rollout, name, tuple(chain[-1:]), "writes", place.request.move))
+        self.do("turns_completed", TurnsCompleted(rollout, name, tuple(chain[-1:]), "goes_on", place.request.move))
 
     @precondition(lambda self: self.places)
     @rule(at=st.lists(st.integers(0, 20), min_size=1, max_size=3), again=st.booleans())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_rl.config.plugins import ContractError
-from agent_rl.scheduling.policies.base import Decision, Drop, EngineFacts, Hold, Placement, PlacementPolicy, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.scheduling.policies.guard import AT_LEAST, PATIENCE, Guarded
 
 
@@ -17,7 +17,7 @@ class Scripted(PlacementPolicy):
     """Returns what a test puts into ``next``, and remembers what it is told."""
 
     def __init__(self) -> None:
-        self.next: list[Decision] = []
+        self.next: list[Placement] = []
         self.placed: list[tuple[str, str]] = []
         self.facts: list[EngineFacts] = []
 
@@ -27,7 +27,7 @@ class Scripted(PlacementPolicy):
     def turn_placed(self, rollout: str, engine: str, now: float) -> None:
         self.placed.append((rollout, engine))
 
-    def decide(self, now: float) -> Iterable[Decision]:
+    def decide(self, now: float) -> Iterable[Placement]:
         given, self.next = self.next, []
         return given
 
@@ -49,11 +49,6 @@ def test_a_sound_decision_passes_unchanged() -> None:
     guard.turn_waits(turn(), 0.0)
     policy.next = [Placement("r", "b", 50.0)]
     assert guard.decide(0.0) == [Placement("r", "b", 50.0)]
-    policy.next = [Hold("r")]
-    assert guard.decide(0.0) == [Hold("r")]
-    guard.turn_ended("r", 60, 1.0)
-    policy.next = [Drop("r")]
-    assert guard.decide(1.0) == [Drop("r")]
     assert not guard.faults
 
 
@@ -84,16 +79,16 @@ def test_a_need_that_is_no_number_becomes_the_limit(need: float) -> None:
 def test_decisions_about_rollouts_that_are_not_there_are_left_out() -> None:
     guard, policy = guarded("a")
     guard.turn_waits(turn(), 0.0)
-    policy.next = [Placement("other", "a"), Hold("r"), Drop("r"), Placement("r", "a"), Placement("r", "a")]
+    policy.next = [Placement("other", "a"), Placement("r", "a"), Placement("r", "a")]
     assert guard.decide(0.0) == [Placement("r", "a", 0.0)]
-    assert guard.faults == {"rollout_unknown": 4}
+    assert guard.faults == {"rollout_unknown": 2}
 
 
 def test_a_policy_that_never_stops_deciding_is_cut_off() -> None:
     class Endless(PlacementPolicy):
-        def decide(self, now: float) -> Iterable[Decision]:
+        def decide(self, now: float) -> Iterable[Placement]:
             while True:
-                yield Hold("r")
+                yield Placement("s", "a")
 
     guard = Guarded(Endless())
     guard.turn_waits(turn(), 0.0)
@@ -127,7 +122,7 @@ def test_a_turn_that_is_overtaken_again_and_again_is_placed() -> None:
     assert guard.faults == {"rollout_starved": 1}
 
 
-def test_next_turns_overtake_nobody() -> None:
+def test_rollouts_that_lost_their_engine_overtake_nobody() -> None:
     guard, policy = guarded("a")
     guard.turn_waits(turn("old"), 0.0)
     for number in range(200):
@@ -136,22 +131,30 @@ def test_next_turns_overtake_nobody() -> None:
         assert len(guard.decide(0.0)) == 1
 
 
-@pytest.mark.parametrize("leaves", ["rollout_ended", "rollout_dropped", "turn_ended", "turn_waits"])
-def test_a_turn_that_is_over_loads_its_engine_no_more_and_tools_are_no_idleness(leaves: str) -> None:
+@pytest.mark.parametrize("leaves", ["rollout_ended", "rollout_dropped", "turn_waits"])
+def test_a_rollout_that_has_left_its_engine_loads_it_no_more(leaves: str) -> None:
     guard, policy = guarded("a", "b")
     for name, engine in (("r", "a"), ("s", "a"), ("t", "b")):
         guard.turn_waits(turn(name), 0.0)
         guard.turn_placed(name, engine, 0.0)
     for name in "rs":
+        guard.turn_ended(name, 20, 0.0)
         given = {"turn_waits": (turn(name),), "rollout_dropped": (name,)}.get(leaves, (name, 20))
         getattr(guard, leaves)(*given, 0.0)
     guard.turn_waits(turn("new"), 0.0)
     policy.next = [Placement("new", "nowhere")]
     assert guard.decide(0.0) == [Placement("new", "a")]
-    for name in ("new", "t"):
-        guard.rollout_ended(name, 20, 0.0)
-    guard.turn_waits(turn("last"), 0.0)
-    assert len(guard.decide(0.0)) == (leaves != "turn_ended")
+
+
+def test_rollouts_whose_tools_run_are_no_idleness() -> None:
+    guard, _ = guarded("a")
+    guard.turn_waits(turn("r"), 0.0)
+    guard.turn_placed("r", "a", 0.0)
+    guard.turn_ended("r", 20, 0.0)
+    guard.turn_waits(turn("new"), 0.0)
+    assert guard.decide(0.0) == []
+    guard.rollout_ended("r", 20, 0.0)
+    assert guard.decide(0.0) == [Placement("new", "a", 100.0)]
 
 
 def test_first_come_first_served_starves_nobody() -> None:
@@ -182,7 +185,7 @@ def test_with_no_engine_a_turn_waits_until_one_joins() -> None:
 
 def test_an_exception_of_a_policy_names_it_and_the_place() -> None:
     class Broken(PlacementPolicy):
-        def decide(self, now: float) -> Iterable[Decision]:
+        def decide(self, now: float) -> Iterable[Placement]:
             raise KeyError("lost")
 
     guard = Guarded(Broken())

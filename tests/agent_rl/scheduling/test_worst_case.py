@@ -53,7 +53,7 @@ class Plain:
 
 
 EVENTS = st.tuples(
-    st.sampled_from(["wait"] * 4 + ["end", "end", "again", "again", "placed", "report", "drain", "gone", "drop"]),
+    st.sampled_from(["wait"] * 4 + ["end", "end", "placed", "report", "drain", "gone", "drop"]),
     st.integers(0, 2),
     st.sampled_from([10, 30, 30, 60, 90, 120, 200]),
 )
@@ -68,7 +68,6 @@ def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None
         name = f"e{number}"
         running = [rollout for held in plain.reserved.values() for rollout in held]
         waiting = plain.first + plain.others
-        at_home: list[tuple[str, str]] = []
         match event:
             case "wait":
                 turns[f"r{index}"] = turn(f"r{index}", amount)
@@ -79,16 +78,6 @@ def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None
                 policy.rollout_ended(rollout, 5, 0.0)
                 for held in plain.reserved.values():
                     held.pop(rollout, None)
-            case "again" if running:
-                rollout = running[amount % len(running)]
-                (home,) = (engine for engine, held in plain.reserved.items() if rollout in held)
-                policy.turn_ended(rollout, 5, 0.0)
-                policy.turn_waits(turns[rollout], 0.0)
-                if home in plain.used:  # it takes turns, and has a reservation for this one
-                    at_home.append((rollout, home))
-                else:
-                    del plain.reserved[home][rollout]
-                    plain.first.append(turns[rollout])
             case "drop" | "placed" if waiting and (event == "drop" or name in plain.reserved):
                 rollout = waiting[amount % len(waiting)].rollout
                 for order in (plain.first, plain.others):
@@ -112,7 +101,7 @@ def test_it_chooses_as_the_rule_says(events: list[tuple[str, int, int]]) -> None
                 for rollout in plain.reserved.pop(name, {}):
                     policy.turn_waits(turns[rollout], 0.0)
                     plain.first.append(turns[rollout])
-        assert [(place.rollout, place.engine) for place in policy.decide(0.0)] == at_home + plain.decide()
+        assert [(place.rollout, place.engine) for place in policy.decide(0.0)] == plain.decide()
 
 
 def test_an_engine_full_of_what_others_placed_is_left_alone() -> None:

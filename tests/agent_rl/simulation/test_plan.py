@@ -48,7 +48,7 @@ def test_engines_learner_and_rule_are_the_topologys() -> None:
     assert [engine.name for engine in trace.engines] == [f"rollout_generator.{number}" for number in range(3)]
     assert {engine.model.kv_total for engine in trace.engines} == {500_000}
     assert (trace.samples, trace.groups_per_step, trace.steps, trace.max_staleness) == (4, 4, 2, 2)
-    assert (plan.policy, plan.devices) == ("predictive", 3 * 4 + 20)
+    assert (plan.policy, plan.devices) == ("sticky", 3 * 4 + 20)
     assert trace.learner.kept == 0.5
     assert not trace.learner.kv_kept, "vLLM recomputes after an update unless told otherwise"
     assert planned("actors.rollout_generator.settings.engine_settings.kv_on_update=keep").trace.learner.kv_kept

@@ -29,9 +29,9 @@ def row(trace: str, policy: str, makespan: float, tokens_per_s: float = 1.0) -> 
 
 
 def test_gains_compare_with_the_best_of_the_others() -> None:
-    rows = [row("paper", "static", 10.0), row("paper", "margin", 8.0), row("paper", "predictive", 6.0, 3.0)]
-    rows += [row("mild", "static", 10.0), row("mild", "margin", 12.0), row("mild", "predictive", 11.0)]
-    figures = compared(rows, ["paper", "mild"], ["static", "margin", "predictive"])
+    rows = [row("paper", "static", 10.0), row("paper", "margin", 8.0), row("paper", "sticky", 6.0, 3.0)]
+    rows += [row("mild", "static", 10.0), row("mild", "margin", 12.0), row("mild", "sticky", 11.0)]
+    figures = compared(rows, ["paper", "mild"], ["static", "margin", "sticky"])
     assert figures == pytest.approx(
         {
             "paper.gain_over_best": 0.25,
@@ -50,7 +50,7 @@ def test_figures_are_named_and_saved_rows_are_taken_unless_their_policy_runs_aga
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    arguments = ["--traces", "mild", "--policies", "predictive", "worst_case", "--seeds", "1", "--processes", "1"]
+    arguments = ["--traces", "mild", "--policies", "sticky", "worst_case", "--seeds", "1", "--processes", "1"]
     arguments += ["--decisions", "0", "--scale", "0.01", "--save", str(file)]
 
     def lines(*more: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_figures_are_named_and_saved_rows_are_taken_unless_their_policy_runs_aga
     printed = capsys.readouterr().out
     assert "mild: 1 seeds, scale 0.01" in printed
     figures = json.loads(printed.splitlines()[-1])
-    for policy in ("predictive", "worst_case"):
+    for policy in ("sticky", "worst_case"):
         assert figures[f"mild.{policy}.makespan_s"] >= figures["mild.bound.makespan_s"] > 0
         for name in ("tokens_per_s", "preempted_share", "hit_rate", "group_p99_s", "start_spread"):
             assert f"mild.{policy}.{name}" in figures
@@ -142,8 +142,8 @@ def test_each_end_is_one_placement_and_engines_stay_full() -> None:
 
 
 def test_decisions_and_events_are_timed() -> None:
-    assert decisions_per_s(Size(engines=4, rollouts=64), "predictive", decisions=100) > 0
-    assert event_us(SIZE, "predictive", 10) > 0
+    assert decisions_per_s(Size(engines=4, rollouts=64), "sticky", decisions=100) > 0
+    assert event_us(SIZE, "sticky", 10) > 0
 
 
 def test_costs_are_recovered_from_windows():

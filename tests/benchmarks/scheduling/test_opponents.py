@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_rl.scheduling.policies.base import EngineFacts, Placement, Setting, WaitingTurn
+from agent_rl.scheduling.policies.base import EngineFacts, Setting, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from benchmarks.scheduling.policies import POLICIES, spec_of
 
@@ -43,7 +43,7 @@ def test_a_topology_may_name_each_opponent_and_none_decides_what_is_unsafe(name:
         (
             "cost_aware",
             {"overlap_weight": 1.0} | NO_LIMIT,
-            "g0:160 = g0a, h0:320 = h0b, h0.480 i0:160 = i0b, h0+480b = h0b, h0.480 j0:4800 = j0a, k0:9600 = k0b, h0+480b = h0a",
+            "g0:160 = g0a, h0:320 = h0b, h0.320 i0:160 = i0b, h0+480 = h0b, h0.480 j0:4800 = j0a, k0:9600 = k0b, h0+480 = h0a",
         ),
         # Over capacity the smallest are paused, and the largest goes on first.
         (
@@ -54,23 +54,22 @@ def test_a_topology_may_name_each_opponent_and_none_decides_what_is_unsafe(name:
     ],
 )
 def test_an_opponent_places_turns_by_its_rule(name: str, settings: dict[str, Any], story: str) -> None:
-    """A rollout waits, ends its turn (.), waits again (+) or ends (!), with tokens and where they are kept."""
+    """A rollout waits, ends its turn (.), waits again (+) or ends (!), with tokens."""
     policy = POLICIES[name].make(**settings)
     policy.begin(Setting(4, 2))
     for engine in "a" if name == "program_aware" else "ab":
         policy.engine_reported(EngineFacts(engine, 1000, 0, 0, 0, 8), 0.0)
     for number, (events, placed) in enumerate(step.split("=") for step in story.split(",")):
         now = 2.0 * number
-        for rollout, group, event, context, kept_on in re.findall(r"((\w)\d)([:.+!]?)(\d*)([ab]?)", events):
+        for rollout, group, event, context in re.findall(r"((\w)\d)([:.+!]?)(\d*)", events):
             waits = WaitingTurn(rollout, group, group, 0, 0, 10, 10, 400)
             if event == ".":
                 policy.turn_ended(rollout, int(context or 50), now)
             elif event == "!":
                 policy.rollout_ended(rollout, int(context or 60), now)
             elif event == "+":
-                kept = {"kept_on": kept_on, "kept": int(context)} if kept_on else {}
-                policy.turn_waits(waits._replace(turn=1, context=int(context or 50), **kept), now)
+                policy.turn_waits(waits._replace(turn=1, context=int(context or 50)), now)
             else:
                 policy.turn_waits(waits._replace(context=int(context or 10)), now)
-        decided = [each.rollout + (each.engine if isinstance(each, Placement) else "-") for each in policy.decide(now)]
+        decided = [each.rollout + each.engine for each in policy.decide(now)]
         assert decided == placed.split(), story.split(",")[number]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.scheduling.policies.base import Decision, Hold, Placement, PlacementPolicy, WaitingTurn
 from agent_rl.simulation.engine import ModelledEngine, Rollout
 from agent_rl.simulation.outcome import Outcome
 from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, check
@@ -58,7 +57,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 def run(trace: Trace, name: str) -> Outcome:
     spec = POLICIES[name]
-    simulator = Simulator(trace, spec.make(), evicts_half=spec.evicts_half)
+    simulator = Simulator(trace, spec.make(), evicts_half=spec.evicts_half, each_turn=spec.each_turn)
     simulator.engines = [Checked(e.name, e.model, evicts_half=spec.evicts_half) for e in simulator.engines]
     return simulator.run()
 
@@ -74,7 +73,7 @@ def test_a_policy_finishes_within_the_rules_and_never_beats_the_bound(name: str,
     assert not outcome.faults
     assert outcome.written_tokens == trace.written() + outcome.lost_tokens
     again = run(trace, name)
-    assert (again.makespan_s, again.preempted, again.placed) == (outcome.makespan_s, outcome.preempted, outcome.placed)
+    assert (again.makespan_s, again.preempted, again.steps) == (outcome.makespan_s, outcome.preempted, outcome.steps)
 
 
 def test_an_engine_gets_nothing_before_it_joins() -> None:
@@ -84,7 +83,7 @@ def test_an_engine_gets_nothing_before_it_joins() -> None:
     placed = []
     simulator = Simulator(trace, LeastRequests(), record=lambda now, decision: placed.append((now, decision)))
     assert simulator.run().makespan_s < 1000
-    assert {decision.engine for _, decision in placed if isinstance(decision, Placement)} == {"a"}
+    assert {decision.engine for _, decision in placed} == {"a"}
 
 
 def alone(written: tuple[int, ...], **changes: float) -> Trace:
@@ -155,84 +154,6 @@ def test_a_full_cache_preempts_the_newest_and_computes_it_again() -> None:
     assert outcome.written_tokens == 400
 
 
-class Restless(PlacementPolicy):
-    """Holds every turn once and lets it go on elsewhere, forwards and backwards."""
-
-    def __init__(self) -> None:
-        self.waiting: list[WaitingTurn] = []
-        self.held: set[str] = set()
-        self.number = 0
-        self.running: list[str] = []
-
-    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        self.waiting.append(turn)
-
-    def turn_ended(self, rollout: str, context: int, now: float) -> None:
-        self.running.remove(rollout)
-
-    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
-        self.running.remove(rollout)
-        if self.running and self.running[0] not in self.held:
-            self.held.add(self.running[0])
-
-    def decide(self, now: float) -> list[Placement | Hold]:
-        decisions: list[Placement | Hold] = []
-        for name in [name for name in self.running if name in self.held and self.number < 1000]:
-            self.running.remove(name)
-            self.number += 1000
-            decisions.append(Hold(name))
-        for turn in self.waiting:
-            self.number += 1
-            self.running.append(turn.rollout)
-            decisions.append(Placement(turn.rollout, "ab"[self.number % 2]))
-        self.waiting = []
-        return decisions
-
-
-def test_a_turn_that_is_held_goes_on_elsewhere_with_its_tokens() -> None:
-    group = tuple(Shape(10, (20 * n, 5), (0.1,), (3,)) for n in range(1, 5))
-    engines = (EngineLife("a", MODEL), EngineLife("b", MODEL))
-    trace = check(Trace("held", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
-    outcome = Simulator(trace, Restless()).run()
-    assert outcome.holds == 1
-    assert outcome.moves >= 1
-    assert outcome.written_tokens == 220
-    assert not outcome.faults
-
-
-class HoldsTheOthers(PlacementPolicy):
-    """Runs the first rollout on a and the others on b, and holds those when the first has ended."""
-
-    def __init__(self) -> None:
-        self.waiting: list[str] = []
-        self.others: list[str] = []
-        self.ended: list[str] = []
-
-    def turn_waits(self, turn: WaitingTurn, now: float) -> None:
-        self.waiting.append(turn.rollout)
-
-    def rollout_ended(self, rollout: str, context: int, now: float) -> None:
-        self.ended.append(rollout)
-
-    def decide(self, now: float) -> list[Decision]:
-        places = [Placement(name, "a" if name == "0/0" else "b") for name in self.waiting]
-        self.others += [place.rollout for place in places if place.engine == "b"]
-        self.waiting = []
-        holds, self.others = (self.others, []) if self.ended == ["0/0"] else ([], self.others)
-        return [*places, *(Hold(name) for name in holds)]
-
-
-def test_a_hold_of_what_ends_with_the_step_under_way_changes_nothing() -> None:
-    """Engines are computed up to the end of a step, and in the last one two rollouts end and the tools of a third run."""
-    lengths = [(195,), (20,), (20,), (20, 5)]
-    group = tuple(Shape(10, written, (1.0,) * (len(written) - 1), (3,) * (len(written) - 1)) for written in lengths)
-    engines = tuple(EngineLife(name, EngineModel(400, 6, step, 0, 0, 0, 0)) for name, step in (("a", 0.1), ("b", 1.0)))
-    trace = check(Trace("ends", 0, "", 4, 1, 1, 1, 250, engines, LearnerModel(1000.0), (group,)))
-    outcome = Simulator(trace, policy := HoldsTheOthers()).run()
-    assert sorted(policy.ended) == ["0/0", "0/1", "0/2", "0/3"]
-    assert (outcome.written_tokens, outcome.holds) == (trace.written(), 0)
-
-
 def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
     engine = ModelledEngine("a", replace(MODEL, kv_total=100, page=1, watermark=0.0))
     rollouts = [Rollout(f"{n}", n, n, 0, Shape(30, (5, 5), (1.0,), (0,))) for n in range(4)]
@@ -241,8 +162,8 @@ def test_prefixes_leave_the_cache_least_recently_used_first() -> None:
     engine.settle()
     engine.advance(engine.next_event())
     assert engine.ended() == rollouts[:2]
-    assert [engine.kept(r) for r in rollouts] == [35, 35, 0, 0]
+    assert [engine.cached.get(r, 0) for r in rollouts] == [35, 35, 0, 0]
     engine.put(rollouts[2])
     engine.settle()
     engine.advance(engine.next_event())
-    assert [engine.kept(r) for r in rollouts] == [30, 35, 0, 0]
+    assert [engine.cached.get(r, 0) for r in rollouts] == [30, 35, 0, 0]
