@@ -131,16 +131,12 @@ def raised_in_silence() -> list[str]:
     """Commits that raised a number of the budget without the word, or without lowering another."""
     faults = []
     for commit in _git("log", f"-{JUDGED}", "--format=%H", "--", BUDGET).split():
-        before, after = (_numbers(_git("show", f"{commit}{parent}:{BUDGET}")) for parent in ("^", ""))
+        before, after = (tomllib.loads(_git("show", f"{commit}{parent}:{BUDGET}")) for parent in ("^", ""))
         moved = [after.get(part, 0) - lines for part, lines in before.items()]
         spoken = "raise-budget:" in _git("show", "-s", "--format=%B", commit) and min(moved, default=0) < 0
         if max(moved, default=0) > 0 and not spoken:
             faults.append(f"commit {commit[:9]} raised {BUDGET}")
     return faults
-
-
-def _numbers(text: str) -> dict[str, int]:
-    return {part: int(lines) for part, lines in tomllib.loads(text).items()}
 
 
 def _git(*arguments: str) -> str:

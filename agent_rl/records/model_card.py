@@ -110,7 +110,7 @@ def _data(topology: Topology) -> Iterator[str]:
     yield from (text for stage in topology.stages if isinstance(stage, SftStage) for text in stage.data)
     for key, value in ((key, value) for entry in topology.environments for key, value in entry.settings.items()):
         if "file" in key:
-            yield from [value] if isinstance(value, str) else map(str, value)
+            yield from [value] if isinstance(value, str) else map(str, value if isinstance(value, list | tuple) else ())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

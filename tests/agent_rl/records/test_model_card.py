@@ -81,3 +81,8 @@ def test_the_card_of_a_checkpoint_passes_licence_and_base_on_to_the_next_run(tmp
     fresh = replace(BASE, name="a model with fresh weights", licence="unknown", hub=None)
     made = load_topology(Path("examples/quickstart.toml"))
     assert read_base(made, tmp_path) == fresh
+
+
+def test_settings_that_only_sound_like_files_are_no_data() -> None:
+    given = topology('environments.0.settings={files = ["a.jsonl"], most_files = 3}')
+    assert ", a.jsonl |" in card(given, Position(0, 0, 0), BASE, [])
