@@ -24,6 +24,8 @@ COUNT = 128
 """Strangers at once."""
 SOURCE = ("127.0.0.9", 0)
 """Where they come from."""
+HOST = "127.0.0.8"
+"""Where the node is: no other program takes its port there before it does."""
 WORST_MIB = 64.0
 """More than this for all of them is an attack that succeeded."""
 SENT = 4 << 20
@@ -60,11 +62,13 @@ def _memory(process: int, name: str) -> int:
     return int(match[1]) << 10
 
 
-def connect_strangers(port: int, said: bytes, connections: ExitStack, count: int = COUNT) -> list[socket.socket]:
+def connect_strangers(
+    port: int, said: bytes, connections: ExitStack, count: int = COUNT, host: str = "127.0.0.1"
+) -> list[socket.socket]:
     """So many clients that have said this, or as much of it as was read; ``connections`` closes them."""
     made = []
     for _ in range(count):
-        client = connections.enter_context(socket.create_connection(("127.0.0.1", port), None, SOURCE))
+        client = connections.enter_context(socket.create_connection((host, port), None, SOURCE))
         client.settimeout(PATIENCE_SECONDS)
         with contextlib.suppress(OSError):  # the node has closed the connection, or reads no more
             client.sendall(said)
@@ -74,12 +78,12 @@ def connect_strangers(port: int, said: bytes, connections: ExitStack, count: int
 
 def strangers_mib() -> float:
     """MiB by which a node grew at the most while COUNT strangers of one kind after the other were there."""
-    with tempfile.TemporaryDirectory(prefix="strangers") as folder, socket.create_server(("127.0.0.1", 0)) as probe:
+    with tempfile.TemporaryDirectory(prefix="strangers") as folder, socket.create_server((HOST, 0)) as probe:
         port = int(probe.getsockname()[1])
         probe.close()
         keys = Path(folder) / "keys"
         CurveKeys.generate().save(keys)
-        command = [sys.executable, "-m", "benchmarks.hostile.strangers", f"tcp://127.0.0.1:{port}", str(keys)]
+        command = [sys.executable, "-m", "benchmarks.hostile.strangers", f"tcp://{HOST}:{port}", str(keys)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
             assert node.stdout is not None
             try:
@@ -87,7 +91,7 @@ def strangers_mib() -> float:
                 before = _memory(node.pid, "VmRSS")
                 for said in KINDS.values():
                     with ExitStack() as connections:
-                        connect_strangers(port, said, connections)
+                        connect_strangers(port, said, connections, host=HOST)
                         time.sleep(READING_SECONDS)
                 assert node.poll() is None
                 return (_memory(node.pid, "VmHWM") - before) / 2**20
