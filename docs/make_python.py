@@ -22,6 +22,7 @@ What code of your own may import, and each interface that it may implement. Made
 `python docs/make_python.py`. [messages.md](messages.md) has what actors send one another.
 """
 PUBLIC = {
+    "A run by a call": ("agent_rl:train", "agent_rl:evaluate"),
     "A run as data": (
         "agent_rl:load_run",
         *(f"agent_rl.records.run_data:{name}" for name in ("Run", "Step", "Evaluation", "Group", "Trajectory", "Call")),

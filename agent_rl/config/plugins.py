@@ -32,6 +32,7 @@ Kind: TypeAlias = Literal[
     "engine",
     "environment",
     "loss",
+    "reward",
     "rollout",
     "scheduling_policy",
     "selection",
@@ -61,6 +62,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "environment": {
         "maths": "agent_rl.environments.maths:Maths",
+        "rows": "agent_rl.environments.rows:Rows",
         "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
         "harbor": "agent_rl.environments.harbor:Harbor",
         "live": "agent_rl.environments.live:Live",
@@ -74,6 +76,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "gspo": "agent_rl.learning.losses.gspo:gspo",
         "cispo": "agent_rl.learning.losses.cispo:cispo",
     },
+    "reward": {},
     "rollout": {},
     "scheduling_policy": {
         "sticky": "agent_rl.scheduling.policies.sticky:Sticky",
@@ -97,7 +100,7 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
 }
 """The short names of what is built in, by kind. Those of actors are the roles, each with its standard class."""
 
-FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "rollout", "selection"})
+FUNCTIONS: frozenset[Kind] = frozenset({"advantage", "loss", "reward", "rollout", "selection"})
 
 _ROOT = Path(__file__).parents[2]
 _ELSEWHERE = (sysconfig.get_paths()["stdlib"], *(str(_ROOT / name) for name in ("agent_rl", "actors", "transport")))

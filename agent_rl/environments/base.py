@@ -17,7 +17,6 @@ with the rollout.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
@@ -27,15 +26,6 @@ if TYPE_CHECKING:
     from agent_rl.environments.harness import HarnessOutcome
 
 from agent_rl.messages import Judgement, Problem, ToolOutcome, Transcript
-
-THOUGHT_OPENING, THOUGHT_CLOSING = "<think>", "</think>"
-_THOUGHT = re.compile(rf"{THOUGHT_OPENING}.*?(?:{THOUGHT_CLOSING}|\Z)", re.DOTALL)
-
-
-def beyond_thoughts(text: str) -> str:
-    """A turn's text without its thoughts. One that is not closed goes to the turn's end, since it was cut within it."""
-    return _THOUGHT.sub("", text)
-
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from agent_rl.environments.base import Environment, TaskError, TaskSource, Tool,
 from agent_rl.environments.mcp import mcp_tools
 from agent_rl.environments.schemas import ToolError
 from agent_rl.environments.tasks import MixedTasks, Restriction, restricted
-from agent_rl.environments.tools import by_name
+from agent_rl.environments.tools import by_name, tool
 from agent_rl.messages import Problem
 
 T = TypeVar("T")
@@ -95,7 +95,8 @@ class Environments(Mapping[str, Environment]):
 def _tools(entry: EnvironmentEntry, environment: Environment, base: Path) -> dict[str, Tool]:
     if not isinstance(environment.tools, Sequence):
         raise ToolError(f"tools is {environment.tools!r:.100}; write a tuple of tools, as in `tools = (search,)`")
-    own = [*environment.tools, *(resolve("tool", name) for name in entry.tools)]
+    named = [resolve("tool", name) for name in entry.tools]
+    own = [*environment.tools, *(tool(each) if inspect.isfunction(each) else each for each in named)]
     return by_name([*own, *mcp_tools(entry, base)], "tools")
 
 

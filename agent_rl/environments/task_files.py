@@ -13,6 +13,8 @@ from os.path import normpath
 from pathlib import Path
 from typing import IO, Any, cast
 
+from pydantic_core import to_jsonable_python
+
 from agent_rl.environments.base import TaskError, joined
 from agent_rl.files.disk import disk_errno
 from agent_rl.files.reading_json import JsonError, lines_of, open_file, parse_json
@@ -20,17 +22,22 @@ from agent_rl.messages import Problem
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
 PARQUET_BATCH = 1024
+FIELDS = frozenset({"id", "problem", "prompt", "answer"})
+"""Columns that become fields of a problem."""
 LABELS = ("subject", "level")
 """Columns that say of what kind a problem is; they become a problem's payload."""
 
 
-def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, list[tuple[Problem, ...]]]:
+def read_tasks(
+    settings: Mapping[str, Sequence[str]], base: Path, *, columns: bool = False
+) -> dict[str, list[tuple[Problem, ...]]]:
     """The problems of each pattern (a path or glob, relative to ``base``) of each setting, in the order named.
 
     A row holds ``problem`` and ``answer``, or verl's ``prompt`` (text, or chat messages of which the user's is taken)
     and ``reward_model.ground_truth``. An ``id`` is taken where there is one; otherwise file and line (or row) make it.
     The payload holds the file's name (with its folder's, where two files have the same name), ``LABELS`` where the row
-    has them, and as ``system`` the text of the system messages of verl's ``prompt``.
+    has them, and as ``system`` the text of the system messages of verl's ``prompt``. With ``columns`` it has every
+    other column too, as JSON, and a row needs no answer.
 
     Raises TaskError for all patterns without a file or of an unknown format at once, and for the first file without
     tasks, row that is no task, or row with the id of another row of these files.
@@ -51,20 +58,26 @@ def read_tasks(settings: Mapping[str, Sequence[str]], base: Path) -> dict[str, l
     places: dict[str, str] = {}
     problems: dict[str, list[tuple[Problem, ...]]] = {setting: [] for setting in settings}
     for key, named in files.items():
-        problems[key[0]].append(tuple(_problems_of(named, key, places, labels)))
+        problems[key[0]].append(tuple(_problems_of(named, key, places, labels, columns=columns)))
     return problems
 
 
 def _problems_of(
-    files: Sequence[tuple[str, Path]], key: tuple[str, int], places: dict[str, str], names: Mapping[Path, str]
+    files: Sequence[tuple[str, Path]],
+    key: tuple[str, int],
+    places: dict[str, str],
+    names: Mapping[Path, str],
+    *,
+    columns: bool,
 ) -> Iterator[Problem]:
     """The problems of files; ``places`` says where the problem of each id stands, ``names`` what a file is called."""
     for name, path in files:
         empty = True
         for where, row in read_rows(name, path):
             empty = False
-            labels = {label: str(row[label]) for label in LABELS if row.get(label) is not None}
-            problem = problem_of(row, where)
+            labels = _columns(row, where) if columns else {}
+            labels |= {label: str(row[label]) for label in LABELS if row.get(label) is not None}
+            problem = problem_of(row, where, answered=not columns)
             if system := _system_text(row):
                 labels["system"] = system
             problem = replace(problem, payload={"file": names[path], **labels})
@@ -164,13 +177,22 @@ def _unpadded(value: Any) -> Any:
     return [_unpadded(each) for each in value] if isinstance(value, list) else value
 
 
-def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """The problem in a row. Raises TaskError, naming ``where`` it stands, when it is none."""
+def _columns(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The columns beside those that a `Problem` has fields for. Raises TaskError for what is no JSON."""
+    found = {name: value for name, value in row.items() if name not in FIELDS and value is not None}
+    try:
+        return cast("dict[str, Any]", to_jsonable_python(found))
+    except ValueError as error:
+        raise TaskError(f"{where}: a column is no JSON ({error}); leave it out, or write it as text") from error
+
+
+def problem_of(row: Mapping[str, Any], where: str, *, answered: bool = True) -> Problem:
+    """The problem in a row, ``answered`` or not. Raises TaskError, naming ``where`` it stands, when it is none."""
     identity = row.get("id")
     problem = Problem(
         id=where if identity is None else str(identity),
         text=text_of(row, where),
-        answer=answer_of(row, where),
+        answer=answer_of(row, where) if answered or row.get("answer", row.get("reward_model")) is not None else "",
     )
     for key, text in (("id", problem.id), ("problem", problem.text), ("answer", problem.answer)):
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from agent_rl.messages.tokens import BodyError, Float32Vector, Int32Matrix, Int32Vector, Tokens
 
+THOUGHT_OPENING, THOUGHT_CLOSING = "<think>", "</think>"
+_THOUGHT = re.compile(rf"{THOUGHT_OPENING}.*?(?:{THOUGHT_CLOSING}|\Z)", re.DOTALL)
 NEWS_STEPS = 64
 """The steps in which the use of a KV cache is news, in an engine's whole cache."""
 
@@ -17,6 +20,11 @@ TrajectoryStatus: TypeAlias = Literal[
 ToolOutcome: TypeAlias = Literal[
     "success", "error", "timeout", "memory_limit", "output_limit", "killed", "malformed", "unknown_tool", "unavailable"
 ]
+
+
+def beyond_thoughts(text: str) -> str:
+    """A turn's text without its thoughts. One that is not closed goes to the turn's end, since it was cut within it."""
+    return _THOUGHT.sub("", text)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,6 +47,11 @@ class Problem:
     answer: str = ""
     environment: str = ""
     payload: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The payload, as rewards read it: the columns of a problem's row."""
+        return self.payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +247,14 @@ class Transcript:
     def text(self) -> str:
         """All turns, for people and for counts. To extract an answer, use ``texts``: an answer is within one turn."""
         return "\n".join(self.texts)
+
+    @property
+    def answer(self) -> str:
+        """What the last turn says beyond its thoughts: within its last pair of answer tags, else all of it."""
+        said = beyond_thoughts("".join(self.texts[-1:]))
+        before, closed, _ = said.rpartition("</answer>")
+        _, opened, within = before.rpartition("<answer>")
+        return (within if closed and opened else said).strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
+from agent_rl.messages.rollouts import THOUGHT_CLOSING, THOUGHT_OPENING
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 MAX_DEPTH = 32

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.messages import Said, SaidCall
+from agent_rl.messages.rollouts import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.rollout.conversation import Message
 from agent_rl.rollout.parsing import (
     CLOSING,

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agent_rl.environments.base import THOUGHT_CLOSING, THOUGHT_OPENING
+from agent_rl.messages.rollouts import THOUGHT_CLOSING, THOUGHT_OPENING
 from agent_rl.rollout.parsing import ParsedCall
 from agent_rl.rollout.prompts import PromptError
 

@@ -27,8 +27,12 @@ def follow(page: Path, folder: Path, seconds: float) -> int:
     """Do what a page says in a folder; return the number of blocks that were followed."""
     tools = folder.parent / f"{folder.name}-tools"
     tools.mkdir(exist_ok=True)
-    for name, module in (("agent-rl", "actors.cli"), ("pytest", "pytest -p no:cacheprovider")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+    for name, arguments in (
+        ("agent-rl", "-m actors.cli"),
+        ("pytest", "-m pytest -p no:cacheprovider"),
+        ("python", ""),
+    ):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         (tools / name).chmod(0o755)
     followed = 0
     for language, text in blocks(page):

@@ -44,6 +44,7 @@ def test_the_problems_of_the_pretrained_tutorial_become_demonstrations(
 def test_each_tutorial_says_first_what_the_reader_will_have() -> None:
     assert {
         "first_run",
+        "in_python",
         "own_task",
         "own_tool",
         "own_reward",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pydantic import PositiveFloat
 
 from agent_rl.environments import python_tools
-from agent_rl.environments.base import ChatMessages, CheckError, Context, Environment, TaskError, TaskSource, Tool
+from agent_rl.environments.base import ChatMessages, CheckError, Context, Environment, Tool
 from agent_rl.environments.maths.rewards import answer_tags, answer_text, exactly_equal, final_answer
-from agent_rl.environments.task_files import read_tasks
-from agent_rl.environments.tasks import ListedTasks
+from agent_rl.environments.rows import FileProblems
 from agent_rl.messages import Judgement, Problem, Transcript
 
 SYSTEM = """You solve problems by reasoning step by step, with tools where they help.
@@ -65,8 +63,8 @@ def format_penalty(turns: Sequence[str]) -> float:
     return 1.0 if tags == 0 else min(1.0, (tags - 1) / len(turns))
 
 
-class Maths(BoxedAnswers):
-    """Problems from files (see `task_files`), which paths and globs name, relative to the topology file."""
+class Maths(BoxedAnswers, FileProblems):
+    """Problems from files, whose answers are mathematics."""
 
     def __init__(
         self,
@@ -79,43 +77,22 @@ class Maths(BoxedAnswers):
         prompt: Literal["plain", "rstar2", "template"] = "plain",
         notebook: bool = False,
     ) -> None:
-        """``files`` hold the training problems, ``evaluation_files`` the held-out ones.
-
-        ``weights`` says how often a training problem comes from each entry of ``files``, in proportion; without them
-        every problem of every file is as likely as any other. ``prompt``: the problem's text alone ("plain"); the
-        structure of rStar2's prompt in our words, with system text, tools and answer instruction ("rstar2"); or the
-        problem's text alone, with the tools as the model's own chat template lists them ("template"). A system message
-        of the file stands before the text alone; the prompt of rStar2 has its own in its place. ``notebook``: the
-        model's Python runs as the cells of a notebook, not each call by itself. Raises TaskError when settings
-        contradict each other.
+        """``prompt``: the problem's text alone ("plain"); the structure of rStar2's prompt in our words, with system
+        text, tools and answer instruction ("rstar2"); or the problem's text alone, with the tools as the model's own
+        chat template lists them ("template"). A system message of the file stands before the text alone; the prompt of
+        rStar2 has its own in its place. ``notebook``: the model's Python runs as the cells of a notebook, not each call
+        by itself. The others are those of `FileProblems`.
         """
-        if weights and len(weights) != len(files):
-            raise TaskError(f"`weights` holds {len(weights)} numbers for {len(files)} entries of `files`", ("weights",))
-        self._seed, self._base = seed, base
-        self._files, self._weights, self._evaluation_files = files, weights, evaluation_files
+        super().__init__(seed=seed, base=base, files=files, weights=weights, evaluation_files=evaluation_files)
         self._prompt = prompt
         self.lists_tools = "template" if prompt == "template" else prompt == "rstar2"
         if notebook:
             self.tools = (python_tools.notebook,)
 
-    def problems(self) -> TaskSource:
-        """Read the files. Raises TaskError as `read_tasks` does."""
-        if not self._files and not self._evaluation_files:
-            raise TaskError("no file of problems is named: set `files`, or `evaluation_files` where nothing is trained")
-        problems = read_tasks({"files": self._files, "evaluation_files": self._evaluation_files}, self._base)
-        return ListedTasks(
-            problems["files"],
-            tuple(chain.from_iterable(problems["evaluation_files"])),
-            seed=self._seed,
-            weights=self._weights,
-            names=[f"the file {name}" for name in self._files],
-        )
-
     def prompt(self, problem: Problem) -> ChatMessages:
         """The problem, as the setting ``prompt`` says."""
         if self._prompt != "rstar2":
-            system = [{"role": "system", "content": text}] if (text := problem.payload.get("system")) else []
-            return [*system, {"role": "user", "content": problem.text}]
+            return super().prompt(problem)
         return [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": USER.format(problem=problem.text)},

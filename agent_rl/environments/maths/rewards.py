@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from agent_rl.environments.base import beyond_thoughts
+from agent_rl.messages.rollouts import beyond_thoughts
 
 OPENING, CLOSING = "<answer>", "</answer>"
 

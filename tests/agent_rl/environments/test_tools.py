@@ -493,7 +493,7 @@ def test_a_tool_that_does_not_import_is_one_error_with_its_line(name: str, fault
             'tools = ["named_tools:sound"]\n[[environments]]\nclass = "arithmetic"\nname = "second"\ntools = ["named_tools:same_name"]\n',
             "environment 'second': tools of all environments: two tools are named 'sound'",
         ),
-        ('tools = ["named_tools:plain"]\n', "is no tool, it lacks name, schema"),
+        ('tools = ["named_tools:plain"]\n', "the tool plain has no description: write a docstring"),
         ('tools = ["named_tools:missing"]\n', "missing"),
         ('tools = ["nowhere_at_all:x"]\n', "nowhere_at_all"),
     ],
