@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,9 @@ def test_a_wheel_runs_its_examples_and_benchmarks_outside_a_clone(elsewhere, tmp
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)], check=True, timeout=300)
     (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        typed = [name for name in packed.namelist() if name.endswith("/py.typed")]
+    assert sorted(typed) == ["actors/py.typed", "agent_rl/py.typed", "transport/py.typed"]
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=300)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
