@@ -11,6 +11,7 @@ setup(
     package_data={
         "agent_rl.examples": ["*.toml", "*/*.toml", "*/*.py", "cluster/*", "word_problems/*.jsonl"],
         "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
+        "agent_rl.evaluation": ["*.txt"],
         "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],
         "benchmarks": ["*.toml"],

@@ -64,6 +64,9 @@ COMMANDS = {
     ),
     "Models and data": (
         Command("eval", "evaluation:evaluate", "Evaluate a model on problems, or compare two results."),
+        Command(
+            "audit-reward", "audit_reward:audit_reward", "Ask a reward function a thousand answers; print its errors."
+        ),
         Command("chat", "chat:chat", "Talk to a model with its tools in the terminal."),
         Command("serve", "serving:serve", "Serve a model with its tools over HTTP, as OpenAI and Anthropic do."),
         Command("model", "models:app", "Import a model from a GGUF file; give tokens rows."),

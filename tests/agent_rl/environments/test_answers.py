@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.environments.maths.rewards import answers_equal, check, final_answer
+from agent_rl.evaluation import reward_audit
 
 
 def cases_of(file: str) -> list[tuple[str, str]]:
     """Two answers a line, between them a double bar; a line that begins with a number sign names the class below it."""
-    lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
+    lines = (Path(reward_audit.__file__).parent / file).read_text(encoding="utf-8").splitlines()
     pairs = [line.split("||") for line in lines if not line.startswith("#")]
     return [(gold.strip(), prediction.strip()) for gold, prediction in pairs]
 
