@@ -162,13 +162,3 @@ def test_documents_are_short_enough_to_be_read(record_property):
     record_property("docs_words", sum(words.values()))
     assert {name: count for name, count in words.items() if count > WORDS_OF_A_PAGE} == {}
     assert sum(words.values()) <= WORDS
-
-
-PURPOSES = ("At the end you have", "After this page you")
-
-
-def test_each_page_says_first_what_its_reader_will_have():
-    """In its first two lines; pages that are made from the code say how they are made."""
-    pages = [path for path in ROOT.glob("docs/*.md") if str(path.relative_to(ROOT)) not in GENERATED]
-    heads = {path.name: " ".join(path.read_text().splitlines()[2:4]) for path in pages}
-    assert [name for name, head in heads.items() if not head.startswith(PURPOSES)] == []
