@@ -214,6 +214,8 @@ class TrainingFigures:
     """As it was used, the mean over the step's updates."""
     update_kl: float | None = None
     """Estimated KL divergence by an update, in nats for each token; the mean over updates. With ``target_kl`` only."""
+    update_kl_error: float | None = None
+    """Standard error of ``update_kl``, by the differences between rollouts."""
     update_kept: float | None = None
     """Share of the step's updates that was not taken back."""
     entropy: float | None = None

@@ -13,49 +13,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from agent_rl.learning.ranks import Ranks
     from agent_rl.learning.sequences import TrainingSequence
 
-TOO_FAR = 2.0
-"""An update that moved more than so many times as far as it should is taken back to where it should be."""
+TOO_FAR = 4.0
+"""An update whose divergence, less its standard error, is more than so many times the aim is taken back to the aim."""
 SLOWEST, FASTEST = 0.5, 1.25
 """Of a factor after one update, over that before."""
 LEAST, MOST = 1 / 256, 16.0
 """The factor of a rate. A policy that is certain barely moves at any rate."""
 
 
+class Moved(NamedTuple):
+    """A KL divergence in nats a token, and its standard error; on few tokens in half precision it may be below 0."""
+
+    nats: float
+    doubt: float = 0.0
+
+
 class StepSize:
-    """Steers updates towards a KL divergence of ``target`` nats for each token."""
+    """Steers updates towards a KL divergence of ``target`` nats for each token.
+
+    The target is that at the peak of the schedule, for a step in which all groups have rewards that differ. The
+    divergence grows as the square of the rate, and the noise of an update falls with its groups: so of a share ``full``
+    of the target the rate has the root.
+    """
 
     def __init__(self, factor: float = 1.0) -> None:
         self.target = 0.0
         self.factor = factor
         """Of the stage's learning rate. With it training continues from a checkpoint."""
 
-    def aim(self, schedule: float, signal: float) -> float:
-        """How far an update should move the policy, in nats a token.
+    def kept(self, moved: Moved, aim: float) -> float:
+        """The share of an update to keep that moved the policy so far; 1 where that is not surely too far."""
+        if not math.isfinite(moved.nats):
+            return 0.0
+        return 1.0 if moved.nats - moved.doubt <= TOO_FAR * aim else math.sqrt(aim / moved.nats)
 
-        ``schedule`` is the share of the rate in force, ``signal`` that of the step's groups whose rewards differ. The
-        divergence grows as the square of the rate, and the noise of an update falls with its groups.
+    def follow(self, moved: Moved, aim: float) -> None:
+        """Set the factor of the next update by how far this one moved before anything of it was taken back.
+
+        The damped root of what is wanted, and less of it the less is known.
         """
-        return self.target * schedule**2 * min(1.0, signal)
-
-    def kept(self, moved: float, aim: float) -> float:
-        """The share of an update to keep that moved the policy so far, in nats; 1 where that is not too far."""
-        return 1.0 if moved <= TOO_FAR**2 * aim else math.sqrt(aim / moved) if math.isfinite(moved) else 0.0
-
-    def follow(self, moved: float, aim: float) -> None:
-        """Set the factor of the next update by how far this one moved before anything of it was taken back."""
-        if aim > 0.0:
-            wanted = (aim / moved) ** 0.25 if 0.0 < moved < math.inf else SLOWEST if moved else FASTEST
-            self.factor = min(MOST, max(LEAST, self.factor * min(FASTEST, max(SLOWEST, wanted))))
+        if not math.isfinite(moved.nats):
+            change = SLOWEST
+        else:
+            wanted = (aim / moved.nats) ** 0.25 if moved.nats > 0.0 else FASTEST
+            far = max(aim, moved.nats)
+            known = far / (far + moved.doubt) if aim > 0.0 else 0.0
+            change = min(FASTEST, max(SLOWEST, wanted)) ** known
+        self.factor = min(MOST, max(LEAST, self.factor * change))
 
 
 class LogprobsAgain(Protocol):
@@ -89,18 +106,30 @@ class Change:
         if True in self._ways:
             self._before[1] = [self._logprobs(part, shaken=True) for part in self._parts]
 
-    def measured(self) -> float:
-        """Nats a token, at least 0; all ranks call it."""
-        product = count = 0.0
+    def measured(self) -> Moved:
+        """How far, judged by the differences between rollouts; all ranks call it."""
+        rows = [np.zeros((0, 2))]
         for place, part in enumerate(self._parts):
             changes = []
             for shaken in self._ways:
                 now = self._logprobs(part, shaken=shaken)
                 if part:
                     mask = pad_sequence([each.mask for each in part], batch_first=True).to(now.device)
-                    changes.append((now - self._before[shaken][place][:, : mask.shape[1]])[mask].double())
+                    before = self._before[shaken][place][:, : mask.shape[1]]
+                    changes.append(((now - before) * mask).double())
             if part:
-                product += float((changes[0] * changes[-1]).sum())
-                count += len(changes[0])
-        product, count = self._ranks.total([product, count])
-        return max(0.0, product / max(1.0, 2.0 * count))
+                products = (changes[0] * changes[-1]).sum(dim=1) / 2.0
+                rows.append(torch.stack([products, mask.sum(dim=1).double()], dim=1).cpu().numpy())
+        return moved(self._ranks, np.concatenate(rows))
+
+
+def moved(ranks: Ranks, rows: NDArray[np.float64]) -> Moved:
+    """From [rollouts of this rank, 2], the sum of a rollout's divergences and its tokens."""
+    squares = rows.T @ rows
+    sums = [float(len(rows)), *rows.sum(axis=0), squares[0, 0], squares[0, 1], squares[1, 1]]
+    count, nats, tokens, both, across, lengths = ranks.total(sums)
+    mean = nats / max(1.0, tokens)
+    spread = both - 2.0 * mean * across + mean**2 * lengths
+    if count < 2.0 or not math.isfinite(mean):
+        return Moved(mean, abs(mean) / 2.0)
+    return Moved(mean, math.sqrt(max(0.0, spread) * count / (count - 1.0)) / tokens)

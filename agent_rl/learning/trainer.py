@@ -48,7 +48,7 @@ from agent_rl.learning.sequences import (
     refuse_unsound_inputs,
     training_sequences,
 )
-from agent_rl.learning.step_size import Change, StepSize
+from agent_rl.learning.step_size import Change, Moved, StepSize
 from agent_rl.messages import TrainingGroup
 from agent_rl.records.checkpoint_files import Position
 
@@ -210,7 +210,8 @@ class Trainer:
         fault = self._guard.check(sequences, how) if self._mismatch_tokens else ""
         schedule = _schedule(stage_step, stage.steps, stage.warmup_steps, stage.schedule)
         signal = sum(any(s.advantage for s in group) for group in of_groups) / self.algorithm.groups_per_step
-        rate, aim, factor = stage.learning_rate * schedule, self._size.aim(schedule, signal), self._size.factor
+        full = schedule * math.sqrt(min(1.0, signal)) if self._size.target else schedule
+        rate, aim, factor = stage.learning_rate * full, self._size.target * full**2, self._size.factor
         self._begin(sum(len(sequence.tokens) for sequence in sequences))
         totals: defaultdict[str, float] = defaultdict(float)
         batches = split_evenly(range(len(sequences)), self.algorithm.updates_per_step)
@@ -353,8 +354,8 @@ class Trainer:
             # Of what is left of the update, which is `kept` of the whole.
             self.optimizer.take_back(kept * (1.0 - share))
             kept *= share
-            moved = change.measured() if share else 0.0
-        return {"update_kl": moved, "update_kept": kept}
+            moved = change.measured() if share else Moved(0.0)
+        return {"update_kl": max(0.0, moved.nats), "update_kl_error": moved.doubt, "update_kept": kept}
 
     def _logprobs_again(self, part: Sequence[TrainingSequence], *, shaken: bool) -> Tensor:
         """Log-probabilities [rows, longest response] by the weights as they are; without rows all ranks keep pace."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 
 from agent_rl.learning.finite import NotFiniteError
 from agent_rl.learning.optimizer import Optimizer
-from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, StepSize
+from agent_rl.learning.ranks import Ranks
+from agent_rl.learning.step_size import FASTEST, LEAST, MOST, SLOWEST, Moved, StepSize
+from agent_rl.learning.step_size import moved as moved_by
 from tests import builders
 from tests.agent_rl.learning.test_training import groups, scaled, trainer
 from tests.agent_rl.learning.trainers import small_trainer
@@ -23,35 +27,63 @@ from tests.agent_rl.learning.trainers import small_trainer
 TARGET = 1e-3
 
 
-@given(st.floats(1 / 200, 10), st.floats(0.1, 1), st.floats(0.1, 1))
-def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_it(
-    rate: float, schedule: float, signal: float
-) -> None:
+@given(st.floats(1 / 200, 10), st.floats(0.1, 1))
+def test_a_rate_that_is_off_comes_to_the_target_and_what_is_too_far_is_kept_to_it(rate: float, full: float) -> None:
     """The policy moves as far as the rate says, so that the divergence is the square."""
-    size = StepSize()
-    size.target = TARGET
-    aim = size.aim(schedule, signal)
-    assert aim == pytest.approx(TARGET * schedule**2 * signal)
-    assert size.kept(3.9 * aim, aim) == 1.0 > size.kept(4.1 * aim, aim)
+    size, aim = StepSize(), TARGET * full
+    assert size.kept(Moved(3.9 * aim), aim) == 1.0 > size.kept(Moved(4.1 * aim), aim)
     for _ in range(60):
-        moved = aim * (size.factor / rate) ** 2
-        kept = size.kept(moved, aim)
-        assert moved * kept**2 <= 4.0001 * aim
-        assert kept == 1.0 or moved * kept**2 == pytest.approx(aim)
-        size.follow(moved, aim)
+        nats = aim * (size.factor / rate) ** 2
+        kept = size.kept(Moved(nats), aim)
+        assert nats * kept**2 <= 4.0001 * aim
+        assert kept == 1.0 or nats * kept**2 == pytest.approx(aim)
+        size.follow(Moved(nats), aim)
     assert size.factor == pytest.approx(rate, rel=0.01)
 
 
-@given(st.sampled_from([0.0, float("inf"), float("nan"), 1e-30, 1e30, TARGET]), st.floats(LEAST, MOST))
-def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(moved: float, factor: float) -> None:
-    size = StepSize(factor)
+@given(st.sampled_from([0.0, float("inf"), float("nan"), 1e-30, 1e30, TARGET, -TARGET]), st.floats(LEAST, MOST))
+def test_one_update_changes_the_factor_within_bounds_and_none_without_signal(nats: float, factor: float) -> None:
+    size, moved = StepSize(factor), Moved(nats)
     size.follow(moved, TARGET)
     assert LEAST <= size.factor <= MOST
     assert SLOWEST - 1e-9 <= size.factor / factor <= FASTEST + 1e-9
-    before = size.factor
-    size.follow(moved, size.aim(1.0, 0.0))
-    assert size.factor == before
     assert 0.0 <= size.kept(moved, TARGET) <= 1.0
+    before = size.factor
+    size.follow(Moved(0.0), 0.0)
+    assert size.factor == before
+
+
+def test_what_is_not_known_changes_little() -> None:
+    """A few tokens in half precision say little: an update is not taken back for them, and the rate stays about."""
+    for nats in (8 * TARGET, TARGET / 40, -TARGET):
+        size, moved = StepSize(), Moved(nats, 100 * TARGET)
+        size.follow(moved, TARGET)
+        assert size.factor == pytest.approx(1.0, abs=0.04)
+        assert size.kept(moved, TARGET) == 1.0
+
+
+@given(st.integers(2, 40), st.integers(1, 3), st.integers())
+def test_a_divergence_is_known_as_well_as_rollouts_agree(rollouts: int, ranks: int, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = np.array([[rng.gauss(1e-3, 1e-3) * (n := rng.randrange(1, 90)), n] for _ in range(rollouts)])
+    parts = np.array_split(rows, ranks)
+    sums: list[list[float]] = []
+
+    def total(values: list[float]) -> list[float]:
+        sums.append(values)
+        return [sum(column) for column in zip(*sums, strict=True)]
+
+    together = SimpleNamespace(total=total)
+    *_, found = [moved_by(together, part) for part in parts]
+    mean = rows[:, 0].sum() / rows[:, 1].sum()
+    off = rows[:, 0] - mean * rows[:, 1]
+    error = math.sqrt((off**2).sum() * rollouts / (rollouts - 1)) / rows[:, 1].sum()
+    assert found == pytest.approx((mean, error), rel=1e-6, abs=1e-9)
+
+
+def test_one_rollout_alone_says_little() -> None:
+    assert moved_by(Ranks(), np.array([[0.02, 10.0]])) == (0.002, 0.001)
+    assert moved_by(Ranks(), np.zeros((0, 2))) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -86,11 +118,12 @@ def test_a_step_moves_no_further_than_it_should(model: Path, rate: float, kept: 
     stage = builders.rl_stage(learning_rate=rate, warmup_steps=0)
     figures, plain = bound.rl_step(batch, stage, 1), free.rl_step(batch, stage, 1)
     assert (plain.update_kl, plain.update_kept) == (None, None)
-    assert figures.update_kl <= 4 * TARGET
+    assert figures.update_kl - figures.update_kl_error <= 4 * TARGET
     assert figures.update_kept == pytest.approx(kept, rel=0.2)
     assert (figures.loss, figures.gradient_norm) == (plain.loss, plain.gradient_norm)
     following = bound.rl_step(batch, stage, 2)
-    assert following.learning_rate == pytest.approx(rate * (FASTEST if kept == 1.0 else SLOWEST))
+    factor = following.learning_rate / rate
+    assert FASTEST >= factor > 1.1 if kept == 1.0 else SLOWEST <= factor < 0.85
     bound.reset_optimizer()
     assert bound.rl_step(batch, stage, 3).learning_rate == rate
 
@@ -141,7 +174,7 @@ def test_in_half_precision_roundings_are_no_movement(model: Path) -> None:
     assert shaken < 0.5 * plain
 
 
-def test_an_update_without_signal_is_taken_back_whole(model: Path) -> None:
+def test_an_update_without_signal_moves_nothing(model: Path) -> None:
     """The moments of earlier updates would go on moving the policy."""
     made = trainer(model, target_kl=1e9)
     stage = builders.rl_stage(learning_rate=1e-2, warmup_steps=0)
@@ -151,6 +184,6 @@ def test_an_update_without_signal_is_taken_back_whole(model: Path) -> None:
     held = {name: weight.clone() for name, weight in made.model.served()}
     equal = [replace(group, rewards=np.ones_like(group.rewards)) for group in batch]
     figures = made.rl_step(equal, stage, 1)
-    assert (figures.update_kept, figures.update_kl) == (0.0, 0.0)
+    assert (figures.learning_rate, figures.update_kl) == (0.0, 0.0)
     for name, weight in made.model.served():
-        assert torch.allclose(weight, held[name], atol=1e-6)
+        assert torch.equal(weight, held[name])
