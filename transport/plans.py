@@ -7,10 +7,9 @@ refused there. `shortcuts` writes a fast path for most messages.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import numpy as np
@@ -92,40 +91,25 @@ def _check_int(value: Any, _: object) -> Any:
     return value
 
 
-def _encode_float(value: Any, _frames: list[Buffer]) -> Any:
-    if type(value) is float:
-        return value
-    if isinstance(value, float) or type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise Invalid("integer too large for a float") from None
-    raise wrong("float", value)
-
-
-def _decode_float(value: Any, _cursor: Cursor) -> Any:
-    if type(value) is float:
-        return value
-    if type(value) is int:
+def _float(value: Any, _: object) -> Any:
+    if not isinstance(value, float) and type(value) is not int:
+        raise wrong("float", value)
+    try:
         return float(value)
-    raise wrong("float", value)
+    except OverflowError:
+        raise Invalid("integer too large for a float") from None
 
 
 def _simple(kind: type[Any]) -> Plan:
-    """The plan of a type whose values travel as they are; instances of derived classes are sent, and not accepted."""
+    """The plan of a type whose values travel as they are, also those of derived classes."""
     name = kind.__name__
 
-    def encode(value: Any, _frames: list[Buffer]) -> Any:
+    def check(value: Any, _: object) -> Any:
         if isinstance(value, kind):
             return value
         raise wrong(name, value)
 
-    def decode(value: Any, _cursor: Cursor) -> Any:
-        if type(value) is kind:
-            return value
-        raise wrong(name, value)
-
-    return Plan(encode, decode, name, name, f"type({{v}}) is {name}")
+    return Plan(check, check, name, name, f"type({{v}}) is {name}")
 
 
 def _check_items(value: Sized) -> None:
@@ -197,7 +181,7 @@ SIMPLE: dict[object, Plan] = {
     bytes: Plan(_encode_bytes, _decode_bytes, "bytes", "bytes", f"type({{v}}) is bytes and len({{v}}) < {FRAME_FROM}"),
     str: _simple(str),
     int: Plan(_check_int, _check_int, "int", "int", _INT),
-    float: Plan(_encode_float, _decode_float, "float", "float", "type({v}) is float"),
+    float: Plan(_float, _float, "float", "float", "type({v}) is float"),
     Any: Plan(_any, _any, "Any", "Any"),
 }
 
@@ -222,66 +206,62 @@ def literal(hint: Any) -> Plan:
     return Plan(check, check, str(hint), str(hint), among)
 
 
+def _items(values: Iterable[Any], step: Callable[[Any, Any], Any], state: object) -> list[Any]:
+    result: list[Any] = []
+    append = result.append
+    try:
+        for each in values:
+            append(step(each, state))
+    except Invalid as invalid:
+        invalid.path.append(f"[{len(result)}]")
+        raise
+    return result
+
+
 def sequence(item: Plan, describe: str) -> Plan:
     """``tuple[T, ...]``."""
-    encode_item, decode_item = item.encode, item.decode
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if not isinstance(value, tuple):
             raise wrong(describe, value)
         _check_items(value)
-        result: list[Any] = []
-        append = result.append
-        try:
-            for each in value:
-                append(encode_item(each, frames))
-        except Invalid as invalid:
-            invalid.path.append(f"[{len(result)}]")
-            raise
-        return result
+        return _items(value, item.encode, frames)
 
     def decode(value: Any, cursor: Cursor) -> Any:
         if type(value) is not list:
             raise wrong(describe, value)
-        result: list[Any] = []
-        append = result.append
-        try:
-            for each in value:
-                append(decode_item(each, cursor))
-        except Invalid as invalid:
-            invalid.path.append(f"[{len(result)}]")
-            raise
-        return tuple(result)
+        return tuple(_items(value, item.decode, cursor))
 
     return Plan(encode, decode, describe, f"tuple[{item.layout}, ...]")
+
+
+def _entries(values: dict[Any, Any], step: Callable[[Any, Any], Any], state: object) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    key: object = ""
+    try:
+        for key, each in values.items():
+            if type(key) is not str:
+                raise wrong("a key of type str", key)
+            result[key] = step(each, state)
+    except Invalid as invalid:
+        invalid.path.append(f"[{key!r:.80}]")
+        raise
+    return result
 
 
 def mapping(item: Plan, describe: str) -> Plan:
     """``dict[str, T]``."""
 
-    def run(value: Any, step: Callable[[Any], Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        key: object = ""
-        try:
-            for key, each in value.items():
-                if type(key) is not str:
-                    raise wrong("a key of type str", key)
-                result[key] = step(each)
-        except Invalid as invalid:
-            invalid.path.append(f"[{key!r:.80}]")
-            raise
-        return result
-
     def encode(value: Any, frames: list[Buffer]) -> Any:
         if not isinstance(value, dict):
             raise wrong(describe, value)
         _check_items(value)
-        return run(value, lambda each: item.encode(each, frames))
+        return _entries(value, item.encode, frames)
 
     def decode(value: Any, cursor: Cursor) -> Any:
         if type(value) is not dict:
             raise wrong(describe, value)
-        return run(value, lambda each: item.decode(each, cursor))
+        return _entries(value, item.decode, cursor)
 
     return Plan(encode, decode, describe, f"dict[str, {item.layout}]")
 
@@ -319,15 +299,6 @@ def compile_dataclass(cls: type, within: tuple[type, ...] = ()) -> Plan:
     """The plan of a dataclass: the list of its fields' values. Raises TypeError naming the field that cannot travel."""
     if cls in within:
         raise TypeError(f"{cls.__name__} contains itself: the nesting of a message must be finite")
-    return _compile_dataclass(cls) if not within else _build(cls, within)
-
-
-@functools.cache
-def _compile_dataclass(cls: type) -> Plan:
-    return _build(cls, ())
-
-
-def _build(cls: type, within: tuple[type, ...]) -> Plan:
     plans = field_plans(cls, within)
     layout = f"{cls.__name__}({', '.join(f'{name}: {plan.layout}' for name, plan in plans.items())})"
     encode, decode = shortcuts(cls, plans, careful(cls, plans))
@@ -350,40 +321,33 @@ def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
 
 def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
     """An encoder and a decoder for every value, field by field. An error names the field."""
-    keyword_only = any(field.kw_only for field in dataclasses.fields(cls))
-    names = tuple(plans)
-    encoders = tuple((name, plan.encode) for name, plan in plans.items())
-    decoders = tuple(plan.decode for plan in plans.values())
-    name_of_type = cls.__name__
+    names, name_of_type = tuple(plans), cls.__name__
+    encoders = [plan.encode for plan in plans.values()]
+    decoders = [plan.decode for plan in plans.values()]
 
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        if type(value) is not cls:
-            raise wrong(name_of_type, value)
+    def convert(steps: Sequence[Callable[[Any, Any], Any]], values: Iterable[Any], state: object) -> list[Any]:
         result: list[Any] = []
         try:
-            for name, step in encoders:
-                result.append(step(getattr(value, name), frames))
+            for step, each in zip(steps, values, strict=True):
+                result.append(step(each, state))
         except Invalid as invalid:
             invalid.path.append(f".{names[len(result)]}")
             raise
         return result
 
+    def encode(value: Any, frames: list[Buffer]) -> Any:
+        if type(value) is not cls:
+            raise wrong(name_of_type, value)
+        return convert(encoders, (getattr(value, name) for name in names), frames)
+
     def decode(value: Any, cursor: Cursor) -> Any:
         if type(value) is not list:
             raise wrong(name_of_type, value)
-        if len(value) != len(decoders):
-            raise Invalid(f"expected {len(decoders)} fields, got {len(value)}")
-        arguments: list[Any] = []
+        if len(value) != len(names):
+            raise Invalid(f"expected {len(names)} fields, got {len(value)}")
+        fields = dict(zip(names, convert(decoders, value, cursor), strict=True))
         try:
-            for step, each in zip(decoders, value, strict=True):
-                arguments.append(step(each, cursor))
-        except Invalid as invalid:
-            invalid.path.append(f".{names[len(arguments)]}")
-            raise
-        try:
-            if keyword_only:
-                return cls(**dict(zip(plans, arguments, strict=True)))
-            return cls(*arguments)
+            return cls(**fields)
         except (ValueError, TypeError) as error:  # the type's own __post_init__ refused
             raise Invalid(str(error)) from error
 
@@ -391,16 +355,11 @@ def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
 
 
 def _optional(member: Plan, describe: str, layout: str) -> Plan:
-    encode_member, decode_member = member.encode, member.decode
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        return None if value is None else encode_member(value, frames)
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        return None if value is None else decode_member(value, cursor)
+    def unless_none(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda value, state: None if value is None else step(value, state)
 
     unchanged = member.unchanged and f"({{v}} is None or {member.unchanged})"
-    return Plan(encode, decode, describe, layout, unchanged)
+    return Plan(unless_none(member.encode), unless_none(member.decode), describe, layout, unchanged)
 
 
 def _array(hint: Any) -> Plan:
