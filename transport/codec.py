@@ -59,9 +59,6 @@ class Registry:
     def __iter__(self) -> Iterator[type]:
         return iter(self._types.values())
 
-    def __contains__(self, cls: object) -> bool:
-        return isinstance(cls, type) and self._types.get(cls.__name__) is cls
-
 
 @functools.cache
 def _compiled(cls: type) -> tuple[Plan, int]:
