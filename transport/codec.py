@@ -20,7 +20,7 @@ import msgpack
 
 from transport.errors import DecodeError, EncodeError
 from transport.limits import DEFAULT_LIMITS, MAX_ITEMS, Limits
-from transport.plans import Buffer, Cursor, Invalid, Plan, compile_dataclass
+from transport.plans import Buffer, Invalid, Plan, compile_dataclass
 
 WIRE_VERSION = 3
 
@@ -58,9 +58,6 @@ class Registry:
 
     def __iter__(self) -> Iterator[type]:
         return iter(self._types.values())
-
-    def __contains__(self, cls: object) -> bool:
-        return isinstance(cls, type) and self._types.get(cls.__name__) is cls
 
 
 @functools.cache
@@ -153,13 +150,13 @@ def decode(frames: Sequence[Buffer], registry: Registry, limits: Limits = DEFAUL
     plan, fingerprint = known
     if type(sent_fingerprint) is not int or sent_fingerprint != fingerprint:
         raise DecodeError(name, "the sender defines this type differently: use one version of agent_rl everywhere")
-    cursor = Cursor(frames)
+    others = iter(frames[1:])
     try:
-        message = plan.decode(values, cursor)
+        message = plan.decode(values, others)
     except Invalid as invalid:
         raise DecodeError(invalid.field(name), invalid.reason) from invalid
     except RecursionError as error:
         raise DecodeError(name, "nested too deeply") from error
-    if cursor.position != len(frames):
-        raise DecodeError(name, f"{len(frames) - cursor.position} frames more than its arrays")
+    if unread := len(list(others)):
+        raise DecodeError(name, f"{unread} frames more than its arrays")
     return message

@@ -195,12 +195,10 @@ class PushLink:
         """Sends that wait for credit."""
         return len(self._waiting)
 
-    def moved(self, peer: str | None = None) -> None:
-        """Credit or acknowledgements came back from a target; None: there may be room at each of them."""
-        if self._waiting and peer is not None:
+    def moved(self, peer: str) -> None:
+        """Credit or acknowledgements came back from a target."""
+        if self._waiting:
             self._waiting.serve(self._serve, peer)
-        elif self._waiting:
-            self._waiting.serve_all(self._serve)
         if self._drained is not None and not self.unacknowledged():
             self._drained.set()
             self._drained = None
@@ -337,9 +335,6 @@ class CallLink:
         They do with the next event: the replica's calls may be about to end.
         """
         self.router.lost(peer)
-        self._unpinned(peer)
-
-    def _unpinned(self, peer: str) -> None:
         for call in self._waiting.at(peer):
             self._waiting.move(call, None)
 

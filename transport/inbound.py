@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import trio
 
@@ -229,14 +229,10 @@ Handler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 _HANDLED_BETWEEN_CHECKPOINTS = 64
 
 
-class _SendBack(Protocol):
-    def __call__(self, inbound: Inbound, envelope: Envelope, frames: Sequence[Buffer] = (), /) -> None: ...
-
-
 class Dispatcher:
     """Runs the handler for each delivery. ``send_back`` sends answers."""
 
-    def __init__(self, send_back: _SendBack, limits: Limits) -> None:
+    def __init__(self, send_back: Callable[[Inbound, Envelope, Sequence[Buffer]], None], limits: Limits) -> None:
         self._limits = limits
         self.handled = 0
         self.handling = 0

@@ -76,11 +76,6 @@ class PushSender:
         return len(self._unsettled)
 
     @property
-    def unsettled(self) -> list[Unsettled]:
-        """The messages offered and not acknowledged, in order."""
-        return list(self._unsettled.values())
-
-    @property
     def settled_through(self) -> int:
         """Every message up to this number is acknowledged or rejected."""
         return next(iter(self._unsettled), self._accepted + 1) - 1
@@ -101,7 +96,7 @@ class PushSender:
 
         None stands for a message that was withdrawn: only its number is sent.
         """
-        while self._transmitted < min(self._accepted, self._taken + self._window):
+        while self.transmits:
             self._transmitted += 1
             message = self._unsettled.get(self._transmitted)
             if message is not None:
@@ -233,11 +228,6 @@ class CallRouter:
         self._outstanding = dict.fromkeys(sorted(targets), 0)
         self._limit = limit
         self._pins: dict[str, str] = {}
-
-    @property
-    def outstanding(self) -> int:
-        """The number of calls begun and not ended, over all replicas."""
-        return sum(self._outstanding.values())
 
     def pinned(self, key: str | None) -> str | None:
         """The replica to which a key is pinned."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import trio
@@ -123,7 +122,10 @@ class MemoryNetwork:
 
     def to_inbox(self, source: MemoryPort, peer: str, frames: Sequence[Buffer]) -> None:
         """Carry frames to a node's inbox."""
-        deliver = partial(_deliver_inbox, source.identity, frames)
+
+        def deliver(receiver: Receiver) -> None:
+            receiver.on_inbox(source.identity, frames)
+
         port = self._ports.get(peer)
         if port is not None:
             port.arrived(deliver)
@@ -135,15 +137,7 @@ class MemoryNetwork:
         who = read_identity(identity)
         port = self._ports.get(who[0]) if who is not None else None
         if port is not None and port.identity == identity:
-            port.arrived(partial(_deliver_back, source.name, frames))
-
-
-def _deliver_inbox(identity: bytes, frames: Sequence[Buffer], receiver: Receiver) -> None:
-    receiver.on_inbox(identity, frames)
-
-
-def _deliver_back(peer: str, frames: Sequence[Buffer], receiver: Receiver) -> None:
-    receiver.on_back(peer, frames)
+            port.arrived(lambda receiver: receiver.on_back(source.name, frames))
 
 
 class MemoryPort:

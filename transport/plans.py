@@ -1,16 +1,16 @@
 """How values are encoded: each annotation has a plan, which makes plain msgpack of a value, and checks and rebuilds it.
 
 `compile_dataclass` combines the plans of the fields, once for each message type; annotations that cannot be encoded are
-refused there. `shortcuts` writes a fast path for most messages.
+refused there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import numpy as np
@@ -18,7 +18,12 @@ import numpy as np
 from transport.limits import MAX_ITEMS, MAX_JSON_DEPTH
 
 Buffer: TypeAlias = "bytes | memoryview"
+Step: TypeAlias = Callable[[Any, Any], Any]
+"""An `Encoder` or a `Decoder`."""
 Encoder: TypeAlias = Callable[[Any, list[Buffer]], Any]
+"""Makes plain msgpack of a value, and appends frames."""
+Decoder: TypeAlias = Callable[[Any, Iterator[Buffer]], Any]
+"""Rebuilds a value of plain msgpack and of the frames that are not read yet."""
 
 FRAME_FROM = 64 << 10
 """An array, or bytes, of so many bytes or more are a separate frame, which is not copied.
@@ -27,27 +32,6 @@ For smaller ones, a copy costs less than a frame.
 """
 INT_MIN = -(1 << 63)
 INT_MAX = (1 << 63) - 1
-
-
-class Cursor:
-    """The frames of one message after the first, read in order."""
-
-    __slots__ = ("frames", "position")
-
-    def __init__(self, frames: Sequence[Buffer]) -> None:
-        self.frames = frames
-        self.position = 1
-
-    def next_frame(self) -> Buffer:
-        """The next frame. Raises Invalid when there is none."""
-        if self.position >= len(self.frames):
-            raise Invalid("its frame is missing")
-        frame = self.frames[self.position]
-        self.position += 1
-        return frame
-
-
-Decoder: TypeAlias = Callable[[Any, Cursor], Any]
 
 
 class Invalid(Exception):  # noqa: N818  (internal: turned into EncodeError or DecodeError)
@@ -68,15 +52,22 @@ class Plan:
     """How values of one annotation are encoded.
 
     ``layout`` is the full annotation with its dataclasses' fields. Two processes must have equal layouts. ``unchanged``
-    is a Python condition on ``{v}`` for values that are sent and accepted as they are; it may be narrower than
-    ``encode`` and ``decode``, never wider. None: there is no such condition.
+    is a Python condition on ``{v}`` for values that ``encode`` and ``decode`` return as they are, which need not be
+    called then. None: there is no such condition.
     """
 
     encode: Encoder
     decode: Decoder
-    describe: str
     layout: str
     unchanged: str | None = None
+
+
+def next_frame(frames: Iterator[Buffer]) -> Buffer:
+    """Raises Invalid when there is none."""
+    frame = next(frames, None)
+    if frame is None:
+        raise Invalid("its frame is missing")
+    return frame
 
 
 def wrong(expected: str, value: object) -> Invalid:
@@ -92,40 +83,25 @@ def _check_int(value: Any, _: object) -> Any:
     return value
 
 
-def _encode_float(value: Any, _frames: list[Buffer]) -> Any:
-    if type(value) is float:
-        return value
-    if isinstance(value, float) or type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise Invalid("integer too large for a float") from None
-    raise wrong("float", value)
-
-
-def _decode_float(value: Any, _cursor: Cursor) -> Any:
-    if type(value) is float:
-        return value
-    if type(value) is int:
+def _float(value: Any, _: object) -> Any:
+    if not isinstance(value, float) and type(value) is not int:
+        raise wrong("float", value)
+    try:
         return float(value)
-    raise wrong("float", value)
+    except OverflowError:
+        raise Invalid("integer too large for a float") from None
 
 
 def _simple(kind: type[Any]) -> Plan:
-    """The plan of a type whose values travel as they are; instances of derived classes are sent, and not accepted."""
+    """The plan of a type whose values travel as they are, also those of derived classes."""
     name = kind.__name__
 
-    def encode(value: Any, _frames: list[Buffer]) -> Any:
+    def check(value: Any, _: object) -> Any:
         if isinstance(value, kind):
             return value
         raise wrong(name, value)
 
-    def decode(value: Any, _cursor: Cursor) -> Any:
-        if type(value) is kind:
-            return value
-        raise wrong(name, value)
-
-    return Plan(encode, decode, name, name, f"type({{v}}) is {name}")
+    return Plan(check, check, name, f"type({{v}}) is {name}")
 
 
 def _check_items(value: Sized) -> None:
@@ -150,16 +126,10 @@ def _check_json(value: Any, depth: int) -> None:
     _check_items(value)
     part: object = 0
     try:
-        if kind is list:
-            for index, item in enumerate(value):
-                part = index
-                _check_json(item, depth + 1)
-        else:
-            for key, item in value.items():
-                part = key
-                if type(key) is not str:
-                    raise wrong("a key of type str", key)
-                _check_json(item, depth + 1)
+        for part, item in enumerate(value) if kind is list else value.items():
+            if kind is dict and type(part) is not str:
+                raise wrong("a key of type str", part)
+            _check_json(item, depth + 1)
     except Invalid as invalid:
         invalid.path.append(f"[{part!r:.80}]")
         raise
@@ -179,12 +149,12 @@ def _encode_bytes(value: Any, frames: list[Buffer]) -> Any:
     return len(value)
 
 
-def _decode_bytes(value: Any, cursor: Cursor) -> Any:
+def _decode_bytes(value: Any, frames: Iterator[Buffer]) -> Any:
     if type(value) is bytes:
         return value
     if type(value) is not int:
         raise wrong("bytes", value)
-    frame = cursor.next_frame()
+    frame = next_frame(frames)
     if len(frame) != value:
         raise Invalid(f"expected a frame of {value} bytes, got {len(frame)}")
     return bytes(frame)  # what is bytes already is not copied
@@ -194,11 +164,11 @@ _INT = f"type({{v}}) is int and {INT_MIN} <= {{v}} <= {INT_MAX}"
 
 SIMPLE: dict[object, Plan] = {
     bool: _simple(bool),
-    bytes: Plan(_encode_bytes, _decode_bytes, "bytes", "bytes", f"type({{v}}) is bytes and len({{v}}) < {FRAME_FROM}"),
+    bytes: Plan(_encode_bytes, _decode_bytes, "bytes", f"type({{v}}) is bytes and len({{v}}) < {FRAME_FROM}"),
     str: _simple(str),
-    int: Plan(_check_int, _check_int, "int", "int", _INT),
-    float: Plan(_encode_float, _decode_float, "float", "float", "type({v}) is float"),
-    Any: Plan(_any, _any, "Any", "Any"),
+    int: Plan(_check_int, _check_int, "int", _INT),
+    float: Plan(_float, _float, "float", "type({v}) is float"),
+    Any: Plan(_any, _any, "Any"),
 }
 
 
@@ -219,71 +189,59 @@ def literal(hint: Any) -> Plan:
         return value
 
     among = f"type({{v}}) is {kind.__name__} and {{v}} in {{{{{', '.join(map(repr, choices))}}}}}"
-    return Plan(check, check, str(hint), str(hint), among)
+    return Plan(check, check, str(hint), among)
 
 
-def sequence(item: Plan, describe: str) -> Plan:
-    """``tuple[T, ...]``."""
-    encode_item, decode_item = item.encode, item.decode
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        if not isinstance(value, tuple):
-            raise wrong(describe, value)
-        _check_items(value)
-        result: list[Any] = []
-        append = result.append
-        try:
-            for each in value:
-                append(encode_item(each, frames))
-        except Invalid as invalid:
-            invalid.path.append(f"[{len(result)}]")
-            raise
-        return result
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        if type(value) is not list:
-            raise wrong(describe, value)
-        result: list[Any] = []
-        append = result.append
-        try:
-            for each in value:
-                append(decode_item(each, cursor))
-        except Invalid as invalid:
-            invalid.path.append(f"[{len(result)}]")
-            raise
-        return tuple(result)
-
-    return Plan(encode, decode, describe, f"tuple[{item.layout}, ...]")
+def _items(values: Iterable[Any], step: Step, frames: object) -> list[Any]:
+    result: list[Any] = []
+    append = result.append
+    try:
+        for each in values:
+            append(step(each, frames))
+    except Invalid as invalid:
+        invalid.path.append(f"[{len(result)}]")
+        raise
+    return result
 
 
-def mapping(item: Plan, describe: str) -> Plan:
-    """``dict[str, T]``."""
+def _entries(values: dict[Any, Any], step: Step, frames: object) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    key: object = ""
+    try:
+        for key, each in values.items():
+            if type(key) is not str:
+                raise wrong("a key of type str", key)
+            result[key] = step(each, frames)
+    except Invalid as invalid:
+        invalid.path.append(f"[{key!r:.80}]")
+        raise
+    return result
 
-    def run(value: Any, step: Callable[[Any], Any]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        key: object = ""
-        try:
-            for key, each in value.items():
-                if type(key) is not str:
-                    raise wrong("a key of type str", key)
-                result[key] = step(each)
-        except Invalid as invalid:
-            invalid.path.append(f"[{key!r:.80}]")
-            raise
-        return result
+
+def _container(
+    kind: type[tuple[Any, ...] | dict[str, Any]],
+    wire: type,
+    parts: Callable[[Any, Step, Any], Any],
+    item: Plan,
+    hint: Any,
+    layout: str,
+) -> Plan:
+    """Values of ``kind``, which are of the type ``wire`` in msgpack. ``parts`` makes the latter of either."""
+    describe = str(hint)
 
     def encode(value: Any, frames: list[Buffer]) -> Any:
-        if not isinstance(value, dict):
+        if not isinstance(value, kind):
             raise wrong(describe, value)
         _check_items(value)
-        return run(value, lambda each: item.encode(each, frames))
+        return parts(value, item.encode, frames)
 
-    def decode(value: Any, cursor: Cursor) -> Any:
-        if type(value) is not dict:
+    def decode(value: Any, frames: Iterator[Buffer]) -> Any:
+        if type(value) is not wire:
             raise wrong(describe, value)
-        return run(value, lambda each: item.decode(each, cursor))
+        found = parts(value, item.decode, frames)
+        return found if kind is wire else kind(found)
 
-    return Plan(encode, decode, describe, f"dict[str, {item.layout}]")
+    return Plan(encode, decode, layout)
 
 
 _MAX_DIMENSION = 1 << 40
@@ -291,23 +249,20 @@ _MAX_DIMENSION = 1 << 40
 
 def compile_hint(hint: Any, within: tuple[type, ...] = ()) -> Plan:
     """The plan of one annotation; ``within`` are the dataclasses being compiled around it. Raises TypeError."""
-    try:
-        simple = SIMPLE.get(hint)
-    except TypeError:  # an unhashable annotation, such as Literal[[]]
-        simple = None
-    if simple is not None:
-        return simple
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return literal(hint)
-    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
-        (member,) = (compile_hint(argument, within) for argument in arguments if argument is not type(None))
-        layouts = ("None" if argument is type(None) else member.layout for argument in arguments)
-        return _optional(member, str(hint), " | ".join(layouts))
+    if hint in SIMPLE:
+        return SIMPLE[hint]
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and types.NoneType in arguments:
+        (member,) = (compile_hint(argument, within) for argument in arguments if argument is not types.NoneType)
+        return _optional(member)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return sequence(compile_hint(arguments[0], within), str(hint))
+        item = compile_hint(arguments[0], within)
+        return _container(tuple, list, _items, item, hint, f"tuple[{item.layout}, ...]")
     if origin is dict and arguments[0] is str:
-        return mapping(compile_hint(arguments[1], within), str(hint))
+        item = compile_hint(arguments[1], within)
+        return _container(dict, dict, _entries, item, hint, f"dict[str, {item.layout}]")
     if origin is np.ndarray:
         return _array(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -319,19 +274,9 @@ def compile_dataclass(cls: type, within: tuple[type, ...] = ()) -> Plan:
     """The plan of a dataclass: the list of its fields' values. Raises TypeError naming the field that cannot travel."""
     if cls in within:
         raise TypeError(f"{cls.__name__} contains itself: the nesting of a message must be finite")
-    return _compile_dataclass(cls) if not within else _build(cls, within)
-
-
-@functools.cache
-def _compile_dataclass(cls: type) -> Plan:
-    return _build(cls, ())
-
-
-def _build(cls: type, within: tuple[type, ...]) -> Plan:
     plans = field_plans(cls, within)
     layout = f"{cls.__name__}({', '.join(f'{name}: {plan.layout}' for name, plan in plans.items())})"
-    encode, decode = shortcuts(cls, plans, careful(cls, plans))
-    return Plan(encode, decode, cls.__name__, layout)
+    return Plan(fields_encoder(cls, plans), fields_decoder(cls, plans), layout)
 
 
 def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
@@ -348,59 +293,12 @@ def field_plans(cls: type, within: tuple[type, ...] = ()) -> dict[str, Plan]:
     return plans
 
 
-def careful(cls: type, plans: dict[str, Plan]) -> tuple[Encoder, Decoder]:
-    """An encoder and a decoder for every value, field by field. An error names the field."""
-    keyword_only = any(field.kw_only for field in dataclasses.fields(cls))
-    names = tuple(plans)
-    encoders = tuple((name, plan.encode) for name, plan in plans.items())
-    decoders = tuple(plan.decode for plan in plans.values())
-    name_of_type = cls.__name__
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        if type(value) is not cls:
-            raise wrong(name_of_type, value)
-        result: list[Any] = []
-        try:
-            for name, step in encoders:
-                result.append(step(getattr(value, name), frames))
-        except Invalid as invalid:
-            invalid.path.append(f".{names[len(result)]}")
-            raise
-        return result
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        if type(value) is not list:
-            raise wrong(name_of_type, value)
-        if len(value) != len(decoders):
-            raise Invalid(f"expected {len(decoders)} fields, got {len(value)}")
-        arguments: list[Any] = []
-        try:
-            for step, each in zip(decoders, value, strict=True):
-                arguments.append(step(each, cursor))
-        except Invalid as invalid:
-            invalid.path.append(f".{names[len(arguments)]}")
-            raise
-        try:
-            if keyword_only:
-                return cls(**dict(zip(plans, arguments, strict=True)))
-            return cls(*arguments)
-        except (ValueError, TypeError) as error:  # the type's own __post_init__ refused
-            raise Invalid(str(error)) from error
-
-    return encode, decode
-
-
-def _optional(member: Plan, describe: str, layout: str) -> Plan:
-    encode_member, decode_member = member.encode, member.decode
-
-    def encode(value: Any, frames: list[Buffer]) -> Any:
-        return None if value is None else encode_member(value, frames)
-
-    def decode(value: Any, cursor: Cursor) -> Any:
-        return None if value is None else decode_member(value, cursor)
+def _optional(member: Plan) -> Plan:
+    def unless_none(step: Step) -> Step:
+        return lambda value, frames: None if value is None else step(value, frames)
 
     unchanged = member.unchanged and f"({{v}} is None or {member.unchanged})"
-    return Plan(encode, decode, describe, layout, unchanged)
+    return Plan(unless_none(member.encode), unless_none(member.decode), f"{member.layout} | None", unchanged)
 
 
 def _array(hint: Any) -> Plan:
@@ -427,112 +325,107 @@ def _array(hint: Any) -> Plan:
         frames.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data.toreadonly())
         return [None, *value.shape]
 
-    def decode(value: Any, cursor: Cursor) -> Any:
+    def decode(value: Any, frames: Iterator[Buffer]) -> Any:
         if type(value) is not list:
             raise wrong(describe, value)
         if len(value) != ndim + 1:
             raise Invalid(f"expected {describe}, got shape {value[1:]!r:.80}")
         data, *shape = value
-        size = itemsize
-        for length in shape:
-            if type(length) is not int or not 0 <= length <= _MAX_DIMENSION:
-                raise Invalid(f"impossible shape {shape!r:.80}")
-            size *= length
-        if type(data) is bytes:  # such memory is aligned and cannot be written to
-            if len(data) != size:
-                raise Invalid(f"expected {size} bytes for shape {shape}, got {len(data)}")
-            return view(shape, data)
-        if data is not None:
+        if not all(type(length) is int and 0 <= length <= _MAX_DIMENSION for length in shape):
+            raise Invalid(f"impossible shape {shape!r:.80}")
+        size, apart = itemsize * math.prod(shape), ""
+        if data is None:
+            data, apart = next_frame(frames), "a frame of "
+        elif type(data) is not bytes:
             raise Invalid(f"expected {describe}, got {type(data).__name__} for its bytes")
-        frame = cursor.next_frame()
-        if len(frame) != size:
-            raise Invalid(f"expected a frame of {size} bytes for shape {shape}, got {len(frame)}")
-        array = view(shape, frame)
+        if len(data) != size:
+            raise Invalid(f"expected {apart}{size} bytes for shape {shape}, got {len(data)}")
+        try:
+            array = np.ndarray(shape, dtype, data)
+        except ValueError as error:  # numpy's limits on shapes
+            raise Invalid(str(error)) from error
         if not array.flags.aligned:  # a frame may begin anywhere in ZeroMQ's receive buffer; torch needs alignment
             array = array.copy()
         array.flags.writeable = False
         return array
 
-    def decode_vector(value: Any, cursor: Cursor) -> Any:
+    def decode_vector(value: Any, frames: Iterator[Buffer]) -> Any:
         """The fast path for most arrays: one dimension, among the fields. `decode` handles all others."""
         if type(value) is list and len(value) == 2:
             data, length = value
             if type(data) is bytes and data and type(length) is int and len(data) == length * itemsize:
                 return np.frombuffer(data, dtype)
-        return decode(value, cursor)
+        return decode(value, frames)
 
-    def view(shape: list[int], data: Buffer) -> Any:
-        try:
-            return np.ndarray(shape, dtype, data)
-        except ValueError as error:  # numpy's limits on shapes
-            raise Invalid(str(error)) from error
-
-    return Plan(encode, decode_vector if ndim == 1 else decode, describe, f"array[{dtype.str}, {ndim}]")
+    return Plan(encode, decode_vector if ndim == 1 else decode, f"array[{dtype.str}, {ndim}]")
 
 
-def shortcuts(cls: type, plans: Mapping[str, Plan], careful: tuple[Encoder, Decoder]) -> tuple[Encoder, Decoder]:
-    """An encoder and a decoder with the results of the careful ones, but faster."""
-    every = list(enumerate(plans.values()))
-    tests = [plan.unchanged.format(v=f"v{i}") for i, plan in every if plan.unchanged is not None]
-    condition = f"  if {' and '.join(tests) or 'True'}:"
-    converted = {f"step{i}": plan for i, plan in every if plan.unchanged is None}
-
-    def values(state: str) -> list[str]:
-        return [f"step{i}(v{i}, {state})" if f"step{i}" in converted else f"v{i}" for i, _ in every]
-
+def fields_encoder(cls: type, plans: Mapping[str, Plan]) -> Encoder:
+    """Makes a list of the values of a dataclass. An error names the field."""
     lines = [
         "def encode(value, frames):",
-        " if type(value) is cls:",
-        *(f"  v{i} = value.{name}" for i, name in enumerate(plans)),
-        condition,
-        *_attempt(
-            [f"return [{', '.join(values('frames'))}]"],
-            "count = len(frames)",
-            "Invalid",
-            "del frames[count:]",
-            needed=bool(converted),
-        ),
-        " return careful(value, frames)",
+        " if type(value) is not cls:",
+        "  raise wrong(cls.__name__, value)",
+        *(f" v{i} = value.{name}" for i, name in enumerate(plans)),
+        *_steps(plans),
+        f" return [{_all(plans)}]",
     ]
-    names: dict[str, Any] = {"cls": cls, "Invalid": Invalid, "careful": careful[0]}
-    encode = _function("encode", lines, names | {step: plan.encode for step, plan in converted.items()})
+    encode: Encoder = _function(lines, cls, plans, {f"step{i}": plan.encode for i, plan in enumerate(plans.values())})
+    return encode
 
+
+def fields_decoder(cls: type, plans: Mapping[str, Plan]) -> Decoder:
+    """Makes a dataclass of the list of its values. An error names the field."""
     blank = _blank(cls, tuple(plans))
-    fields = list(zip(plans, values("cursor"), strict=True))
     if blank is not None:
-        fill = [f"made.{name} = {value}" for name, value in fields]
-        make = ["made = blank()", *fill, "made.__class__ = cls", "return made"]
+        fill = [f" made.{name} = v{i}" for i, name in enumerate(plans)]
+        make = [" made = blank()", *fill, " made.__class__ = cls", " return made"]
     else:
-        make = [f"return cls({', '.join(f'{name}={value}' for name, value in fields)})"]
+        make = [
+            " try:",
+            f"  return cls({', '.join(f'{name}=v{i}' for i, name in enumerate(plans))})",
+            " except (ValueError, TypeError) as error:",  # the type's own __post_init__ refused
+            "  raise Invalid(str(error)) from error",
+        ]
     lines = [
-        "def decode(value, cursor):",
-        f" if type(value) is list and len(value) == {len(plans)}:",
-        f"  [{', '.join(f'v{i}' for i, _ in every)}] = value",
-        condition,
-        *_attempt(
-            make,
-            "position = cursor.position",
-            "(Invalid, ValueError, TypeError)",  # the latter two from the type's own __post_init__
-            "cursor.position = position",
-            needed=bool(converted) or blank is None,
-        ),
-        " return careful(value, cursor)",
+        "def decode(value, frames):",
+        " if type(value) is not list:",
+        "  raise wrong(cls.__name__, value)",
+        f" if len(value) != {len(plans)}:",
+        f"  raise Invalid(f'expected {len(plans)} fields, got {{len(value)}}')",
+        f" [{_all(plans)}] = value",
+        *_steps(plans),
+        *make,
     ]
-    names = {"cls": cls, "Invalid": Invalid, "careful": careful[1], "blank": blank}
-    return encode, _function("decode", lines, names | {step: plan.decode for step, plan in converted.items()})
+    names = {f"step{i}": plan.decode for i, plan in enumerate(plans.values())}
+    decode: Decoder = _function(lines, cls, plans, {"blank": blank, **names})
+    return decode
 
 
-def _attempt(lines: list[str], before: str, errors: str, restore: str, *, needed: bool) -> list[str]:
-    """Indent the lines. If a line may fail, undo the begun work before the call of the careful function."""
-    if not needed:
-        return [f"   {line}" for line in lines]
-    return [f"   {before}", "   try:", *(f"    {line}" for line in lines), f"   except {errors}:", f"    {restore}"]
+def _all(plans: Mapping[str, Plan]) -> str:
+    return ", ".join(f"v{i}" for i in range(len(plans)))
 
 
-def _function(name: str, lines: list[str], namespace: dict[str, Any]) -> Any:
-    """The function that the lines define. The lines contain only field names, which are identifiers, and constants."""
+def _steps(plans: Mapping[str, Plan]) -> list[str]:
+    """Lines that put each value through the step of its field, unless the value stays what it is."""
+    lines = [" try:", "  at = 0"]
+    for i, plan in enumerate(plans.values()):
+        if plan.unchanged is not None:
+            lines.append(f"  if not ({plan.unchanged.format(v=f'v{i}')}):")
+        indent = "  " if plan.unchanged is None else "   "
+        lines.append(f"{indent}at = {i}; v{i} = step{i}(v{i}, frames)")
+    return [*lines, " except Invalid as invalid:", "  invalid.path.append(places[at])", "  raise"]
+
+
+def _function(lines: list[str], cls: type, plans: Mapping[str, Plan], names: Mapping[str, Any]) -> Any:
+    """The function that the lines define. The lines contain only field names, which are identifiers, and constants.
+
+    Such a function takes a third of the time of a loop over the fields.
+    """
+    places = tuple(f".{name}" for name in plans)
+    namespace: dict[str, Any] = {"cls": cls, "places": places, "Invalid": Invalid, "wrong": wrong, **names}
     exec("\n".join(lines), namespace)  # noqa: S102 - as dataclasses makes __init__; the source contains no input
-    return namespace[name]
+    return namespace[lines[0].partition("(")[0].removeprefix("def ")]
 
 
 def _blank(cls: type, names: tuple[str, ...]) -> Callable[[], Any] | None:

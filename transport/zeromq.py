@@ -374,20 +374,13 @@ class Channel:
         self._in_parts = in_parts
         self._copy_below = PART + 1 if in_parts else _COPY_BELOW
         self._waiting: trio.CancelScope | None = None
-        self._closed = False
         self.heard: set[int] = set()
         """With ``in_parts``: the connections, by descriptor, of the messages that were delivered."""
 
-    def stop(self) -> None:
-        """Read no more, before the socket is closed."""
-        self._closed = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-
     async def read(self) -> None:
-        """Deliver what arrives, until cancelled or closed."""
+        """Deliver what arrives, until cancelled."""
         descriptor = self.socket.fileno()
-        while not self._closed:
+        while True:
             if self._drain():  # no other task ran since, so the socket is still empty: wait
                 with trio.CancelScope() as self._waiting:
                     await trio.lowlevel.wait_readable(descriptor)
@@ -406,8 +399,6 @@ class Channel:
     def _drain(self) -> bool:
         """Deliver a burst of messages; return whether the socket is empty. An empty read resets the edge."""
         for _ in range(_READ_BETWEEN_CHECKPOINTS):
-            if self._closed:
-                return False
             try:
                 frames = _receive(self.socket, self.heard if self._in_parts else None)
             except zmq.Again:

@@ -162,7 +162,7 @@ async def test_a_call_that_no_replica_takes_or_answers_says_so_at_its_deadline()
             await wait_all_tasks_blocked()
         await trio.sleep(2)
         replica.available = True
-    assert (link.waiting, link.router.outstanding, replica.calls) == (0, 0, [])
+    assert (link.waiting, link.router._outstanding, replica.calls) == (0, {"a": 0}, [])
 
 
 async def raises(reason: str, call: Callable[[], Any]) -> None:
