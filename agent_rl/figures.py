@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -123,6 +123,23 @@ class EvaluationFigures:
                 found[f"version_{bound}_{self.name}"] = version
         return found
 
+    @classmethod
+    def of_row(cls, name: str, row: Mapping[str, Any]) -> EvaluationFigures:
+        """The figures that `row` named, of the answers those that differ by way. Raises ValueError for another row."""
+        begin, end = f"success_{name}_", "_low"
+        ways = [key[len(begin) : -len(end)] for key in row if key.startswith(begin) and key.endswith(end)]
+        found = {way: _answers_of_row(f"{name}_{way}", row) for way in ways}
+        if "sampled" not in found:
+            raise ValueError(f"the row has no sampled answers of {name!r}")
+        return cls(
+            name=name,
+            sampled=found.pop("sampled"),
+            greedy=found.pop("greedy", None),
+            environments={way.removeprefix("sampled_"): answers for way, answers in found.items()},
+            version_oldest=row.get(f"version_oldest_{name}"),
+            version_newest=row.get(f"version_newest_{name}"),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionFigures:
@@ -164,6 +181,14 @@ def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
     if shown.reward != shown.success:
         yield "reward", "", shown.reward
     yield from ((f"part_{part}", "", value) for part, value in shown.parts.items())
+
+
+def _answers_of_row(of: str, row: Mapping[str, Any]) -> AnswerFigures:
+    names = ("response_tokens", "tool_calls", "tool_error_share", "truncated_share")
+    share = {name: row.get(f"success_{of}{end}") for name, end in (("success", ""), ("low", "_low"), ("high", "_high"))}
+    counts = {name: row.get(f"{name}_{of}") for name in ("problems", "lost")}
+    answered = {name: row[key] for name in names if (key := f"{name}_{of}") in row}
+    return from_object(AnswerFigures, {**share, **counts, "answered": answered})
 
 
 # The learner's work ---------------------------------------------------------------------------------------------------
@@ -450,6 +475,29 @@ def numbers(figures: Any) -> dict[str, float]:
 def row(figures: Any) -> dict[str, Any]:
     """All figures by name, as a row of JSON. `OBJECTS` become objects in the row."""
     return {name: value for name, value in _items(figures) if value is not None}
+
+
+def from_row(kind: type[T], found: Mapping[str, Any]) -> T:
+    """The record whose figures `row` named, beside others. Raises ValueError where one is missing, or no figure."""
+    return from_object(kind, _gathered(cast("Hashable", kind), found))
+
+
+def _gathered(kind: Hashable, found: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, record in _places(kind):
+        if record is None:
+            if name in found:
+                values[name] = found[name]
+        elif inner := _gathered(record, found):
+            values[name] = inner
+    return values
+
+
+@cache
+def _places(kind: Hashable) -> tuple[tuple[str, Any], ...]:
+    """The fields of a record, each with the type of the record in it, or None."""
+    kinds = ((name, (get_args(hint) or (hint,))[0]) for name, hint in get_type_hints(kind).items())
+    return tuple((name, None if name in OBJECTS or not is_dataclass(each) else each) for name, each in kinds)
 
 
 def _items(figures: Any) -> Iterator[tuple[str, Any]]:

@@ -10,38 +10,26 @@ import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_rl.config.hidden import redacted
-from agent_rl.figures import AnswerFigures, EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.figures import AnswerFigures, EvaluationFigures
 from agent_rl.messages import GroupOpened, Judgement, Problem, Tokens, Transcript
 from agent_rl.messages import Trajectory as Sampled
+from agent_rl.records.health import Held
 from agent_rl.records.history import MADE_WITH
-from agent_rl.records.journal import Decode, GroupRow, Journal, read_journal, stored_decoder
+from agent_rl.records.journal import Decode, Journal, read_journal, stored_decoder
+from agent_rl.records.reading import Evaluated, Step, record, rollouts_of
 from agent_rl.records.run_directory import in_use, read_end
-from agent_rl.records.run_records import kinds_of, shown_figures, summary
+from agent_rl.records.run_records import TOOLS, kinds_of, shown_figures, summary
 from agent_rl.records.summary import alarms
 from agent_rl.records.tables import Rows
-from agent_rl.records.timeline import read_timeline
+from agent_rl.records.timeline import Moment, read_row, read_timeline
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A trained step: the filter's figures of the rollouts, and the learner's. ``version`` is the one it made."""
-
-    stage: str
-    step: int
-    version: int
-    figures: StepFigures
-    training: TrainingFigures
-    seconds: float
-    """Seconds of running since the run began."""
-    wall: float
-    """Seconds since 1970."""
+__all__ = ["Call", "Evaluation", "Group", "Held", "Moment", "Run", "Step", "Trajectory", "load_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,33 +221,6 @@ class Call:
     """Of the rollout."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What an actor did in the ``seconds`` before ``wall``. ``busy``, ``cpu`` and ``waited`` are shares of them."""
-
-    wall: float
-    seconds: float
-    actor: str
-    state: str
-    busy: float
-    cpu: float
-    waiting_for: str
-    waited: float
-    figures: dict[str, Any]
-    """The actor's newest figures by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """An alarm of an rl stage, from step ``first`` to step ``last`` of the stage; ``text`` is what it said last."""
-
-    stage: int
-    name: str
-    first: int
-    last: int
-    text: str
-
-
 class Run:
     """The data of one run directory. Nothing is kept in memory: every use reads the directory again."""
 
@@ -274,7 +235,7 @@ class Run:
         self.groups = Rows(Group, self._groups)
         self.trajectories = Rows(Trajectory, self._trajectories)
         self.calls = Rows(Call, self._calls)
-        self.timeline = Rows(Moment, partial(_moments, directory))
+        self.timeline = Rows(Moment, self._timeline)
         self.alarms = Rows(Held, self._alarms)
 
     @contextmanager
@@ -319,31 +280,27 @@ class Run:
     def _steps(self) -> Iterator[Step]:
         with self._journal() as journal:
             # The last row of a version counts, in case a crash has repeated one.
-            records = {row["version"]: row for row in map(json.loads, journal.records()) if row["kind"] == "step"}
+            records = {
+                row.version: row for row in map(record, map(json.loads, journal.records())) if isinstance(row, Step)
+            }
             rows = journal.steps()
         for row in rows:
-            record = records.get(row.version + 1)
-            if row.learner_figures is None or record is None:
-                continue
-            yield Step(
-                figures=shown_figures(row),
-                training=row.learner_figures,
-                **{name: record[name] for name in ("stage", "step", "version", "seconds", "wall")},
-            )
+            if row.learner_figures is not None and row.version + 1 in records:
+                yield replace(records[row.version + 1], figures=shown_figures(row), training=row.learner_figures)
 
     def _evaluations(self) -> Iterator[Evaluation]:
         with self._journal() as journal:
-            rows = [row for row in map(json.loads, journal.records()) if row["kind"] == "evaluation"]
+            rows = [row for row in map(record, map(json.loads, journal.records())) if isinstance(row, Evaluated)]
             found: list[tuple[int, int | None, EvaluationFigures]]
             found = [(stage, None, figures) for stage, figures in journal.evaluations().items()]
             interim = ((stage, journal.interim_evaluations(stage)) for stage in range(len(kinds_of(journal))))
             found += [(stage, at, figures) for stage, results in interim for at, figures in results.items()]
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for row in sorted(rows, key=lambda row: row["version"], reverse=True):
-            by_name.setdefault(row["stage"], []).append(row)
+        by_name: dict[str, list[Evaluated]] = {}
+        for row in sorted(rows, key=lambda row: row.version, reverse=True):
+            by_name.setdefault(row.figures.name, []).append(row)
         for stage, at_step, figures in found:
-            record = by_name[figures.name].pop() if by_name.get(figures.name) else {}
-            about = {name: record.get(name) for name in ("version", "seconds", "wall")}
+            written = by_name[figures.name].pop() if by_name.get(figures.name) else None
+            about = {name: getattr(written, name, None) for name in ("version", "seconds", "wall")}
             for way, answers in figures.ways().items():
                 yield Evaluation(name=figures.name, way=way, stage=stage, at_step=at_step, answers=answers, **about)
 
@@ -359,28 +316,29 @@ class Run:
 
     def _trajectories(self) -> Iterator[Trajectory]:
         with self._journal() as journal:
-            for row in filter(None, map(journal.group, journal.group_ids())):
-                yield from self._of_group(journal, row)
+            for group in journal.group_ids():
+                yield from self._of_group(journal, group)
 
-    def _of_group(self, journal: Journal, row: GroupRow) -> Iterator[Trajectory]:
-        problem = self._decode(row.opened).problem
-        about = {"group": row.id, "fate": row.state, "asked": problem, **{name: getattr(row, name) for name in _SHARED}}
-        for each in journal.trajectories(row.id):
+    def _of_group(self, journal: Journal, group: str) -> Iterator[Trajectory]:
+        for each in rollouts_of(journal, group, self._decode):
+            made, row = each.trajectory, each.group
             yield Trajectory(
-                **about,
-                sample=each.sample,
-                attempt=each.attempt,
-                status=each.status,
-                kept=(each.sample, each.attempt) in row.kept,
+                group=row.id,
+                sample=made.sample,
+                attempt=made.attempt,
+                status=made.status,
+                fate=row.state,
+                kept=bool(each.kept),
+                asked=each.problem,
                 judgement=each.judgement,
-                stored=self._decode(each.payload),
+                stored=made,
+                **{name: getattr(row, name) for name in _SHARED},
             )
 
     def trajectories_of(self, group: str) -> list[Trajectory]:
         """The rollouts of one group; empty when there are none, or when they have left the journal."""
         with self._journal() as journal:
-            row = journal.group(group)
-            return [] if row is None else list(self._of_group(journal, row))
+            return list(self._of_group(journal, group))
 
     def solved(self, evaluation: Evaluation) -> dict[tuple[str, str], Fraction]:
         """The share of right answers to each problem (its text and answer) of an evaluation.
@@ -408,11 +366,14 @@ class Run:
             for call in each.transcript.calls:
                 yield Call(**place, **{name: getattr(call, name) for name in names})
 
+    def _timeline(self) -> Iterator[Moment]:
+        for row in read_timeline(self.directory):
+            yield from read_row(row).actors.values()
+
     def _alarms(self) -> Iterator[Held]:
         with self._journal() as journal:
-            steps, tools = [step for step in journal.steps() if step.trained], journal.fact("tools") != "0"
-        for stage, held in alarms(steps, tools=tools):
-            yield Held(stage=stage, **held._asdict())
+            steps, tools = [step for step in journal.steps() if step.trained], journal.fact(TOOLS) != "0"
+        yield from alarms(steps, tools=tools)
 
 
 _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
@@ -421,14 +382,6 @@ _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
 def load_run(path: str | Path) -> Run:
     """The data of a run directory. Raises JournalError when there is no run, or one of another release."""
     return Run(Path(path), stored_decoder())
-
-
-def _moments(directory: Path) -> Iterator[Moment]:
-    shown = ("state", "busy", "cpu", "waiting_for", "waited", "figures")
-    for row in read_timeline(directory):
-        for actor, of in row["actors"].items():
-            figures = {name: of.get(name) for name in shown}
-            yield Moment(wall=row["wall"], seconds=row["seconds"], actor=actor, **figures)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

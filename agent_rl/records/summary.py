@@ -5,12 +5,12 @@ Pure: all is computed from the journal. A figure without data is None, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_rl.figures import EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
-from agent_rl.records.health import Health, Held, held, remark
+from agent_rl.records.health import Held, Watch
 from agent_rl.records.journal import StepRow
 from agent_rl.records.run_directory import memory_kills_in_words
 
@@ -110,18 +110,17 @@ def summarise(
     if checkpoint is not None:
         summary["checkpoint"] = checkpoint
     killed = [memory_kills_in_words(memory_kills)] if memory_kills else []
-    held_alarms = (remark(*each) for each in alarms(steps, tools=tools))
-    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *held_alarms]
+    held = (each.remark() for each in alarms(steps, tools=tools))
+    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *held]
     return summary
 
 
-def alarms(steps: Sequence[StepRow], *, tools: bool) -> Iterator[tuple[int, Held]]:
-    """The alarms that there were, each with the number of its rl stage."""
-    for stage in sorted({step.stage for step in steps}):
-        watch = Health(tools=tools)
-        of_stage = (step for step in steps if step.stage == stage)
-        seen = ((number, watch.step(step.figures, step.learner_figures)) for number, step in enumerate(of_stage, 1))
-        yield from ((stage, alarm) for alarm in held(seen))
+def alarms(steps: Iterable[StepRow], *, tools: bool) -> list[Held]:
+    """The alarms that there were."""
+    watch = Watch()
+    for step in steps:
+        watch.step(step.stage, step.figures, step.learner_figures, tools=tools)
+    return watch.held
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:

@@ -3,7 +3,7 @@
 ::
 
     journal (read-only, opened for each look) --> Catalogue.look --> Changes --> page
-                                                  stored_rollouts    --> trajectories whole, on demand
+                                                  rollouts_of        --> trajectories whole, on demand
 
 A look reads only groups that are new, changed or open, and of them only payloads that it has not read.
 """
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent_rl.messages import Judgement, Problem, Trajectory
+from agent_rl.messages import Problem, Trajectory
 from agent_rl.observe.report.charts import FATES
-from agent_rl.records.journal import GroupRow, Journal
+from agent_rl.records.journal import Decode, GroupRow, Journal
 
-Decode = Callable[[bytes], Any]
-"""Decodes a message as the journal stores it. Raises ValueError for an invalid one."""
 Key = tuple[str, int, int]
 """Group, sample, attempt."""
 
@@ -38,25 +36,6 @@ ROW_COLUMNS = (
     "group", "sample", "attempt", "status", "success", "reward", "calls", "errors", "turns", "tokens", "kept",
     "seconds", "oldest", "newest", "answer", "branches",
 )  # fmt: skip
-
-
-class StoredRollout(NamedTuple):
-    """A trajectory with its problem and its group. ``judgement`` is None where there is none."""
-
-    problem: Problem
-    group: GroupRow
-    trajectory: Trajectory
-    judgement: Judgement | None
-
-    @property
-    def key(self) -> str:
-        """What the page calls it."""
-        return f"{self.group.id}.{self.trajectory.sample}.{self.trajectory.attempt}"
-
-    @property
-    def kept(self) -> bool | None:
-        """Whether it was selected for training; None where nothing was selected."""
-        return (self.trajectory.sample, self.trajectory.attempt) in self.group.kept if self.group.kept else None
 
 
 class Changes(NamedTuple):
@@ -210,21 +189,6 @@ class Catalogue:
         sizes = len(calls), errors, made.turns, made.response_length
         about = round(made.seconds, 2), made.oldest, made.newest, "", len(made.branches)
         return [group, *key, made.status, None, None, *sizes, None, *about]
-
-
-def stored_rollouts(
-    journal: Journal, group: str, decode: Decode, only: Container[tuple[int, int]] | None = None
-) -> list[StoredRollout]:
-    """The trajectories of a group that the journal still holds; ``only``: those of these samples and attempts.
-
-    Raises JournalError, and ValueError for what cannot be decoded.
-    """
-    row = journal.group(group)
-    found = [] if row is None else journal.trajectories(group, only)
-    if row is None or not found:
-        return []
-    problem = decode(row.opened).problem
-    return [StoredRollout(problem, row, decode(each.payload), each.judgement) for each in found]
 
 
 def fate(row: GroupRow) -> str:

@@ -13,11 +13,12 @@ import numpy as np
 
 from agent_rl.learning.advantages import group_advantages
 from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory
-from agent_rl.observe.report.catalogue import StoredRollout, fate
+from agent_rl.observe.report.catalogue import fate
 from agent_rl.observe.report.charts import FATES
 from agent_rl.observe.report.records import Records
 from agent_rl.observe.report.stored import OUTCOMES, Comparison
 from agent_rl.observe.words import count_of
+from agent_rl.records.reading import Rollout
 from agent_rl.rollout.parsing import CLOSING, OPENING, cut_middle
 
 Block = dict[str, Any]
@@ -65,7 +66,7 @@ class Transcripts:
             sides = [self.rollout(each, name, opened=True) for name, each in zip(named, rollouts, strict=True)]
             yield _article(problem, words[outcome], COLOURS.get(outcome, "same"), sides)
 
-    def bodies(self, rollouts: Sequence[StoredRollout]) -> dict[str, Block]:
+    def bodies(self, rollouts: Sequence[Rollout]) -> dict[str, Block]:
         """Whole rollouts by key, as many as the limit permits."""
         found = {}
         for each in rollouts:
@@ -80,7 +81,7 @@ class Transcripts:
         self.left_out += self._left < 0
         return self._left >= 0
 
-    def whole(self, stored: StoredRollout) -> Block:
+    def whole(self, stored: Rollout) -> Block:
         """A rollout with all that the journal knows of it, also of each token of the model."""
         problem, group, trajectory, judgement = stored
         made = self._block(stored, self._pieces(trajectory), tokens=True)
@@ -98,7 +99,7 @@ class Transcripts:
             "raw": cut_middle(raw, LONGEST_RAW),
         }
 
-    def rollout(self, stored: StoredRollout | None, title: str = "", *, opened: bool = False) -> Block:
+    def rollout(self, stored: Rollout | None, title: str = "", *, opened: bool = False) -> Block:
         """A rollout with its badges, sizes and turns."""
         if stored is None:
             return {"title": title, "note": "No trajectory is stored."}
@@ -108,7 +109,7 @@ class Transcripts:
         made |= {"title": title, "open": opened and fits and sum(len(piece.text) for piece in pieces) <= LONG}
         return made if fits else made | {"turns": [], "note": "Left out: the report would grow too large."}
 
-    def _block(self, stored: StoredRollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
+    def _block(self, stored: Rollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
         trajectory = stored.trajectory
         of = _tokens_of(trajectory, self._to_text) if tokens and self._to_text else None
         return {
@@ -124,7 +125,7 @@ class Transcripts:
         return [Piece("model", trajectory.transcript.text, _policies(trajectory.unpack().policies[:, 1]), slice(0))]
 
 
-def _why(stored: StoredRollout) -> str:
+def _why(stored: Rollout) -> str:
     """Why a rollout was kept for training, or not."""
     group, kept = stored.group, stored.kept
     if group.purpose != "train":
@@ -185,7 +186,7 @@ def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) ->
     return {"article": {**texts, "badge": (said, colour), "rollouts": rollouts}}
 
 
-def _badges(stored: StoredRollout) -> Iterator[tuple[str, str]]:
+def _badges(stored: Rollout) -> Iterator[tuple[str, str]]:
     """Each badge's words and colour."""
     if stored.judgement is None:
         yield "not judged", "same"

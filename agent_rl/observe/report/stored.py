@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from agent_rl.messages import GroupOpened, Problem
-from agent_rl.observe.report.catalogue import Decode, StoredRollout, stored_rollouts
 from agent_rl.observe.report.records import WAYS, Records
-from agent_rl.records.journal import Journal
+from agent_rl.records.journal import Decode, Journal
+from agent_rl.records.reading import Rollout, rollouts_of
 
 PAIRS_PER_OUTCOME = 2
 SAMPLES_PER_GROUP = 32
@@ -41,7 +42,7 @@ class Comparison:
     names: tuple[str, ...]
     way: str
     counts: dict[tuple[bool, ...], int]
-    pairs: list[tuple[Problem, tuple[bool, ...], tuple[StoredRollout | None, ...]]]
+    pairs: list[tuple[Problem, tuple[bool, ...], tuple[Rollout | None, ...]]]
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Samples:
     """The trajectories to show."""
 
     comparison: Comparison | None = None
-    ends: list[StoredRollout] = field(default_factory=list)
+    ends: list[Rollout] = field(default_factory=list)
     """Those of the first and of the last RL step, as far as the journal keeps them as samples."""
 
 
@@ -79,7 +80,7 @@ def _compare(journal: Journal, records: Records, decode: Decode) -> Comparison |
             outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
             found.counts[outcome] += 1
             if found.counts[outcome] <= PAIRS_PER_OUTCOME:
-                rollouts = (stored_rollouts(journal, group.group, decode) for group in groups)
+                rollouts = (list(rollouts_of(journal, group.group, decode)) for group in groups)
                 found.pairs.append((groups[0].problem, outcome, tuple(each[-1] if each else None for each in rollouts)))
         order = list(found.counts)
         found.pairs.sort(key=lambda pair: order.index(pair[1]))
@@ -99,9 +100,9 @@ def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple
     return found
 
 
-def _ends(journal: Journal, decode: Decode) -> Iterator[StoredRollout]:
+def _ends(journal: Journal, decode: Decode) -> Iterator[Rollout]:
     rows = [row for name in journal.samples() if (row := journal.group(name)) is not None and row.step is not None]
     steps = [row.step for row in rows if row.step is not None]
     for row in sorted(rows, key=lambda row: row.step or 0):
         if row.step in {min(steps), max(steps)}:
-            yield from stored_rollouts(journal, row.id, decode)[:SAMPLES_PER_GROUP]
+            yield from islice(rollouts_of(journal, row.id, decode), SAMPLES_PER_GROUP)

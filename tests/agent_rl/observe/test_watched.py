@@ -12,14 +12,14 @@ from agent_rl.observe.report import Watched
 from agent_rl.observe.report import catalogue as catalogue_module
 from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.report.graph import advice
-from agent_rl.observe.report.records import Lines
 from agent_rl.records.journal import Journal
+from agent_rl.records.reading import Lines
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
 
 
 def test_lines_are_taken_once_they_end_and_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    lines = Lines(path)
+    lines = Lines(path, lambda row: row)
     lines.look()
     assert lines.notes() == ["There is no rows.jsonl."]
     path.write_text('{"a": 1}\n{"b"')
