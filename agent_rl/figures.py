@@ -117,18 +117,23 @@ class EvaluationFigures:
         """The figures as ``metrics.jsonl`` has them: each named with the evaluation and the way."""
         found: dict[str, float] = {}
         for way, answers in self.ways().items():
-            found |= {f"{key}_{self.name}_{way}{end}": value for key, end, value in _answer_names(answers)}
-        for bound, version in (("oldest", self.version_oldest), ("newest", self.version_newest)):
-            if version is not None:
-                found[f"version_{bound}_{self.name}"] = version
-        return found
+            of, shown = f"{self.name}_{way}", answers.answered
+            found |= {f"{key}_{of}{end}": getattr(answers, name) for name, (key, end) in SHARE_NAMES.items()}
+            found |= {f"{name}_{of}": getattr(shown, name) for name in MEAN_NAMES}
+            found |= {f"reward_{of}": shown.reward} if shown.reward != shown.success else {}
+            found |= {f"part_{part}_{of}": value for part, value in shown.parts.items()}
+        versions = {"oldest": self.version_oldest, "newest": self.version_newest}
+        return found | {f"version_{end}_{self.name}": at for end, at in versions.items() if at is not None}
 
     @classmethod
     def of_row(cls, name: str, row: Mapping[str, Any]) -> EvaluationFigures:
-        """The figures that `row` named, of the answers those that differ by way. Raises ValueError for another row."""
+        """The figures that `row` named, but for rewards and their parts. Raises ValueError for another row."""
         begin, end = f"success_{name}_", "_low"
-        ways = [key[len(begin) : -len(end)] for key in row if key.startswith(begin) and key.endswith(end)]
-        found = {way: _answers_of_row(f"{name}_{way}", row) for way in ways}
+        found: dict[str, AnswerFigures] = {}
+        for way in (key[len(begin) : -len(end)] for key in row if key.startswith(begin) and key.endswith(end)):
+            share = {each: row.get(f"{key}_{name}_{way}{end}") for each, (key, end) in SHARE_NAMES.items()}
+            means = {mean: row[key] for mean in MEAN_NAMES if (key := f"{mean}_{name}_{way}") in row}
+            found[way] = from_object(AnswerFigures, {**share, "answered": means})
         if "sampled" not in found:
             raise ValueError(f"the row has no sampled answers of {name!r}")
         return cls(
@@ -139,6 +144,15 @@ class EvaluationFigures:
             version_oldest=row.get(f"version_oldest_{name}"),
             version_newest=row.get(f"version_newest_{name}"),
         )
+
+
+SHARE_NAMES = {
+    "success": ("success", ""), "low": ("success", "_low"), "high": ("success", "_high"), "problems": ("problems", ""),
+    "lost": ("lost", ""),
+}  # fmt: skip
+"""Fields of `AnswerFigures` with the beginning and the end of their names in rows."""
+MEAN_NAMES = ("response_tokens", "tool_calls", "tool_error_share", "truncated_share")
+"""Fields of `RolloutMeans` that rows of evaluations have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,26 +183,6 @@ class SelectionFigures:
         found |= {f"success_{self.name}": self.success, f"lost_{self.name}": self.lost}
         tokens = self.response_tokens
         return found | ({} if tokens is None else {f"response_tokens_{self.name}": tokens})
-
-
-def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
-    """The figures of answers that are written, as (name, ending, value)."""
-    yield from (("success", "", answers.success), ("success", "_low", answers.low), ("success", "_high", answers.high))
-    yield from (("problems", "", answers.problems), ("lost", "", answers.lost))
-    shown = answers.answered
-    yield from (("response_tokens", "", shown.response_tokens), ("tool_calls", "", shown.tool_calls))
-    yield from (("tool_error_share", "", shown.tool_error_share), ("truncated_share", "", shown.truncated_share))
-    if shown.reward != shown.success:
-        yield "reward", "", shown.reward
-    yield from ((f"part_{part}", "", value) for part, value in shown.parts.items())
-
-
-def _answers_of_row(of: str, row: Mapping[str, Any]) -> AnswerFigures:
-    names = ("response_tokens", "tool_calls", "tool_error_share", "truncated_share")
-    share = {name: row.get(f"success_{of}{end}") for name, end in (("success", ""), ("low", "_low"), ("high", "_high"))}
-    counts = {name: row.get(f"{name}_{of}") for name in ("problems", "lost")}
-    answered = {name: row[key] for name in names if (key := f"{name}_{of}") in row}
-    return from_object(AnswerFigures, {**share, **counts, "answered": answered})
 
 
 # The learner's work ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_rl.figures import EvaluationFigures, SelectionFigures
+from agent_rl.figures import SHARE_NAMES, EvaluationFigures, SelectionFigures
 from agent_rl.records.audit import Audit
 from agent_rl.records.health import Held, Watch
 from agent_rl.records.journal import StepRow
@@ -60,11 +60,9 @@ def summarise(
     summary: dict[str, Any] = {}
     for figures in evaluations.values():
         for way, answers in figures.ways().items():
-            of = f"{figures.name}_{way}"
-            summary |= {f"success_{of}": answers.success, f"success_{of}_low": answers.low}
-            summary |= {f"success_{of}_high": answers.high, f"problems_{of}": answers.problems}
-            if answers.lost:
-                summary[f"lost_{of}"] = answers.lost
+            for name, (key, end) in SHARE_NAMES.items():
+                if name != "lost" or answers.lost:
+                    summary[f"{key}_{figures.name}_{way}{end}"] = getattr(answers, name)
     for way in ("sampled", "greedy"):
         measured = [each.ways()[way].success for each in evaluations.values() if way in each.ways()]
         if len(measured) > 1:

@@ -56,111 +56,42 @@ def _mismatch(figure: Callable[[MismatchFigures], float]) -> Figure:
 
 
 PANELS = (
-    Panel(
-        "learning",
-        "Tool errors",
-        "share",
-        "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
-        {
-            "of all calls": lambda step: step.figures.sampled.tool_error_share,
-            "of those in correct rollouts": lambda step: step.figures.sampled.tool_error_share_correct,
-        },
-    ),
-    Panel(
-        "learning",
-        "Response length",
-        "tokens",
-        "Tokens after the prompt, tool responses included.",
-        {"mean": lambda step: step.figures.sampled.response_tokens},
-    ),
-    Panel(
-        "learning",
-        "Turns and tool calls",
-        "",
-        "Means over rollouts.",
-        {
-            "turns": lambda step: step.figures.sampled.turns,
-            "tool calls": lambda step: step.figures.sampled.tool_calls,
-        },
-    ),
-    Panel(
-        "learning",
-        "Truncated rollouts",
-        "share",
-        "Rollouts that ran out of tokens.",
-        {"share": lambda step: step.figures.sampled.truncated_share},
-    ),
-    Panel(
-        "health",
-        "Entropy",
-        "nats",
-        "Mean over trained tokens, at the rollouts' temperature.",
-        {"of the policy": lambda step: step.training.entropy},
-    ),
-    Panel(
-        "health",
-        "Divergence from the reference policy",
-        "nats",
-        "Estimate of the KL penalty, as a mean over trained tokens.",
-        {"of the policy": lambda step: step.training.kl},
-    ),
-    Panel(
-        "staleness",
-        "Staleness",
-        "versions",
-        "How many versions a group's oldest token is behind the policy that trains on it.",
-        {"mean": lambda step: step.figures.staleness_mean, "highest": lambda step: step.figures.staleness_max},
-    ),
-    Panel(
-        "health",
-        "Clipped tokens",
-        "share",
-        "Share of trained tokens whose gradient was cut.",
-        {
-            "by the ratio's bounds": lambda step: step.training.clip_share,
-            "by the correction's cap": lambda step: step.training.correction_capped_share,
-        },
-    ),
-    Panel(
-        "health",
-        "Policy and engine",
-        "nats",
-        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
-        {
-            "whole gap of log-probabilities": lambda step: step.training.policy_gap,
-            "engine against learner, same weights": _mismatch(lambda figures: figures.mismatch_gap),
-            "staleness": _mismatch(lambda figures: figures.staleness_gap),
-        },
-    ),
-    Panel(
-        "health",
-        "Adapters in bfloat16",
-        "share",
-        "Their change in published weights.",
-        {"kept": lambda step: step.training.lora_delta_kept},
-    ),
-    Panel(
-        "health",
-        "Gradient norm",
-        "",
-        "Mean over a step's updates.",
-        {"before clipping": lambda step: step.training.gradient_norm},
-    ),
-    Panel(
-        "health",
-        "Learning rate",
-        "",
-        "Warm-up and schedule of the stage.",
-        {"rate": lambda step: step.training.learning_rate},
-    ),
-    Panel(
-        "health",
-        "Change by an update",
-        "nats",
-        "Divergence of a token.",
-        {"mean over updates": lambda step: step.training.update_kl},
-    ),
-)
+    Panel("learning", "Tool errors", "share",
+          "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
+          {"of all calls": lambda step: step.figures.sampled.tool_error_share,
+           "of those in correct rollouts": lambda step: step.figures.sampled.tool_error_share_correct}),
+    Panel("learning", "Response length", "tokens", "Tokens after the prompt, tool responses included.",
+          {"mean": lambda step: step.figures.sampled.response_tokens}),
+    Panel("learning", "Turns and tool calls", "", "Means over rollouts.",
+          {"turns": lambda step: step.figures.sampled.turns,
+           "tool calls": lambda step: step.figures.sampled.tool_calls}),
+    Panel("learning", "Truncated rollouts", "share", "Rollouts that ran out of tokens.",
+          {"share": lambda step: step.figures.sampled.truncated_share}),
+    Panel("health", "Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.",
+          {"of the policy": lambda step: step.training.entropy}),
+    Panel("health", "Divergence from the reference policy", "nats",
+          "Estimate of the KL penalty, as a mean over trained tokens.",
+          {"of the policy": lambda step: step.training.kl}),
+    Panel("staleness", "Staleness", "versions",
+          "How many versions a group's oldest token is behind the policy that trains on it.",
+          {"mean": lambda step: step.figures.staleness_mean, "highest": lambda step: step.figures.staleness_max}),
+    Panel("health", "Clipped tokens", "share", "Share of trained tokens whose gradient was cut.",
+          {"by the ratio's bounds": lambda step: step.training.clip_share,
+           "by the correction's cap": lambda step: step.training.correction_capped_share}),
+    Panel("health", "Policy and engine", "nats",
+          "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
+          {"whole gap of log-probabilities": lambda step: step.training.policy_gap,
+           "engine against learner, same weights": _mismatch(lambda figures: figures.mismatch_gap),
+           "staleness": _mismatch(lambda figures: figures.staleness_gap)}),
+    Panel("health", "Adapters in bfloat16", "share", "Their change in published weights.",
+          {"kept": lambda step: step.training.lora_delta_kept}),
+    Panel("health", "Gradient norm", "", "Mean over a step's updates.",
+          {"before clipping": lambda step: step.training.gradient_norm}),
+    Panel("health", "Learning rate", "", "Warm-up and schedule of the stage.",
+          {"rate": lambda step: step.training.learning_rate}),
+    Panel("health", "Change by an update", "nats", "Divergence of a token.",
+          {"mean over updates": lambda step: step.training.update_kl}),
+)  # fmt: skip
 """A new figure of steps becomes a curve here."""
 
 CURVE_NOTE = (
@@ -178,11 +109,9 @@ def line(
     colour: int,
     low: Sequence[float] | None = None,
     high: Sequence[float] | None = None,
-    *,
-    faint: bool = False,
 ) -> dict[str, Any]:
     """A curve, with a band around it where there is one. NaN leaves a gap."""
-    return {"label": label, "colour": colour, "values": values, "low": low, "high": high, "faint": faint}
+    return {"label": label, "colour": colour, "values": values, "low": low, "high": high}
 
 
 def chart(

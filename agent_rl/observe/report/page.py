@@ -39,8 +39,7 @@ from agent_rl.observe.report.charts import (
 from agent_rl.observe.report.graph import advice
 from agent_rl.observe.report.headline import headline
 from agent_rl.observe.report.records import Records, of_all
-from agent_rl.observe.report.samples import NOTE, Block, Transcripts
-from agent_rl.observe.report.stored import Samples
+from agent_rl.observe.report.samples import NOTE, Block, Samples, Transcripts
 from agent_rl.observe.words import clock, compact, percent, spread, visible
 from agent_rl.records.health import RAISED_WHEN
 from agent_rl.records.timeline import Moments

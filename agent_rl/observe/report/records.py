@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import read_object
 from agent_rl.records.audit import Audit
 from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.health import Alarm, Held
@@ -132,9 +132,9 @@ class RunFiles:
         path = self.directory.resolve()
         records = Records(f"{path.parent.name}/{path.name}" if path.name == "run" else path.name)
         records.stopped, records.memory_kills = read_end(self.directory), read_memory_kills(self.directory)
-        summary = _object(self.directory / SUMMARY) or {}
+        summary = read_object(self.directory / SUMMARY) or {}
         records.remarks = tuple(map(str, summary.get("remarks") or ()))
-        if (settings := _object(self.directory / TOPOLOGY)) is None:
+        if (settings := read_object(self.directory / TOPOLOGY)) is None:
             records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
         else:
             _take_settings(settings, records)
@@ -161,11 +161,3 @@ def _take_settings(settings: dict[str, Any], records: Records) -> None:
     while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
         kind, _, name = words.partition(" stage named ")
         records.stages.append(RecipeStage(kind, name))
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

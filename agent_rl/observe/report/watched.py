@@ -16,8 +16,7 @@ from agent_rl.observe.report.catalogue import Catalogue, Changes, Key, columns, 
 from agent_rl.observe.report.graph import LATE_SECONDS, Wanted, graph, read_wanted
 from agent_rl.observe.report.page import run_page
 from agent_rl.observe.report.records import Records, RunFiles
-from agent_rl.observe.report.samples import TokensToText, Transcripts, tokens_to_text
-from agent_rl.observe.report.stored import Samples, choose_samples
+from agent_rl.observe.report.samples import Samples, TokensToText, Transcripts, choose_samples, tokens_to_text
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.document import FILE as STATE
 from agent_rl.records.health import Watch
