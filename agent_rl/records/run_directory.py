@@ -160,7 +160,7 @@ def summary_file(directory: Path) -> SummaryFile | None:
     """Identify the present summary; None when there is none."""
     try:
         found = (directory / "summary.json").stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
 
@@ -220,11 +220,7 @@ def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, 
 
 def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] | None:
     """The summary that this run wrote: figures by name. None when there is none, it is damaged or still ``before``."""
-    try:
-        written = summary_file(directory) != before
-    except OSError:
-        return None
-    return read_object(directory / "summary.json") if written else None
+    return None if summary_file(directory) == before else read_object(directory / "summary.json")
 
 
 RESTARTS = 1 << 20

@@ -21,8 +21,7 @@ from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFi
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.continuing import made_with
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY, made_with
 from agent_rl.records.journal import Journal, JournalError, StepRow, read_journal
 from agent_rl.records.run_directory import add_end, read_end, read_memory_kills
 from agent_rl.records.summary import summarise

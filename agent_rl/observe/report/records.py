@@ -16,9 +16,8 @@ from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures
 from agent_rl.files.reading_json import read_object
 from agent_rl.records.audit import Audit
-from agent_rl.records.continuing import FILE as TOPOLOGY
 from agent_rl.records.health import Alarm, Held
-from agent_rl.records.history import METRICS, SUMMARY
+from agent_rl.records.history import METRICS, SETTINGS, SUMMARY
 from agent_rl.records.journal import JOURNAL
 from agent_rl.records.reading import Evaluated, Left, Lines, Step, record
 from agent_rl.records.run_directory import in_use, read_end, read_memory_kills
@@ -134,8 +133,8 @@ class RunFiles:
         records.stopped, records.memory_kills = read_end(self.directory), read_memory_kills(self.directory)
         summary = read_object(self.directory / SUMMARY) or {}
         records.remarks = tuple(map(str, summary.get("remarks") or ()))
-        if (settings := read_object(self.directory / TOPOLOGY)) is None:
-            records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
+        if (settings := read_object(self.directory / SETTINGS)) is None:
+            records.notes.append(f"{SETTINGS} is missing or unreadable: what the run was made with is not known.")
         else:
             _take_settings(settings, records)
         records.notes += [*self._metrics.notes(), *self._timeline.notes()]
