@@ -106,8 +106,8 @@ def unusual(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
 
 
 def role_of(actor: str) -> str:
-    """The role of an actor, which is its name without its number."""
-    return actor.rpartition(".")[0]
+    """The role of an actor, which is its name without its number, or the role itself."""
+    return actor.rpartition(".")[0] or actor
 
 
 def by_role(replicas: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:

@@ -24,8 +24,8 @@ from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import Decode, Journal, read_journal, stored_decoder
 from agent_rl.records.reading import Evaluated, Step, record, rollouts_of
 from agent_rl.records.run_directory import in_use, read_end
-from agent_rl.records.run_records import TOOLS, kinds_of, shown_figures, summary
-from agent_rl.records.summary import alarms
+from agent_rl.records.run_records import shown_figures
+from agent_rl.records.summary import TOOLS, alarms, kinds_of, summary
 from agent_rl.records.tables import Rows
 from agent_rl.records.timeline import Moment, read_row, read_timeline
 
@@ -275,7 +275,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the run so far, as ``summary.json`` has them at its end."""
         with self._journal() as journal:
-            return summary(self.directory, journal, kinds_of(journal))
+            return summary(self.directory, journal)
 
     def _steps(self) -> Iterator[Step]:
         with self._journal() as journal:

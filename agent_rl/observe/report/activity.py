@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_rl.observe.replicas import role_of
 from agent_rl.observe.report.records import Records
 from agent_rl.observe.words import clock, percent
 from agent_rl.records.timeline import Moment, Moments
@@ -160,11 +161,6 @@ def role_number(actor: str) -> int:
     """The place of an actor's role, or of a role, in ROLES, from 1; others come last."""
     role = role_of(actor)
     return ROLES.index(role) + 1 if role in ROLES else len(ROLES) + 1
-
-
-def role_of(actor: str) -> str:
-    """The role of an actor, or the role itself."""
-    return actor.rpartition(".")[0] or actor
 
 
 def _use_of(moment: Moment) -> TimeUse:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_rl.observe.report.activity import TimeUse, role_of
+from agent_rl.observe.replicas import role_of
+from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.words import compact, duration, percent
 from agent_rl.records.document import Document
 from agent_rl.records.timeline import Moment, Moments

@@ -24,7 +24,7 @@ from agent_rl.records.history import METRICS, SUMMARY
 from agent_rl.records.journal import JOURNAL, Decode, Journal, JournalError, read_journal
 from agent_rl.records.reading import rollouts_of
 from agent_rl.records.run_directory import END, in_use
-from agent_rl.records.run_records import TOOLS
+from agent_rl.records.summary import TOOLS
 from agent_rl.records.timeline import FILE as TIMELINE
 
 
