@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures, EvaluationFigures
@@ -54,7 +54,6 @@ class Evaluation:
 class Group:
     """A group of rollouts. ``step`` is the version of the step that decided the group."""
 
-    DERIVED: ClassVar = {"problem": "string", "environment": "string", "samples": "int64"}
     id: str
     stage: int
     at_step: int | None
@@ -93,18 +92,6 @@ class Group:
 class Trajectory:
     """A rollout, with its group's fate. Columns of tables leave out texts, calls and tokens."""
 
-    DERIVED: ClassVar = {
-        "problem": "string",
-        "environment": "string",
-        **dict.fromkeys(("prompt_tokens", "response_tokens", "turns", "tool_calls", "tool_errors"), "int64"),
-        "oldest": "int64",
-        "newest": "int64",
-        "rollout_seconds": "float64",
-        "generator": "string",
-        "reward": "float64",
-        "success": "bool",
-        "note": "string",
-    }
     group: str
     stage: int
     at_step: int | None

@@ -72,44 +72,20 @@ def run_page(
     curve = learning_curve(records)
     figures = panels(records)
     shares = totals(active.spans)
+    learning = {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True}
+    health = {"charts": [*figures["health"], *_supervised(records)]}
+    limit, uses = {"advice": advice(shares, seconds_of_step(records))}, {"lanes": lanes(records, active)}
+    explorer = {"explorer": _listed(listed, transcripts, samples)}
+    compared = transcripts.comparison(samples.comparison)
     sections = [
-        section(
-            "learning",
-            "Is it learning",
-            [
-                {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True},
-                _evaluations(records),
-                {"charts": figures["learning"]},
-            ],
-        ),
-        section(
-            "health",
-            "Is it healthy",
-            [_alarms(records), _meanings(records), {"charts": [*figures["health"], *_supervised(records)]}],
-        ),
-        section(
-            "time",
-            "Where time goes",
-            [
-                {"advice": advice(shares, seconds_of_step(records))},
-                {"lanes": lanes(records, active)},
-                _shares(active),
-                {"charts": figures["time"]},
-            ],
-        ),
-        section("topology", "Topology", [{"graph": now}]),
-        section("cache", "KV cache", [{"charts": _caches(records, active)}]),
-        section("staleness", "Staleness and fates", [{"charts": figures["staleness"]}, *_fates(records)]),
-        section(
-            "trajectories",
-            "Trajectories",
-            [
-                {"text": NOTE},
-                {"explorer": _listed(listed, transcripts, samples)},
-                *transcripts.comparison(samples.comparison),
-            ],
-        ),
-        section("made", "What it was made with", [*_products(records), _settings(records)]),
+        section("learning", "Is it learning", learning, _evaluations(records), {"charts": figures["learning"]}),
+        section("health", "Is it healthy", _alarms(records), _meanings(records), health),
+        section("time", "Where time goes", limit, uses, _shares(active), {"charts": figures["time"]}),
+        section("topology", "Topology", {"graph": now}),
+        section("cache", "KV cache", {"charts": _caches(records, active)}),
+        section("staleness", "Staleness and fates", {"charts": figures["staleness"]}, *_fates(records)),
+        section("trajectories", "Trajectories", {"text": NOTE}, explorer, *compared),
+        section("made", "What it was made with", *_products(records), _settings(records)),
     ]
     return {
         "title": f"Run {records.name}",
@@ -197,7 +173,7 @@ def _shown(value: Any) -> Any:
 # The content of sections
 
 
-def section(name: str, title: str, blocks: Sequence[Block]) -> dict[str, Any]:
+def section(name: str, title: str, *blocks: Block) -> dict[str, Any]:
     """A section. Blocks without content are left out."""
     return {"id": name, "title": title, "blocks": [block for block in blocks if all(block.values())]}
 
