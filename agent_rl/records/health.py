@@ -187,7 +187,7 @@ class Held:
         return f"stages.{self.stage}, steps {self.first:,} to {self.last:,}: {self.text}"
 
 
-class Watch:
+class RunHealth:
     """The alarms of a run. Takes the steps of its rl stages, in order."""
 
     def __init__(self) -> None:

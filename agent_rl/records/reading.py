@@ -2,8 +2,8 @@
 
 ::
 
-    metrics.jsonl, Journal.records --> record   --> Step, Evaluated, Left
-    timeline.jsonl                 --> read_row --> Moments (timeline.py)
+    metrics.jsonl, Journal.records --> read_record --> Step, Evaluated, Left
+    timeline.jsonl                 --> read_row    --> Moments (timeline.py)
     journal                        --> rollouts_of --> Rollout
 
 `Lines` reads a file of rows as it grows. The run may be under way, ended or crashed; nothing is changed.
@@ -62,7 +62,7 @@ class Left:
     wall: float
 
 
-def record(row: dict[str, Any]) -> Step | Evaluated | Left | None:
+def read_record(row: dict[str, Any]) -> Step | Evaluated | Left | None:
     """A row of ``metrics.jsonl``; None for one of another kind. Raises ValueError for one that no run writes."""
     match row.get("kind"):
         case "step":

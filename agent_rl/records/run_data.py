@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_rl.config.hidden import redacted
 from agent_rl.figures import AnswerFigures, EvaluationFigures
@@ -22,7 +22,7 @@ from agent_rl.messages import Trajectory as Sampled
 from agent_rl.records.health import Held
 from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import Decode, Journal, read_journal, stored_decoder
-from agent_rl.records.reading import Evaluated, Step, record, rollouts_of
+from agent_rl.records.reading import Evaluated, Step, read_record, rollouts_of
 from agent_rl.records.run_directory import in_use, read_end
 from agent_rl.records.run_records import shown_figures
 from agent_rl.records.summary import TOOLS, alarms, kinds_of, summary
@@ -30,6 +30,8 @@ from agent_rl.records.tables import Rows
 from agent_rl.records.timeline import Moment, read_row, read_timeline
 
 __all__ = ["Call", "Evaluation", "Group", "Held", "Moment", "Run", "Step", "Trajectory", "load_run"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +269,7 @@ class Run:
     def _steps(self) -> Iterator[Step]:
         with self._journal() as journal:
             # The last row of a version counts, in case a crash has repeated one.
-            records = {
-                row.version: row for row in map(record, map(json.loads, journal.records())) if isinstance(row, Step)
-            }
+            records = {row.version: row for row in _written(journal, Step)}
             rows = journal.steps()
         for row in rows:
             if row.learner_figures is not None and row.version + 1 in records:
@@ -277,7 +277,7 @@ class Run:
 
     def _evaluations(self) -> Iterator[Evaluation]:
         with self._journal() as journal:
-            rows = [row for row in map(record, map(json.loads, journal.records())) if isinstance(row, Evaluated)]
+            rows = _written(journal, Evaluated)
             found: list[tuple[int, int | None, EvaluationFigures]]
             found = [(stage, None, figures) for stage, figures in journal.evaluations().items()]
             interim = ((stage, journal.interim_evaluations(stage)) for stage in range(len(kinds_of(journal))))
@@ -364,6 +364,11 @@ class Run:
 
 
 _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
+
+
+def _written(journal: Journal, kind: type[T]) -> list[T]:
+    """The rows of metrics.jsonl of this kind."""
+    return [row for row in map(read_record, map(json.loads, journal.records())) if isinstance(row, kind)]
 
 
 def load_run(path: str | Path) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_rl.figures import SHARE_NAMES, EvaluationFigures
 from agent_rl.records.audit import audit_journal
-from agent_rl.records.health import Held, Watch
+from agent_rl.records.health import Held, RunHealth
 from agent_rl.records.history import CHECKPOINTS, MADE_WITH, SFT_STEPS
 from agent_rl.records.journal import Journal, StepRow
 from agent_rl.records.run_directory import memory_kills_in_words, read_memory_kills
@@ -130,7 +130,7 @@ def kinds_of(journal: Journal) -> list[str]:
 
 def alarms(steps: Iterable[StepRow], *, tools: bool) -> list[Held]:
     """The alarms that there were."""
-    watch = Watch()
+    watch = RunHealth()
     for step in steps:
         watch.step(step.stage, step.figures, step.learner_figures, tools=tools)
     return watch.held

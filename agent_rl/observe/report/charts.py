@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agent_rl.figures import MismatchFigures
 from agent_rl.groups.measures import wilson_interval
-from agent_rl.observe.report.records import WAYS, Records, drawn, of_all
+from agent_rl.observe.report.records import WAYS, Records, answers_to_all, drawable
 from agent_rl.observe.words import compact, percent, spread
 from agent_rl.records.reading import Step
 
@@ -185,7 +185,7 @@ def learning_curve(records: Records) -> Chart:
             f"(95\u202f%: {spread(success.low, success.high)}, n = {success.problems:,})",
         }
         for result, after in ((each, records.steps_before(each)) for each in records.evaluations)
-        for way, success in of_all(result).items()
+        for way, success in answers_to_all(result).items()
     ]
     return _by_step(records, "Success", lines, words, CURVE_NOTE, share=True, span=(0.0, 1.0), marks=marks)
 
@@ -201,7 +201,7 @@ def panels(records: Records) -> dict[str, list[Chart]]:
     """The smaller charts by section of the page, in order of interest."""
     steps = records.steps
     sampled = [step.figures.sampled for step in steps]
-    rewards = [drawn(each.reward) for each in sampled]
+    rewards = [drawable(each.reward) for each in sampled]
     kept = [records.kept_rewards.get(step.version - 1, math.nan) for step in steps]
     curves = {"all sampled rollouts": rewards, "those trained on, after resampling": kept}
     span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
@@ -225,14 +225,14 @@ def panels(records: Records) -> dict[str, list[Chart]]:
         ]
     }
     for section, title, unit, note, figures in PANELS:
-        curves = {label: [drawn(figure(step)) for step in steps] for label, figure in figures.items()}
+        curves = {label: [drawable(figure(step)) for step in steps] for label, figure in figures.items()}
         share = unit == "share"
         made = _panel(records, title, curves, note, share=share, unit="" if share else unit)
         charts.setdefault(section, []).append(made)
     between = (later.seconds - earlier.seconds for earlier, later in pairwise(steps))
     curves = {
-        "from step to step": [math.nan, *map(drawn, between)],
-        "of them training": [drawn(step.training.train_seconds) for step in steps],
+        "from step to step": [math.nan, *map(drawable, between)],
+        "of them training": [drawable(step.training.train_seconds) for step in steps],
     }
     charts["time"] = [
         _panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s")
@@ -243,7 +243,7 @@ def panels(records: Records) -> dict[str, list[Chart]]:
 def _by_label(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """A curve for each label that any step has."""
     labels = sorted({label for each in steps for label in each})
-    return {label: [drawn(each.get(label)) for each in steps] for label in labels}
+    return {label: [drawable(each.get(label)) for each in steps] for label in labels}
 
 
 def caches(spans: Sequence[tuple[float, float]], uses: dict[str, list[tuple[float, float]]]) -> list[Chart]:

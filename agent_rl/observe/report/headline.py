@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent_rl.figures import AnswerFigures, RolloutMeans
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.observe.report.charts import successes
-from agent_rl.observe.report.records import WAYS, Records, of_all
+from agent_rl.observe.report.records import WAYS, Records, answers_to_all
 from agent_rl.observe.words import NARROW_SPACE, duration, percent, spread
 from agent_rl.records.reading import Evaluated
 from agent_rl.records.run_directory import memory_kills_in_words
@@ -78,8 +78,8 @@ def interval(answers: AnswerFigures) -> str:
 
 
 def _evaluated_twice(first: Evaluated, last: Evaluated, in_time: str) -> tuple[str, list[str]]:
-    ways = [way for way in WAYS if way in of_all(first).keys() & of_all(last).keys()]
-    pairs = {way: (of_all(first)[way], of_all(last)[way]) for way in ways}
+    ways = [way for way in WAYS if way in answers_to_all(first).keys() & answers_to_all(last).keys()]
+    pairs = {way: (answers_to_all(first)[way], answers_to_all(last)[way]) for way in ways}
     change, _ = _change(*pairs[ways[0]])
     details = []
     for way, (before, after) in pairs.items():
@@ -104,7 +104,7 @@ def _evaluated_once(evaluation: Evaluated, in_time: str) -> tuple[str, list[str]
 def _rates(evaluation: Evaluated) -> list[str]:
     return [
         f'{way.capitalize()}: {interval(answers)} in "{evaluation.figures.name}"{_of(answers)}.{_lost(answers)}'
-        for way, answers in of_all(evaluation).items()
+        for way, answers in answers_to_all(evaluation).items()
     ]
 
 

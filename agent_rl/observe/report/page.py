@@ -38,7 +38,7 @@ from agent_rl.observe.report.charts import (
 )
 from agent_rl.observe.report.graph import advice
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.records import Records, of_all
+from agent_rl.observe.report.records import Records, answers_to_all
 from agent_rl.observe.report.samples import NOTE, Block, Samples, Transcripts
 from agent_rl.observe.words import clock, compact, percent, spread, visible
 from agent_rl.records.health import RAISED_WHEN
@@ -319,7 +319,7 @@ def _settings(records: Records) -> Block:
 
 def _tiles(records: Records, active: Activity) -> Iterator[tuple[str, str, str]]:
     for last in records.evaluations[-1:]:
-        for way, answers in of_all(last).items():
+        for way, answers in answers_to_all(last).items():
             interval = f'95\u202f%: {spread(answers.low, answers.high)}, in "{last.figures.name}"'
             yield f"Held-out, {way}", percent(answers.success), interval
     if math.isfinite(records.seconds):

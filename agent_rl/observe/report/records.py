@@ -19,7 +19,7 @@ from agent_rl.records.audit import Audit
 from agent_rl.records.health import Alarm, Held
 from agent_rl.records.history import METRICS, SETTINGS, SUMMARY
 from agent_rl.records.journal import JOURNAL
-from agent_rl.records.reading import Evaluated, Left, Lines, Step, record
+from agent_rl.records.reading import Evaluated, Left, Lines, Step, read_record
 from agent_rl.records.run_directory import in_use, read_end, read_memory_kills
 from agent_rl.records.timeline import FILE as TIMELINE
 from agent_rl.records.timeline import Moments, read_row
@@ -79,12 +79,12 @@ class Records:
         return bisect(self.steps, evaluation.version, key=lambda step: step.version)
 
 
-def of_all(evaluation: Evaluated) -> dict[str, AnswerFigures]:
+def answers_to_all(evaluation: Evaluated) -> dict[str, AnswerFigures]:
     """The answers to all problems of an evaluation, by way."""
     return {way: answers for way, answers in evaluation.figures.ways().items() if way in WAYS}
 
 
-def drawn(value: float | None) -> float:
+def drawable(value: float | None) -> float:
     """A figure that can be drawn; NaN for one that is missing, not finite, or too large."""
     return math.nan if value is None or not abs(value) < LARGEST else float(value)
 
@@ -97,10 +97,10 @@ class _Written(NamedTuple):
     odd: tuple[str, ...]
 
 
-def _written(row: dict[str, Any]) -> _Written:
+def _read(row: dict[str, Any]) -> _Written:
     numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-    odd = tuple(name for name, value in numbers.items() if math.isnan(drawn(value)))
-    return _Written(record(row), drawn(numbers.get("seconds")), odd)
+    odd = tuple(name for name, value in numbers.items() if math.isnan(drawable(value)))
+    return _Written(read_record(row), drawable(numbers.get("seconds")), odd)
 
 
 class RunFiles:
@@ -113,7 +113,7 @@ class RunFiles:
         if not begun and not in_use(directory):  # the actors of a run that starts have made neither yet
             raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
         self.directory = directory
-        self._metrics = Lines(directory / METRICS, _written)
+        self._metrics = Lines(directory / METRICS, _read)
         self._timeline = Lines(directory / TIMELINE, read_row)
 
     def look(self) -> None:

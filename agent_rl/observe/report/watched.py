@@ -19,7 +19,7 @@ from agent_rl.observe.report.records import Records, RunFiles
 from agent_rl.observe.report.samples import Samples, TokensToText, Transcripts, choose_samples, tokens_to_text
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.document import FILE as STATE
-from agent_rl.records.health import Watch
+from agent_rl.records.health import RunHealth
 from agent_rl.records.history import METRICS, SUMMARY
 from agent_rl.records.journal import JOURNAL, Decode, Journal, JournalError, read_journal
 from agent_rl.records.reading import rollouts_of
@@ -37,7 +37,7 @@ class Watched:
         self.records = Records(directory.name)
         self._files = RunFiles(directory)
         self._decode = decode
-        self._alarms, self._alarmed = Watch(), -1
+        self._alarms, self._alarmed = RunHealth(), -1
         """The alarms up to the step of this version."""
         self._samples = Samples()
         self._evaluated = -1

@@ -11,14 +11,12 @@ import pytest
 
 from agent_rl.figures import ActorFigures, GeneratorFigures, Passes
 from agent_rl.messages import ActorStatus
-from agent_rl.records.reading import Lines
 from agent_rl.records.timeline import (
     ACTORS_PER_SECOND,
     FILE,
     ROWS_PER_DOUBLING,
     Timeline,
     TimelineFile,
-    read_row,
     read_timeline,
 )
 from tests import builders
@@ -118,9 +116,6 @@ def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None
     both = [len((tmp_path / name).read_text().splitlines()) for name in (f"{FILE}.1", FILE)]
     assert all(both)
     assert len(rows) == sum(both)
-    lines = Lines(tmp_path / FILE, read_row)
-    lines.look()
-    assert [row.wall for row in lines.rows] == [row["wall"] for row in rows]
 
 
 def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:
