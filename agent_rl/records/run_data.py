@@ -73,21 +73,11 @@ class Group:
     oldest: int
     """The oldest policy version of a token."""
     opened: GroupOpened = field(repr=False)
-
-    @property
-    def problem(self) -> str:
-        """The problem's id; ``opened.problem`` is the problem."""
-        return self.opened.problem.id
-
-    @property
-    def environment(self) -> str:
-        """The environment's name."""
-        return self.opened.problem.environment
-
-    @property
-    def samples(self) -> int:
-        """How many rollouts were asked for."""
-        return self.opened.samples
+    problem: str
+    """The problem's id; ``opened.problem`` is the problem."""
+    environment: str
+    samples: int
+    """How many rollouts were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +102,28 @@ class Trajectory:
     stored: Sampled = field(repr=False)
     """The message of the generator, with its packed tokens."""
 
+    problem: str
+    """The problem's id; ``asked`` is the problem."""
+    environment: str
+    prompt_tokens: int
+    response_tokens: int
+    """Tokens after the prompt, tool responses included."""
+    turns: int
+    """Turns of the model."""
+    tool_calls: int
+    tool_errors: int
+    """Calls that did not end in success."""
+    oldest: int | None
+    """The oldest policy version of a token that the model wrote."""
+    newest: int | None
+    rollout_seconds: float
+    generator: str
+    reward: float | None
+    """None without a judgement; so are ``success`` and ``note``."""
+    success: bool | None
+    note: str | None
+    """What the environment noted."""
+
     @property
     def transcript(self) -> Transcript:
         """Texts, calls and replies."""
@@ -120,76 +132,6 @@ class Trajectory:
     def tokens(self) -> Tokens:
         """The arrays of tokens, masks, log-probabilities and policies."""
         return self.stored.unpack()
-
-    @property
-    def problem(self) -> str:
-        """The problem's id; ``asked`` is the problem."""
-        return self.asked.id
-
-    @property
-    def environment(self) -> str:
-        """The environment's name."""
-        return self.asked.environment
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self.stored.prompt_length
-
-    @property
-    def response_tokens(self) -> int:
-        """Tokens after the prompt, tool responses included."""
-        return self.stored.response_length
-
-    @property
-    def turns(self) -> int:
-        """Turns of the model."""
-        return self.stored.turns
-
-    @property
-    def tool_calls(self) -> int:
-        """Calls of tools."""
-        return len(self.transcript.calls)
-
-    @property
-    def tool_errors(self) -> int:
-        """Calls that did not end in success."""
-        return sum(call.outcome != "success" for call in self.transcript.calls)
-
-    @property
-    def oldest(self) -> int | None:
-        """The oldest policy version of a token that the model wrote."""
-        return self.stored.oldest
-
-    @property
-    def newest(self) -> int | None:
-        """The newest one."""
-        return self.stored.newest
-
-    @property
-    def rollout_seconds(self) -> float:
-        """How long the rollout took."""
-        return self.stored.seconds
-
-    @property
-    def generator(self) -> str:
-        """Who sampled it."""
-        return self.stored.generator
-
-    @property
-    def reward(self) -> float | None:
-        """None without a judgement."""
-        return None if self.judgement is None else self.judgement.reward
-
-    @property
-    def success(self) -> bool | None:
-        """None without a judgement."""
-        return None if self.judgement is None else self.judgement.success
-
-    @property
-    def note(self) -> str | None:
-        """What the environment noted."""
-        return None if self.judgement is None else self.judgement.note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,11 +236,14 @@ class Run:
     def _groups(self) -> Iterator[Group]:
         with self._journal() as journal:
             for row in filter(None, map(journal.group, journal.group_ids())):
+                opened = self._decode(row.opened)
                 yield Group(
                     fate=row.state,
-                    opened=self._decode(row.opened),
-                    **{name: getattr(row, name) for name in _SHARED},
-                    **{name: getattr(row, name) for name in ("id", "kept", "rewards", "oldest")},
+                    opened=opened,
+                    problem=opened.problem.id,
+                    environment=opened.problem.environment,
+                    samples=opened.samples,
+                    **{name: getattr(row, name) for name in (*_SHARED, "id", "kept", "rewards", "oldest")},
                 )
 
     def _trajectories(self) -> Iterator[Trajectory]:
@@ -308,18 +253,25 @@ class Run:
 
     def _of_group(self, journal: Journal, group: str) -> Iterator[Trajectory]:
         for each in rollouts_of(journal, group, self._decode):
-            made, row = each.trajectory, each.group
+            made, calls = each.trajectory, each.trajectory.transcript.calls
+            judged: dict[str, Any] = {name: getattr(each.judgement, name, None) for name in _JUDGED}
             yield Trajectory(
-                group=row.id,
-                sample=made.sample,
-                attempt=made.attempt,
-                status=made.status,
-                fate=row.state,
+                group=each.group.id,
+                fate=each.group.state,
                 kept=bool(each.kept),
                 asked=each.problem,
                 judgement=each.judgement,
                 stored=made,
-                **{name: getattr(row, name) for name in _SHARED},
+                problem=each.problem.id,
+                environment=each.problem.environment,
+                prompt_tokens=made.prompt_length,
+                response_tokens=made.response_length,
+                tool_calls=len(calls),
+                tool_errors=sum(call.outcome != "success" for call in calls),
+                rollout_seconds=made.seconds,
+                **{name: getattr(each.group, name) for name in _SHARED},
+                **{name: getattr(made, name) for name in _SAMPLED},
+                **judged,
             )
 
     def trajectories_of(self, group: str) -> list[Trajectory]:
@@ -364,6 +316,8 @@ class Run:
 
 
 _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
+_JUDGED = ("reward", "success", "note")
+_SAMPLED = ("sample", "attempt", "status", "turns", "oldest", "newest", "generator")
 
 
 def _written(journal: Journal, kind: type[T]) -> list[T]:

@@ -1,9 +1,8 @@
 """Typed rows as tables: the columns of a type of rows, and its rows for polars, pandas and arrow.
 
-A column is a field of the row, or a property with a plain value. Fields of records within the row are columns too,
-under their own names, so that a step has the columns of ``metrics.jsonl``; of two fields with one name that of the row
-itself counts. Values with a shape of their own (figures by name, lists) are JSON texts. A figure that was not measured
-is null.
+A column is a field of the row. Fields of records within the row are columns too, under their own names, so that a step
+has the columns of ``metrics.jsonl``; of two fields with one name that of the row itself counts. Values with a shape of
+their own (figures by name, lists) are JSON texts. A figure that was not measured is null.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import importlib
 import json
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 from agent_rl.files.reading_json import json_value
@@ -37,28 +35,13 @@ def columns(kind: type[Any]) -> dict[str, str]:
     for field in fields(kind):
         if not field.repr:  # what a row carries for its methods
             continue
-        value = _of(hints[field.name])
+        hint = hints[field.name]
+        value: Any = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
         if is_dataclass(value):
             found |= {name: its for name, its in columns(cast("type[Any]", value)).items() if name not in found}
         else:
             found[field.name] = PLAIN.get(value, JSON)
-    return found | _computed(cast("Hashable", kind))
-
-
-@cache
-def _computed(kind: Hashable) -> dict[str, str]:
-    """The properties of a type of rows that have a plain value."""
-    found: dict[str, str] = {}
-    for name, value in vars(kind).items():
-        hint = typing.get_type_hints(value.fget)["return"] if isinstance(value, property) else None
-        if plain := PLAIN.get(_of(hint)):
-            found[name] = plain
     return found
-
-
-def _of(hint: Any) -> Any:
-    """The type of a value that may be None."""
-    return typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
 
 
 def cells(row: Any) -> dict[str, Any]:
@@ -70,7 +53,7 @@ def cells(row: Any) -> dict[str, Any]:
             found |= {name: cell for name, cell in cells(value).items() if name not in found}
         elif field.repr:
             found[field.name] = value
-    return found | {name: getattr(row, name) for name in _computed(cast("Hashable", type(row)))}
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,9 @@ class _Written(NamedTuple):
 
 
 def _read(row: dict[str, Any]) -> _Written:
-    numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-    odd = tuple(name for name, value in numbers.items() if math.isnan(drawable(value)))
-    return _Written(read_record(row), drawable(numbers.get("seconds")), odd)
+    odd = tuple(name for name, value in row.items() if isinstance(value, float) and math.isnan(drawable(value)))
+    seconds = row.get("seconds")
+    return _Written(read_record(row), drawable(seconds) if isinstance(seconds, int | float) else math.nan, odd)
 
 
 class RunFiles:
