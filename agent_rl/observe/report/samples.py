@@ -26,7 +26,7 @@ from agent_rl.observe.report.records import WAYS, Records
 from agent_rl.observe.words import count_of
 from agent_rl.records.journal import Decode, Journal
 from agent_rl.records.reading import Rollout, rollouts_of
-from agent_rl.rollout.parsing import CLOSING, OPENING, cut_middle
+from agent_rl.rollout.parsing import ParsedCall, cut_middle, parts_of
 
 Block = dict[str, Any]
 """A part of the page; see `page`."""
@@ -399,45 +399,21 @@ def responses(text: str) -> list[str]:
 
 
 def calls_in(written: str) -> list[str | Block]:
-    """The model's text as text and calls (tool, arguments by name). Incomplete calls stay text, unchanged."""
-    parts: list[str | Block] = []
-    done = 0
-    start = written.find(OPENING)
-    while start >= 0:
-        end = written.find(CLOSING, start)
-        call = _call(written[start + len(OPENING) : end]) if end >= 0 else None
-        if call is None:
-            start = written.find(OPENING, start + 1)
-            continue
-        parts += [written[done:start], call]
-        done = end + len(CLOSING)
-        start = written.find(OPENING, done)
-    parts.append(written[done:])
-    return [_cut(each.strip("\n")) if isinstance(each, str) else each for each in parts if not _blank(each)]
-
-
-def _blank(part: str | Block) -> bool:
-    return isinstance(part, str) and not part.strip()
+    """The model's text as texts and calls (tool, arguments by name), as the run read them."""
+    parts = (part for part in parts_of(written) if not isinstance(part, str) or part.strip())
+    return [_cut(part.strip("\n")) if isinstance(part, str) else _call(part) for part in parts]
 
 
 def _cut(words: str) -> str:
     return cut_middle(words, LONGEST_PIECE)
 
 
-def _call(content: str) -> Block | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.keys() != {"name", "arguments"} or not isinstance(value["name"], str):
-        return None
-    if not isinstance(value["arguments"], dict):
-        return None
+def _call(call: ParsedCall) -> Block:
     arguments = [
         (_cut(name), _cut(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)))
-        for name, part in value["arguments"].items()
+        for name, part in call.arguments.items()
     ]
-    return {"tool": _cut(value["name"]), "arguments": arguments}
+    return {"tool": _cut(call.name), "arguments": arguments}
 
 
 def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:

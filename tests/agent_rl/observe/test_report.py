@@ -285,7 +285,10 @@ def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
         "a",
     ):
         assert calls_in(words) == [words]
-    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", {"tool": "f", "arguments": []}, "b"]
+    assert calls_in(f"<tool_call>{whole_call}b{whole_call}") == [
+        f"<tool_call>{whole_call}b",
+        {"tool": "f", "arguments": []},
+    ]
     assert calls_in("") == []
 
 
