@@ -36,7 +36,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import record_memory_kill
 from agent_rl.records.timeline import Moments, read_row
 from tests import builders
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, Shown, SyntheticRun, metrics, report, trajectory
 from tests.end_to_end.topologies import write_micro
 
