@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -150,12 +149,13 @@ class Catalogue:
         about = row.stage, row.purpose, row.at_step, self.step_number(row.step)
         return [*about, problem.environment, subject, problem.id, text, samples, fate(row)]
 
-    def _rows(self, journal: Journal, known: _Group) -> tuple[Iterator[list[Any]], int]:
+    def _rows(self, journal: Journal, known: _Group) -> tuple[list[list[Any]], int]:
         """Rows of the group's trajectories that are new or were judged or decided, and how many payloads were read."""
         room = MOST_ROWS - self.count
         outlines = journal.outlines(known.row.id)
         new = [key for key in outlines if key not in known.rows][: max(0, room)]
-        payloads = {(each.sample, each.attempt): each.payload for each in self._payloads(journal, known, new)}
+        stored = journal.trajectories(known.row.id, only=set(new)) if new else []
+        payloads = {(each.sample, each.attempt): each.payload for each in stored}
         changed = []
         for key, judgement in outlines.items():
             row = known.rows.get(key)
@@ -173,10 +173,7 @@ class Catalogue:
             row[10] = key in known.row.kept if known.row.kept else None
             if row != before:
                 changed.append(row)
-        return iter(changed), len(payloads)
-
-    def _payloads(self, journal: Journal, known: _Group, new: list[tuple[int, int]]) -> list[Any]:
-        return journal.trajectories(known.row.id, only=set(new)) if new else []
+        return changed, len(payloads)
 
     def _row(self, group: str, key: tuple[int, int], payload: bytes) -> list[Any]:
         try:

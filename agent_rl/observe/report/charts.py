@@ -7,6 +7,7 @@ who point at it or use the arrow keys, and ``alt`` the whole chart in words. Non
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -298,18 +299,16 @@ def _by_step(
 
 def _boundaries(records: Records) -> list[tuple[float, str]]:
     """The beginnings of RL stages, where there are several: (steps before, name)."""
-    stages: list[tuple[float, str]] = []
-    for index, step in enumerate(records.steps):
-        if not stages or stages[-1][1] != step.stage:
-            stages.append((index + 0.5, step.stage))
+    names = [step.stage for step in records.steps]
+    stages = [(index + 0.5, name) for index, name in enumerate(names) if not index or names[index - 1] != name]
     return stages if len(stages) > 1 else []
 
 
 def fate_totals(fates: Sequence[tuple[int | None, str, int]]) -> list[tuple[str, str, int, int]]:
     """(fate, words, colour, count) of every fate that occurred, in the order of FATES."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for _, fate, count in fates:
-        counts[fate] = counts.get(fate, 0) + count
+        counts[fate] += count
     order = [*FATES, *sorted(counts.keys() - FATES.keys())]
     return [(fate, *FATES.get(fate, (f"dropped: {fate}", 7)), counts[fate]) for fate in order if counts.get(fate)]
 

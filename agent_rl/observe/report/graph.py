@@ -28,12 +28,9 @@ Figures = Callable[[str, str], float]
 def links(of: Figures) -> list[tuple[str, str, str]]:
     """(from, to, what flows) between roles."""
     version, step = of("rollout_generator", "policy_version"), of("learner", "seconds_per_step")
+    flight = of("kv_scheduler", "rollouts_in_flight")
     return [
-        (
-            "kv_scheduler",
-            "rollout_generator",
-            f"{compact(of('kv_scheduler', 'rollouts_in_flight'))} rollouts in flight",
-        ),
+        ("kv_scheduler", "rollout_generator", f"{compact(flight)} rollouts in flight"),
         ("rollout_generator", "tool_executor", f"{compact(of('tool_executor', 'calls_per_s'))} calls/s"),
         ("rollout_generator", "roc_filter", f"{compact(of('rollout_generator', 'rollouts_per_s'))} rollouts/s"),
         ("tool_executor", "roc_filter", f"{compact(of('tool_executor', 'checks_per_s'))} checks/s"),
