@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -117,11 +117,42 @@ class EvaluationFigures:
         """The figures as ``metrics.jsonl`` has them: each named with the evaluation and the way."""
         found: dict[str, float] = {}
         for way, answers in self.ways().items():
-            found |= {f"{key}_{self.name}_{way}{end}": value for key, end, value in _answer_names(answers)}
-        for bound, version in (("oldest", self.version_oldest), ("newest", self.version_newest)):
-            if version is not None:
-                found[f"version_{bound}_{self.name}"] = version
-        return found
+            of, shown = f"{self.name}_{way}", answers.answered
+            found |= {f"{key}_{of}{end}": getattr(answers, name) for name, (key, end) in SHARE_NAMES.items()}
+            found |= {f"{name}_{of}": getattr(shown, name) for name in MEAN_NAMES}
+            found |= {f"reward_{of}": shown.reward} if shown.reward != shown.success else {}
+            found |= {f"part_{part}_{of}": value for part, value in shown.parts.items()}
+        versions = {"oldest": self.version_oldest, "newest": self.version_newest}
+        return found | {f"version_{end}_{self.name}": at for end, at in versions.items() if at is not None}
+
+    @classmethod
+    def of_row(cls, name: str, row: Mapping[str, Any]) -> EvaluationFigures:
+        """The figures that `row` named, but for rewards and their parts. Raises ValueError for another row."""
+        begin, end = f"success_{name}_", "_low"
+        found: dict[str, AnswerFigures] = {}
+        for way in (key[len(begin) : -len(end)] for key in row if key.startswith(begin) and key.endswith(end)):
+            share = {each: row.get(f"{key}_{name}_{way}{end}") for each, (key, end) in SHARE_NAMES.items()}
+            means = {mean: row[key] for mean in MEAN_NAMES if (key := f"{mean}_{name}_{way}") in row}
+            found[way] = from_object(AnswerFigures, {**share, "answered": means})
+        if "sampled" not in found:
+            raise ValueError(f"the row has no sampled answers of {name!r}")
+        return cls(
+            name=name,
+            sampled=found.pop("sampled"),
+            greedy=found.pop("greedy", None),
+            environments={way.removeprefix("sampled_"): answers for way, answers in found.items()},
+            version_oldest=row.get(f"version_oldest_{name}"),
+            version_newest=row.get(f"version_newest_{name}"),
+        )
+
+
+SHARE_NAMES = {
+    "success": ("success", ""), "low": ("success", "_low"), "high": ("success", "_high"), "problems": ("problems", ""),
+    "lost": ("lost", ""),
+}  # fmt: skip
+"""Fields of `AnswerFigures` with the beginning and the end of their names in rows."""
+MEAN_NAMES = ("response_tokens", "tool_calls", "tool_error_share", "truncated_share")
+"""Fields of `RolloutMeans` that rows of evaluations have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +183,6 @@ class SelectionFigures:
         found |= {f"success_{self.name}": self.success, f"lost_{self.name}": self.lost}
         tokens = self.response_tokens
         return found | ({} if tokens is None else {f"response_tokens_{self.name}": tokens})
-
-
-def _answer_names(answers: AnswerFigures) -> Iterator[tuple[str, str, float]]:
-    """The figures of answers that are written, as (name, ending, value)."""
-    yield from (("success", "", answers.success), ("success", "_low", answers.low), ("success", "_high", answers.high))
-    yield from (("problems", "", answers.problems), ("lost", "", answers.lost))
-    shown = answers.answered
-    yield from (("response_tokens", "", shown.response_tokens), ("tool_calls", "", shown.tool_calls))
-    yield from (("tool_error_share", "", shown.tool_error_share), ("truncated_share", "", shown.truncated_share))
-    if shown.reward != shown.success:
-        yield "reward", "", shown.reward
-    yield from ((f"part_{part}", "", value) for part, value in shown.parts.items())
 
 
 # The learner's work ---------------------------------------------------------------------------------------------------
@@ -452,6 +471,29 @@ def numbers(figures: Any) -> dict[str, float]:
 def row(figures: Any) -> dict[str, Any]:
     """All figures by name, as a row of JSON. `OBJECTS` become objects in the row."""
     return {name: value for name, value in _items(figures) if value is not None}
+
+
+def from_row(kind: type[T], found: Mapping[str, Any]) -> T:
+    """The record whose figures `row` named, beside others. Raises ValueError where one is missing, or no figure."""
+    return from_object(kind, _gathered(cast("Hashable", kind), found))
+
+
+def _gathered(kind: Hashable, found: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, record in _places(kind):
+        if record is None:
+            if name in found:
+                values[name] = found[name]
+        elif inner := _gathered(record, found):
+            values[name] = inner
+    return values
+
+
+@cache
+def _places(kind: Hashable) -> tuple[tuple[str, Any], ...]:
+    """The fields of a record, each with the type of the record in it, or None."""
+    kinds = ((name, (get_args(hint) or (hint,))[0]) for name, hint in get_type_hints(kind).items())
+    return tuple((name, None if name in OBJECTS or not is_dataclass(each) else each) for name, each in kinds)
 
 
 def _items(figures: Any) -> Iterator[tuple[str, Any]]:

@@ -236,7 +236,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 def _did_anything(directory: Path) -> bool:
     """Whether the run's journal has a group, a row of metrics.jsonl or a checkpoint."""
     from agent_rl.records.journal import JournalError, read_journal
-    from agent_rl.records.run_records import CHECKPOINT
+    from agent_rl.records.summary import CHECKPOINT
 
     try:
         journal = read_journal(directory)

@@ -11,7 +11,7 @@ from typing import Any
 from agent_rl.config.source import Files, Source, first_of
 from agent_rl.config.standard import DEVICE, completed
 from agent_rl.evaluation.problems import EvaluationError, prompt_of
-from agent_rl.files.reading_json import read_json
+from agent_rl.files.reading_json import read_json, read_object
 from agent_rl.models.hub import HubError, is_hub_name, model_files
 from agent_rl.models.model_files import ModelFiles, Unreadable
 from agent_rl.records.checkpoint_files import STATE_FILE
@@ -82,11 +82,8 @@ def _refuse_cut(model: Path) -> None:
 
 
 def _prompt_of(run: Path) -> str | None:
-    try:
-        made_with = read_json(run / "topology.json")
-    except (OSError, ValueError):
+    if (made_with := read_object(run / "topology.json")) is None:
         return None
-    made_with = made_with if isinstance(made_with, dict) else {}
     named = sorted({key.rpartition(".")[0] for key in made_with if key.startswith("environments.")})
     return prompt_of(
         {"class": made_with.get(f"{key}.class_path"), "settings": made_with.get(f"{key}.settings")} for key in named

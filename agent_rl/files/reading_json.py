@@ -96,6 +96,15 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none that can be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def json_value(value: Any) -> Any:
     """The value as JSON can hold it: arrays and tuples as lists, numbers that are not finite as null."""
     if isinstance(value, Mapping):

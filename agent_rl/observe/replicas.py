@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
-from agent_rl.figures import ActorFigures
+from agent_rl.figures import ActorFigures, numbers
 
 T = TypeVar("T")
 DASH = "-"
@@ -107,8 +106,8 @@ def unusual(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
 
 
 def role_of(actor: str) -> str:
-    """The role of an actor, which is its name without its number."""
-    return actor.rpartition(".")[0]
+    """The role of an actor, which is its name without its number, or the role itself."""
+    return actor.rpartition(".")[0] or actor
 
 
 def by_role(replicas: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
@@ -125,14 +124,8 @@ def _grouped(replicas: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T
 
 def shown_figures(figures: ActorFigures) -> dict[str, float]:
     """The figures of an actor's line by name, its own ones first; what is None or not finite is left out."""
-    found: dict[str, float | None] = dict(figures.extra)
-    of_filter = figures.filter
-    parts = (figures.learner, figures.scheduler, of_filter, of_filter.fates if of_filter else None)
-    for part in (*parts, figures.generator, figures.executor, figures):
-        if part is not None:
-            found |= {name: getattr(part, name) for name in _shown_fields(cast("Hashable", type(part)))}
-    own = {name: found[name] for name in figures.extra} | {name: found[name] for name in OWN_FIGURES if name in found}
-    return {name: value for name, value in own.items() if isinstance(value, int | float) and math.isfinite(value)}
+    found = numbers(figures)
+    return {name: found[name] for name in (*figures.extra, *OWN_FIGURES) if name in found}
 
 
 def number(value: float | None) -> str:
@@ -140,11 +133,6 @@ def number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
-
-
-@cache
-def _shown_fields(part: Hashable) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(cast("Any", part)) if each.name in OWN_FIGURES)
 
 
 def _words(replica: Replica) -> str:

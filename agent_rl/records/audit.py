@@ -102,20 +102,11 @@ class Audit:
 
 def audit_journal(journal: Journal, decode: Decode | None = None) -> Audit:
     """Balance an open journal, and compare it with the payloads, where ``decode`` is given."""
-    opened = trained = still_open = evaluated = evaluation_open = 0
-    dropped: dict[str, int] = {}
+    training, others, dropped = Counter[str](), Counter[str](), Counter[str]()
     for (purpose, state, reason), count in journal.counts().items():
-        if purpose != "train":
-            evaluated += count if state == "evaluated" else 0
-            evaluation_open += count if state != "evaluated" else 0
-            continue
-        opened += count
-        if state == "trained":
-            trained += count
-        elif state == "dropped":
-            dropped[reason] = dropped.get(reason, 0) + count
-        else:
-            still_open += count
+        (training if purpose == "train" else others)[state] += count
+        if purpose == "train" and state == "dropped":
+            dropped[reason] += count
     steps, empty, skipped = journal.step_counts()
     ages = list(journal.ages())
     late = (
@@ -126,12 +117,12 @@ def audit_journal(journal: Journal, decode: Decode | None = None) -> Audit:
     tokens, branches, undelivered = _delivered(journal)
     recomputed, differences = (Counter[str](), []) if decode is None else _recomputed(journal, decode)
     return Audit(
-        opened=opened,
-        trained=trained,
-        open=still_open,
-        dropped=dropped,
-        evaluated=evaluated,
-        evaluation_open=evaluation_open,
+        opened=training.total(),
+        trained=training["trained"],
+        open=training["open"] + training["ready"],
+        dropped=dict(dropped),
+        evaluated=others["evaluated"],
+        evaluation_open=others.total() - others["evaluated"],
         steps=steps,
         empty_steps=empty,
         skipped_steps=skipped,

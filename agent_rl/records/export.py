@@ -22,7 +22,8 @@ from typing import Any, Literal
 from agent_rl.files.disk import whole
 from agent_rl.files.reading_json import json_value
 from agent_rl.messages import Tokens
-from agent_rl.records.journal import Decode, GroupRow, Journal, JournalError, read_journal
+from agent_rl.records.journal import Decode, Journal, JournalError, read_journal
+from agent_rl.records.reading import Rollout, rollouts_of
 
 Format = Literal["jsonl", "parquet"]
 Row = dict[str, Any]
@@ -113,35 +114,34 @@ def _is_right(row: Row) -> bool:
 
 def _rows(journal: Journal, group: str, decode: Decode, *, apart: bool) -> Iterator[Row]:
     """A row for each trajectory; ``apart``: for each of its sequences, what it shares as its prompt."""
-    row = journal.group(group)
-    assert row is not None
-    stored = journal.trajectories(group)
     try:
-        problem = asdict(decode(row.opened).problem)
-        for each in stored:
-            about = _about(journal, row) | {"problem": problem}
-            about |= {"sample": each.sample, "attempt": each.attempt, "status": each.status, "reward": each.reward}
-            about["judgement"] = None if each.judgement is None else asdict(each.judgement)
-            about["kept"] = (each.sample, each.attempt) in row.kept if row.kept else None
-            trajectory = decode(each.payload)
-            body = trajectory.unpack()  # raises ValueError where it is damaged
+        for each in rollouts_of(journal, group, decode):
+            about, body = _about(journal, each), each.trajectory.unpack()  # raises ValueError where it is damaged
             for part in body.apart if apart else (body,):
-                yield _columns(trajectory, part) | about
+                yield _columns(each.trajectory, part) | about
     except ValueError as error:
         raise JournalError(f"{journal.path}: {group} cannot be read: {error}") from error
 
 
-def _about(journal: Journal, row: GroupRow) -> Row:
+def _about(journal: Journal, rollout: Rollout) -> Row:
+    group, made, judgement = rollout.group, rollout.trajectory, rollout.judgement
     return {
         "run": journal.fact("run"),
-        "group": row.id,
-        "stage": row.stage,
-        "at_step": row.at_step,
-        "number": row.number,
-        "purpose": row.purpose,
-        "fate": row.state,
-        "reason": row.reason,
-        "step": row.step,
+        "group": group.id,
+        "stage": group.stage,
+        "at_step": group.at_step,
+        "number": group.number,
+        "purpose": group.purpose,
+        "fate": group.state,
+        "reason": group.reason,
+        "step": group.step,
+        "problem": asdict(rollout.problem),
+        "sample": made.sample,
+        "attempt": made.attempt,
+        "status": made.status,
+        "reward": None if judgement is None else judgement.reward,
+        "judgement": None if judgement is None else asdict(judgement),
+        "kept": rollout.kept,
     }
 
 

@@ -7,7 +7,8 @@ are sound again. The learner shows alarms while they hold; the summary names all
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import fsum, isfinite
 from typing import NamedTuple
 
@@ -71,6 +72,7 @@ class Health:
 
     def __init__(self, *, tools: bool) -> None:
         """``tools``: whether the model is told of any. Those that agents list are seen in the figures."""
+        self.steps = 0
         self._tools = tools
         self._last: deque[Taken] = deque(maxlen=WINDOW)
         self._first: tuple[float, float] | None = None
@@ -79,6 +81,7 @@ class Health:
 
     def step(self, sampled: StepFigures, trained: TrainingFigures | None) -> tuple[Alarm, ...]:
         """Take a step; return the alarms that hold after it. Steps in which nothing was sampled are ignored."""
+        self.steps += 1
         self._tools = self._tools or sampled.lists_tools
         if sampled.sampled.rollouts:
             self._last.append(Taken(sampled, trained or TrainingFigures()))
@@ -169,24 +172,40 @@ class Health:
         return fsum(found) / len(found) if 2 * len(found) >= WINDOW else None
 
 
-class Held(NamedTuple):
-    """An alarm from step ``first`` to step ``last`` of a stage, and what it said last."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An alarm of an rl stage, from step ``first`` to step ``last`` of the stage; ``text`` is what it said last."""
 
+    stage: int
     name: str
     first: int
     last: int
     text: str
 
-
-def held(steps: Iterable[tuple[int, Sequence[Alarm]]]) -> Iterable[Held]:
-    """Each alarm there was in a stage. ``steps`` count from 1."""
-    found: dict[str, Held] = {}
-    for number, alarms in steps:
-        for name, text in alarms:
-            found[name] = Held(name, found[name].first if name in found else number, number, text)
-    return found.values()
+    def remark(self) -> str:
+        """A sentence for the summary."""
+        return f"stages.{self.stage}, steps {self.first:,} to {self.last:,}: {self.text}"
 
 
-def remark(stage: int, alarm: Held) -> str:
-    """A sentence about an alarm of a stage."""
-    return f"stages.{stage}, steps {alarm.first:,} to {alarm.last:,}: {alarm.text}"
+class RunHealth:
+    """The alarms of a run. Takes the steps of its rl stages, in order."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, Health] = {}
+        self._held: dict[tuple[int, str], Held] = {}
+        self.now: tuple[Alarm, ...] = ()
+        """Those that hold after the last step."""
+
+    @property
+    def held(self) -> list[Held]:
+        """Each alarm that there was, in the order in which they began."""
+        return list(self._held.values())
+
+    def step(self, stage: int, sampled: StepFigures, trained: TrainingFigures | None, *, tools: bool) -> None:
+        """Take a step. ``tools``: whether the model is told of any."""
+        health = self._stages.setdefault(stage, Health(tools=tools))
+        self.now = health.step(sampled, trained)
+        for name, text in self.now:
+            before = self._held.get((stage, name))
+            first = health.steps if before is None else before.first
+            self._held[stage, name] = Held(stage=stage, name=name, first=first, last=health.steps, text=text)

@@ -10,38 +10,28 @@ import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from agent_rl.config.hidden import redacted
-from agent_rl.figures import AnswerFigures, EvaluationFigures, StepFigures, TrainingFigures
+from agent_rl.figures import AnswerFigures, EvaluationFigures
 from agent_rl.messages import GroupOpened, Judgement, Problem, Tokens, Transcript
 from agent_rl.messages import Trajectory as Sampled
+from agent_rl.records.health import Held
 from agent_rl.records.history import MADE_WITH
-from agent_rl.records.journal import Decode, GroupRow, Journal, read_journal, stored_decoder
+from agent_rl.records.journal import Decode, Journal, read_journal, stored_decoder
+from agent_rl.records.reading import Evaluated, Step, read_record, rollouts_of
 from agent_rl.records.run_directory import in_use, read_end
-from agent_rl.records.run_records import kinds_of, shown_figures, summary
-from agent_rl.records.summary import alarms
+from agent_rl.records.run_records import shown_figures
+from agent_rl.records.summary import TOOLS, alarms, kinds_of, summary
 from agent_rl.records.tables import Rows
-from agent_rl.records.timeline import read_timeline
+from agent_rl.records.timeline import Moment, read_row, read_timeline
 
+__all__ = ["Call", "Evaluation", "Group", "Held", "Moment", "Run", "Step", "Trajectory", "load_run"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A trained step: the filter's figures of the rollouts, and the learner's. ``version`` is the one it made."""
-
-    stage: str
-    step: int
-    version: int
-    figures: StepFigures
-    training: TrainingFigures
-    seconds: float
-    """Seconds of running since the run began."""
-    wall: float
-    """Seconds since 1970."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +56,6 @@ class Evaluation:
 class Group:
     """A group of rollouts. ``step`` is the version of the step that decided the group."""
 
-    DERIVED: ClassVar = {"problem": "string", "environment": "string", "samples": "int64"}
     id: str
     stage: int
     at_step: int | None
@@ -84,39 +73,17 @@ class Group:
     oldest: int
     """The oldest policy version of a token."""
     opened: GroupOpened = field(repr=False)
-
-    @property
-    def problem(self) -> str:
-        """The problem's id; ``opened.problem`` is the problem."""
-        return self.opened.problem.id
-
-    @property
-    def environment(self) -> str:
-        """The environment's name."""
-        return self.opened.problem.environment
-
-    @property
-    def samples(self) -> int:
-        """How many rollouts were asked for."""
-        return self.opened.samples
+    problem: str
+    """The problem's id; ``opened.problem`` is the problem."""
+    environment: str
+    samples: int
+    """How many rollouts were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """A rollout, with its group's fate. Columns of tables leave out texts, calls and tokens."""
 
-    DERIVED: ClassVar = {
-        "problem": "string",
-        "environment": "string",
-        **dict.fromkeys(("prompt_tokens", "response_tokens", "turns", "tool_calls", "tool_errors"), "int64"),
-        "oldest": "int64",
-        "newest": "int64",
-        "rollout_seconds": "float64",
-        "generator": "string",
-        "reward": "float64",
-        "success": "bool",
-        "note": "string",
-    }
     group: str
     stage: int
     at_step: int | None
@@ -135,6 +102,28 @@ class Trajectory:
     stored: Sampled = field(repr=False)
     """The message of the generator, with its packed tokens."""
 
+    problem: str
+    """The problem's id; ``asked`` is the problem."""
+    environment: str
+    prompt_tokens: int
+    response_tokens: int
+    """Tokens after the prompt, tool responses included."""
+    turns: int
+    """Turns of the model."""
+    tool_calls: int
+    tool_errors: int
+    """Calls that did not end in success."""
+    oldest: int | None
+    """The oldest policy version of a token that the model wrote."""
+    newest: int | None
+    rollout_seconds: float
+    generator: str
+    reward: float | None
+    """None without a judgement; so are ``success`` and ``note``."""
+    success: bool | None
+    note: str | None
+    """What the environment noted."""
+
     @property
     def transcript(self) -> Transcript:
         """Texts, calls and replies."""
@@ -143,76 +132,6 @@ class Trajectory:
     def tokens(self) -> Tokens:
         """The arrays of tokens, masks, log-probabilities and policies."""
         return self.stored.unpack()
-
-    @property
-    def problem(self) -> str:
-        """The problem's id; ``asked`` is the problem."""
-        return self.asked.id
-
-    @property
-    def environment(self) -> str:
-        """The environment's name."""
-        return self.asked.environment
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return self.stored.prompt_length
-
-    @property
-    def response_tokens(self) -> int:
-        """Tokens after the prompt, tool responses included."""
-        return self.stored.response_length
-
-    @property
-    def turns(self) -> int:
-        """Turns of the model."""
-        return self.stored.turns
-
-    @property
-    def tool_calls(self) -> int:
-        """Calls of tools."""
-        return len(self.transcript.calls)
-
-    @property
-    def tool_errors(self) -> int:
-        """Calls that did not end in success."""
-        return sum(call.outcome != "success" for call in self.transcript.calls)
-
-    @property
-    def oldest(self) -> int | None:
-        """The oldest policy version of a token that the model wrote."""
-        return self.stored.oldest
-
-    @property
-    def newest(self) -> int | None:
-        """The newest one."""
-        return self.stored.newest
-
-    @property
-    def rollout_seconds(self) -> float:
-        """How long the rollout took."""
-        return self.stored.seconds
-
-    @property
-    def generator(self) -> str:
-        """Who sampled it."""
-        return self.stored.generator
-
-    @property
-    def reward(self) -> float | None:
-        """None without a judgement."""
-        return None if self.judgement is None else self.judgement.reward
-
-    @property
-    def success(self) -> bool | None:
-        """None without a judgement."""
-        return None if self.judgement is None else self.judgement.success
-
-    @property
-    def note(self) -> str | None:
-        """What the environment noted."""
-        return None if self.judgement is None else self.judgement.note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,33 +152,6 @@ class Call:
     """Of the rollout."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What an actor did in the ``seconds`` before ``wall``. ``busy``, ``cpu`` and ``waited`` are shares of them."""
-
-    wall: float
-    seconds: float
-    actor: str
-    state: str
-    busy: float
-    cpu: float
-    waiting_for: str
-    waited: float
-    figures: dict[str, Any]
-    """The actor's newest figures by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """An alarm of an rl stage, from step ``first`` to step ``last`` of the stage; ``text`` is what it said last."""
-
-    stage: int
-    name: str
-    first: int
-    last: int
-    text: str
-
-
 class Run:
     """The data of one run directory. Nothing is kept in memory: every use reads the directory again."""
 
@@ -274,7 +166,7 @@ class Run:
         self.groups = Rows(Group, self._groups)
         self.trajectories = Rows(Trajectory, self._trajectories)
         self.calls = Rows(Call, self._calls)
-        self.timeline = Rows(Moment, partial(_moments, directory))
+        self.timeline = Rows(Moment, self._timeline)
         self.alarms = Rows(Held, self._alarms)
 
     @contextmanager
@@ -314,73 +206,78 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of the run so far, as ``summary.json`` has them at its end."""
         with self._journal() as journal:
-            return summary(self.directory, journal, kinds_of(journal))
+            return summary(self.directory, journal)
 
     def _steps(self) -> Iterator[Step]:
         with self._journal() as journal:
             # The last row of a version counts, in case a crash has repeated one.
-            records = {row["version"]: row for row in map(json.loads, journal.records()) if row["kind"] == "step"}
+            records = {row.version: row for row in _written(journal, Step)}
             rows = journal.steps()
         for row in rows:
-            record = records.get(row.version + 1)
-            if row.learner_figures is None or record is None:
-                continue
-            yield Step(
-                figures=shown_figures(row),
-                training=row.learner_figures,
-                **{name: record[name] for name in ("stage", "step", "version", "seconds", "wall")},
-            )
+            if row.learner_figures is not None and row.version + 1 in records:
+                yield replace(records[row.version + 1], figures=shown_figures(row), training=row.learner_figures)
 
     def _evaluations(self) -> Iterator[Evaluation]:
         with self._journal() as journal:
-            rows = [row for row in map(json.loads, journal.records()) if row["kind"] == "evaluation"]
+            rows = _written(journal, Evaluated)
             found: list[tuple[int, int | None, EvaluationFigures]]
             found = [(stage, None, figures) for stage, figures in journal.evaluations().items()]
             interim = ((stage, journal.interim_evaluations(stage)) for stage in range(len(kinds_of(journal))))
             found += [(stage, at, figures) for stage, results in interim for at, figures in results.items()]
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for row in sorted(rows, key=lambda row: row["version"], reverse=True):
-            by_name.setdefault(row["stage"], []).append(row)
+        by_name: dict[str, list[Evaluated]] = {}
+        for row in sorted(rows, key=lambda row: row.version, reverse=True):
+            by_name.setdefault(row.figures.name, []).append(row)
         for stage, at_step, figures in found:
-            record = by_name[figures.name].pop() if by_name.get(figures.name) else {}
-            about = {name: record.get(name) for name in ("version", "seconds", "wall")}
+            written = by_name[figures.name].pop() if by_name.get(figures.name) else None
+            about = {name: getattr(written, name, None) for name in ("version", "seconds", "wall")}
             for way, answers in figures.ways().items():
                 yield Evaluation(name=figures.name, way=way, stage=stage, at_step=at_step, answers=answers, **about)
 
     def _groups(self) -> Iterator[Group]:
         with self._journal() as journal:
             for row in filter(None, map(journal.group, journal.group_ids())):
+                opened = self._decode(row.opened)
                 yield Group(
                     fate=row.state,
-                    opened=self._decode(row.opened),
-                    **{name: getattr(row, name) for name in _SHARED},
-                    **{name: getattr(row, name) for name in ("id", "kept", "rewards", "oldest")},
+                    opened=opened,
+                    problem=opened.problem.id,
+                    environment=opened.problem.environment,
+                    samples=opened.samples,
+                    **{name: getattr(row, name) for name in (*_SHARED, "id", "kept", "rewards", "oldest")},
                 )
 
     def _trajectories(self) -> Iterator[Trajectory]:
         with self._journal() as journal:
-            for row in filter(None, map(journal.group, journal.group_ids())):
-                yield from self._of_group(journal, row)
+            for group in journal.group_ids():
+                yield from self._of_group(journal, group)
 
-    def _of_group(self, journal: Journal, row: GroupRow) -> Iterator[Trajectory]:
-        problem = self._decode(row.opened).problem
-        about = {"group": row.id, "fate": row.state, "asked": problem, **{name: getattr(row, name) for name in _SHARED}}
-        for each in journal.trajectories(row.id):
+    def _of_group(self, journal: Journal, group: str) -> Iterator[Trajectory]:
+        for each in rollouts_of(journal, group, self._decode):
+            made, calls = each.trajectory, each.trajectory.transcript.calls
+            judged: dict[str, Any] = {name: getattr(each.judgement, name, None) for name in _JUDGED}
             yield Trajectory(
-                **about,
-                sample=each.sample,
-                attempt=each.attempt,
-                status=each.status,
-                kept=(each.sample, each.attempt) in row.kept,
+                group=each.group.id,
+                fate=each.group.state,
+                kept=bool(each.kept),
+                asked=each.problem,
                 judgement=each.judgement,
-                stored=self._decode(each.payload),
+                stored=made,
+                problem=each.problem.id,
+                environment=each.problem.environment,
+                prompt_tokens=made.prompt_length,
+                response_tokens=made.response_length,
+                tool_calls=len(calls),
+                tool_errors=sum(call.outcome != "success" for call in calls),
+                rollout_seconds=made.seconds,
+                **{name: getattr(each.group, name) for name in _SHARED},
+                **{name: getattr(made, name) for name in _SAMPLED},
+                **judged,
             )
 
     def trajectories_of(self, group: str) -> list[Trajectory]:
         """The rollouts of one group; empty when there are none, or when they have left the journal."""
         with self._journal() as journal:
-            row = journal.group(group)
-            return [] if row is None else list(self._of_group(journal, row))
+            return list(self._of_group(journal, group))
 
     def solved(self, evaluation: Evaluation) -> dict[tuple[str, str], Fraction]:
         """The share of right answers to each problem (its text and answer) of an evaluation.
@@ -408,27 +305,29 @@ class Run:
             for call in each.transcript.calls:
                 yield Call(**place, **{name: getattr(call, name) for name in names})
 
+    def _timeline(self) -> Iterator[Moment]:
+        for row in read_timeline(self.directory):
+            yield from read_row(row).actors.values()
+
     def _alarms(self) -> Iterator[Held]:
         with self._journal() as journal:
-            steps, tools = [step for step in journal.steps() if step.trained], journal.fact("tools") != "0"
-        for stage, held in alarms(steps, tools=tools):
-            yield Held(stage=stage, **held._asdict())
+            steps, tools = [step for step in journal.steps() if step.trained], journal.fact(TOOLS) != "0"
+        yield from alarms(steps, tools=tools)
 
 
 _SHARED = ("stage", "at_step", "number", "purpose", "reason", "step")
+_JUDGED = ("reward", "success", "note")
+_SAMPLED = ("sample", "attempt", "status", "turns", "oldest", "newest", "generator")
+
+
+def _written(journal: Journal, kind: type[T]) -> list[T]:
+    """The rows of metrics.jsonl of this kind."""
+    return [row for row in map(read_record, map(json.loads, journal.records())) if isinstance(row, kind)]
 
 
 def load_run(path: str | Path) -> Run:
     """The data of a run directory. Raises JournalError when there is no run, or one of another release."""
     return Run(Path(path), stored_decoder())
-
-
-def _moments(directory: Path) -> Iterator[Moment]:
-    shown = ("state", "busy", "cpu", "waiting_for", "waited", "figures")
-    for row in read_timeline(directory):
-        for actor, of in row["actors"].items():
-            figures = {name: of.get(name) for name in shown}
-            yield Moment(wall=row["wall"], seconds=row["seconds"], actor=actor, **figures)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeAlias
 
 from agent_rl.files.disk import DiskError, whole, writing
 from agent_rl.files.leftovers import Unsafe, claim, listens, sweep_one
-from agent_rl.files.reading_json import open_file, read_json, read_text
+from agent_rl.files.reading_json import open_file, read_object, read_text
 
 RUN_LOCK = "supervisor.lock"
 """Shared by the supervisors of all hosts of a run; names its main host."""
@@ -160,7 +160,7 @@ def summary_file(directory: Path) -> SummaryFile | None:
     """Identify the present summary; None when there is none."""
     try:
         found = (directory / "summary.json").stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
 
@@ -180,11 +180,7 @@ def record_end(directory: Path, exit_code: int, reason: str) -> None:
 
 def read_end(directory: Path) -> str:
     """Why the newest start of the run was stopped; empty when that is not known or nothing was wrong."""
-    try:
-        end = read_json(directory / END)
-    except (OSError, ValueError):
-        return ""
-    reason = end.get("reason") if isinstance(end, dict) else None
+    reason = (read_object(directory / END) or {}).get("reason")
     return reason if isinstance(reason, str) else ""
 
 
@@ -201,11 +197,8 @@ def record_memory_kill(directory: Path, actor: str) -> None:
 
 def read_memory_kills(directory: Path) -> dict[str, int]:
     """The kills for lack of memory by actor; empty where none is recorded."""
-    try:
-        kills = read_json(directory / MEMORY_KILLS)
-    except (OSError, ValueError):
-        return {}
-    return {name: count for name, count in kills.items() if type(count) is int} if isinstance(kills, dict) else {}
+    kills = read_object(directory / MEMORY_KILLS) or {}
+    return {name: count for name, count in kills.items() if type(count) is int}
 
 
 def memory_kills_in_words(kills: Mapping[str, int]) -> str:
@@ -227,14 +220,7 @@ def add_end(directory: Path, summary: dict[str, Any], reason: str) -> dict[str, 
 
 def read_summary(directory: Path, before: SummaryFile | None) -> dict[str, Any] | None:
     """The summary that this run wrote: figures by name. None when there is none, it is damaged or still ``before``."""
-    file = directory / "summary.json"
-    try:
-        if summary_file(directory) == before:
-            return None
-        summary = read_json(file)
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) else None
+    return None if summary_file(directory) == before else read_object(directory / "summary.json")
 
 
 RESTARTS = 1 << 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,22 +19,13 @@ from agent_rl.config.topology import Topology
 from agent_rl.figures import EvaluationFigures, Fates, SelectionFigures, StageFigures, StepFigures, row
 from agent_rl.files.disk import DiskError, LineFile, whole, writing
 from agent_rl.messages import Evaluation
-from agent_rl.records.audit import audit_journal
-from agent_rl.records.continuing import made_with
-from agent_rl.records.history import CHECKPOINTS, MADE_WITH, METRICS, SFT_STEPS, SUMMARY
+from agent_rl.records.history import MADE_WITH, METRICS, SFT_STEPS, SUMMARY, made_with
 from agent_rl.records.journal import Journal, JournalError, StepRow, read_journal
-from agent_rl.records.run_directory import add_end, read_end, read_memory_kills
-from agent_rl.records.summary import summarise
+from agent_rl.records.run_directory import add_end, read_end
+from agent_rl.records.summary import CHECKPOINT, SECONDS, SFT_LOSS, SFT_SKIPPED, STAGE_SECONDS, TOOLS, fact_of, summary
 
-SECONDS, START = "seconds_used", "start"
-"""Facts of the journal: the seconds of all starts so far; the time of the present start and the seconds before it."""
-STAGE_SECONDS = "seconds_in_stage_{}"
-SFT_SKIPPED, SFT_LOSS = "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
-"""Facts of the journal for each stage: wall-clock seconds; supervised steps skipped (not finite), their last loss."""
-CHECKPOINT = "checkpoint"
-"""The fact that names the newest checkpoint."""
-TOOLS = "tools"
-"""The fact that is 1 where an environment offers tools, else 0."""
+START = "start"
+"""The journal's fact with the time of the present start, and the seconds of running before it."""
 
 
 class RunRecords:
@@ -128,7 +118,7 @@ class RunRecords:
         """Charge the time since the last call to the journal's current stage."""
         stage = self._journal.fact("stage")
         if stage is not None:
-            so_far = self._fact(STAGE_SECONDS, int(stage))
+            so_far = fact_of(self._journal, STAGE_SECONDS, int(stage))
             self._journal.set_fact(STAGE_SECONDS.format(stage), str(so_far + wall - self._charged_until))
         self._journal.set_fact(SECONDS, str(self._seconds(wall)))
         self._charged_until = wall
@@ -136,7 +126,7 @@ class RunRecords:
     def write_summary(self, wall: float) -> None:
         """Write ``summary.json``."""
         self.spent(wall)
-        _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+        _write_summary(self._directory, self._journal)
 
     def commit(self, *, flush: bool = False) -> None:
         """Commit the journal, then write its new rows to the file."""
@@ -164,7 +154,7 @@ class RunRecords:
         except JournalError:
             with contextlib.suppress(JournalError, DiskError):
                 if self._directory.is_dir():
-                    _write_summary(self._directory, self._journal, [stage.kind for stage in self._topology.stages])
+                    _write_summary(self._directory, self._journal)
             raise
 
     def close(self) -> None:
@@ -190,55 +180,12 @@ class RunRecords:
         if written != _lines(rows):
             _write_rows(self._directory, rows)
 
-    def _fact(self, name: str, stage: int) -> float:
-        return _fact(self._journal, name, stage)
-
-
-def _fact(journal: Journal, name: str, stage: int) -> float:
-    return float(journal.fact(name.format(stage)) or 0.0)
-
-
-def summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> dict[str, Any]:
-    """The run so far: figures by name, and ``remarks``. ``kinds`` are the kinds of the recipe's stages."""
-    rl_seconds = (_fact(journal, STAGE_SECONDS, index) for index, kind in enumerate(kinds) if kind == "rl")
-    losses = [loss for index in range(len(kinds)) if (loss := journal.fact(SFT_LOSS.format(index))) is not None]
-    return summarise(
-        audit_journal(journal),
-        [step for step in journal.steps() if step.trained],
-        journal.evaluations(),
-        journal.selections(),
-        seconds=float(journal.fact(SECONDS) or 0.0),
-        rl_seconds=sum(rl_seconds),
-        sft_steps=int(sum(_fact(journal, SFT_STEPS, index) for index in range(len(kinds)))),
-        sft_steps_skipped=int(sum(_fact(journal, SFT_SKIPPED, index) for index in range(len(kinds)))),
-        sft_loss=float(losses[-1]) if losses else None,
-        checkpoint=_newest_checkpoint(directory, journal),
-        checkpoints_damaged=len(list((directory / "checkpoints").glob("damaged-*"))),
-        memory_kills=read_memory_kills(directory),
-        tools=journal.fact(TOOLS) != "0",
-    )
-
 
 def shown_figures(step: StepRow) -> StepFigures:
     """The filter's figures of a step as metrics.jsonl has them: a skipped step trained nothing that could be stale."""
     if not step.skipped:
         return step.figures
     return replace(step.figures, groups_trained=0, staleness_mean=None, staleness_max=None)
-
-
-def kinds_of(journal: Journal) -> list[str]:
-    """The kinds of the recipe's stages."""
-    settings = json.loads(journal.fact(MADE_WITH) or "{}")
-    return [text.split()[0] for key, text in settings.items() if re.fullmatch(r"stages\.\d+", key)]
-
-
-def _newest_checkpoint(directory: Path, journal: Journal) -> str | None:
-    """The newest checkpoint: in this run directory, which may have been moved, or where the learner saved it."""
-    saved = journal.fact(CHECKPOINT)
-    if saved is None:
-        return None
-    here = directory.absolute() / CHECKPOINTS / Path(saved).name
-    return str(here) if here.is_dir() else saved
 
 
 def rebuild(directory: Path) -> None:
@@ -248,7 +195,7 @@ def rebuild(directory: Path) -> None:
         if journal.fact(MADE_WITH) is None:
             raise JournalError(f"{journal.path} holds no run: put the run's journal back")
         rows = journal.records()
-        _write_summary(directory, journal, kinds_of(journal))
+        _write_summary(directory, journal)
     finally:
         journal.close()
     _write_rows(directory, rows)
@@ -256,8 +203,8 @@ def rebuild(directory: Path) -> None:
         add_end(directory, json.loads((directory / SUMMARY).read_text(encoding="utf-8")), stopped)
 
 
-def _write_summary(directory: Path, journal: Journal, kinds: Sequence[str]) -> None:
-    made = summary(directory, journal, kinds)
+def _write_summary(directory: Path, journal: Journal) -> None:
+    made = summary(directory, journal)
     with whole(directory / SUMMARY) as partial:
         partial.write_text(json.dumps(made) + "\n")
 

@@ -1,19 +1,33 @@
 """The summary of a run: figures, and remarks that a reader of the figures needs.
 
-Pure: all is computed from the journal. A figure without data is None, never 0.
+All is computed from the journal, but for damaged checkpoints and kills, of which the directory tells. A figure without
+data is None, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from agent_rl.figures import EvaluationFigures, SelectionFigures
-from agent_rl.records.audit import Audit
-from agent_rl.records.health import Health, Held, held, remark
-from agent_rl.records.journal import StepRow
-from agent_rl.records.run_directory import memory_kills_in_words
+from agent_rl.figures import SHARE_NAMES, EvaluationFigures
+from agent_rl.records.audit import audit_journal
+from agent_rl.records.health import Held, RunHealth
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH, SFT_STEPS
+from agent_rl.records.journal import Journal, StepRow
+from agent_rl.records.run_directory import memory_kills_in_words, read_memory_kills
 
+SECONDS = "seconds_used"
+"""The journal's fact with the seconds of running in all starts so far."""
+STAGE_SECONDS = "seconds_in_stage_{}"
+SFT_SKIPPED, SFT_LOSS = "steps_skipped_of_stage_{}", "sft_loss_of_stage_{}"
+"""Facts of the journal for each stage: wall-clock seconds; supervised steps skipped (not finite), their last loss."""
+CHECKPOINT = "checkpoint"
+"""The fact that names the newest checkpoint."""
+TOOLS = "tools"
+"""The fact that is 1 where an environment offers tools, else 0."""
 REASONS = {
     "equal_rewards": "equal rewards",
     "not_selected": "a selection that kept none of their rollouts",
@@ -27,28 +41,16 @@ REASONS = {
 """Why groups were dropped, in words; a reason not named here is shown as it is."""
 
 
-def summarise(
-    audit: Audit,
-    steps: Sequence[StepRow],
-    evaluations: Mapping[int, EvaluationFigures],
-    selections: Iterable[SelectionFigures] = (),
-    *,
-    seconds: float,
-    rl_seconds: float,
-    sft_steps_skipped: int,
-    sft_steps: int = 0,
-    sft_loss: float | None = None,
-    checkpoint: str | None = None,
-    checkpoints_damaged: int = 0,
-    memory_kills: Mapping[str, int] | None = None,
-    tools: bool = True,
-) -> dict[str, Any]:
-    """All figures by name, and ``remarks``.
-
-    ``steps`` are those the learner took; seconds are wall-clock time of running. ``sft_loss`` is that of the last
-    supervised stage's last batch, in nats; ``checkpoint`` is the newest one's path; ``memory_kills`` are by actor;
-    ``tools``: whether an environment offers any.
-    """
+def summary(directory: Path, journal: Journal) -> dict[str, Any]:
+    """The run so far: figures by name, and ``remarks``. Seconds are wall-clock time of running."""
+    audit, steps = audit_journal(journal), [step for step in journal.steps() if step.trained]
+    evaluations, memory_kills = journal.evaluations(), read_memory_kills(directory)
+    kinds = kinds_of(journal)
+    seconds = float(journal.fact(SECONDS) or 0.0)
+    rl_seconds = sum(fact_of(journal, STAGE_SECONDS, stage) for stage, kind in enumerate(kinds) if kind == "rl")
+    sft_steps, sft_skipped = (
+        int(sum(fact_of(journal, name, stage) for stage in range(len(kinds)))) for name in (SFT_STEPS, SFT_SKIPPED)
+    )
     updated = [step for step in steps if step.groups and not step.skipped]
     means = [step.figures.sampled for step in steps]
     sampled = sum(each.rollouts for each in means)
@@ -57,21 +59,19 @@ def summarise(
     groups = sum(len(step.groups) for step in updated)
     staleness = sum((step.figures.staleness_mean or 0.0) * len(step.groups) for step in updated)
     learnt = [step.learner_figures for step in updated if step.learner_figures is not None]
-    summary: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     for figures in evaluations.values():
         for way, answers in figures.ways().items():
-            of = f"{figures.name}_{way}"
-            summary |= {f"success_{of}": answers.success, f"success_{of}_low": answers.low}
-            summary |= {f"success_{of}_high": answers.high, f"problems_{of}": answers.problems}
-            if answers.lost:
-                summary[f"lost_{of}"] = answers.lost
+            for name, (key, end) in SHARE_NAMES.items():
+                if name != "lost" or answers.lost:
+                    made[f"{key}_{figures.name}_{way}{end}"] = getattr(answers, name)
     for way in ("sampled", "greedy"):
         measured = [each.ways()[way].success for each in evaluations.values() if way in each.ways()]
         if len(measured) > 1:
-            summary[f"points_gained_{way}"] = round(100.0 * (measured[-1] - measured[0]), 1)
-    for selection in selections:
-        summary |= selection.row()
-    summary |= {
+            made[f"points_gained_{way}"] = round(100.0 * (measured[-1] - measured[0]), 1)
+    for selection in journal.selections():
+        made |= selection.row()
+    made |= {
         "minutes": round(seconds / 60.0, 2),
         "minutes_rl": round(rl_seconds / 60.0, 2),
         "steps": audit.steps,
@@ -80,20 +80,21 @@ def summarise(
         "steps_skipped": audit.skipped_steps,
     }
     if sft_steps:
-        summary |= {"sft_steps": sft_steps, "sft_loss": sft_loss}
-    if sft_steps_skipped:
-        summary["sft_steps_skipped"] = sft_steps_skipped
-    if checkpoints_damaged:
-        summary["checkpoints_damaged"] = checkpoints_damaged
+        losses = [journal.fact(SFT_LOSS.format(stage)) for stage in range(len(kinds))]
+        made |= {"sft_steps": sft_steps, "sft_loss": next((float(loss) for loss in reversed(losses) if loss), None)}
+    if sft_skipped:
+        made["sft_steps_skipped"] = sft_skipped
+    if damaged := len(list((directory / CHECKPOINTS).glob("damaged-*"))):
+        made["checkpoints_damaged"] = damaged
     if memory_kills:
-        summary["memory_kills"] = sum(memory_kills.values())
-    summary |= audit.figures()
-    summary |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
+        made["memory_kills"] = sum(memory_kills.values())
+    made |= audit.figures()
+    made |= {f"groups_dropped_{reason}": count for reason, count in sorted(audit.dropped.items())}
     for name in sorted({name for step in steps for name in step.figures.environments}):
         figures_of = [step.figures.environments[name] for step in steps if name in step.figures.environments]
-        summary[f"rollouts_sampled_{name}"] = sum(each.rollouts for each in figures_of)
-        summary[f"rollouts_correct_{name}"] = sum(round(each.success * each.rollouts) for each in figures_of)
-    summary |= {
+        made[f"rollouts_sampled_{name}"] = sum(each.rollouts for each in figures_of)
+        made[f"rollouts_correct_{name}"] = sum(round(each.success * each.rollouts) for each in figures_of)
+    made |= {
         "rollouts_sampled": sampled,
         "rollouts_correct": correct,
         "rollouts_trained": sum(each.trained_rollouts for each in learnt),
@@ -106,22 +107,33 @@ def summarise(
     for name in ("group_seconds", "stale_group_seconds"):
         seconds_of = [value for step in steps if (value := getattr(step.figures, name)) is not None]
         if audit.dropped.get("stale") and seconds_of:
-            summary[name] = round(sum(seconds_of) / len(seconds_of), 3)
-    if checkpoint is not None:
-        summary["checkpoint"] = checkpoint
+            made[name] = round(sum(seconds_of) / len(seconds_of), 3)
+    if (saved := journal.fact(CHECKPOINT)) is not None:  # in this directory, which may have been moved, or elsewhere
+        here = directory.absolute() / CHECKPOINTS / Path(saved).name
+        made["checkpoint"] = str(here) if here.is_dir() else saved
     killed = [memory_kills_in_words(memory_kills)] if memory_kills else []
-    held_alarms = (remark(*each) for each in alarms(steps, tools=tools))
-    summary["remarks"] = [*killed, *remarks(summary, evaluations.values()), *held_alarms]
-    return summary
+    held = (each.remark() for each in alarms(steps, tools=journal.fact(TOOLS) != "0"))
+    made["remarks"] = [*killed, *remarks(made, evaluations.values()), *held]
+    return made
 
 
-def alarms(steps: Sequence[StepRow], *, tools: bool) -> Iterator[tuple[int, Held]]:
-    """The alarms that there were, each with the number of its rl stage."""
-    for stage in sorted({step.stage for step in steps}):
-        watch = Health(tools=tools)
-        of_stage = (step for step in steps if step.stage == stage)
-        seen = ((number, watch.step(step.figures, step.learner_figures)) for number, step in enumerate(of_stage, 1))
-        yield from ((stage, alarm) for alarm in held(seen))
+def fact_of(journal: Journal, name: str, stage: int) -> float:
+    """A number that the journal has as a fact of a stage; 0 where it has none."""
+    return float(journal.fact(name.format(stage)) or 0.0)
+
+
+def kinds_of(journal: Journal) -> list[str]:
+    """The kinds of the recipe's stages."""
+    settings = json.loads(journal.fact(MADE_WITH) or "{}")
+    return [text.split()[0] for key, text in settings.items() if re.fullmatch(r"stages\.\d+", key)]
+
+
+def alarms(steps: Iterable[StepRow], *, tools: bool) -> list[Held]:
+    """The alarms that there were."""
+    watch = RunHealth()
+    for step in steps:
+        watch.step(step.stage, step.figures, step.learner_figures, tools=tools)
+    return watch.held
 
 
 def remarks(summary: Mapping[str, Any], evaluations: Iterable[EvaluationFigures]) -> list[str]:

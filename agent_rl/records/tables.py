@@ -36,14 +36,12 @@ def columns(kind: type[Any]) -> dict[str, str]:
         if not field.repr:  # what a row carries for its methods
             continue
         hint = hints[field.name]
-        parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if is_dataclass(parts[0]):
-            found = found | {
-                name: kind for name, kind in columns(cast("type[Any]", parts[0])).items() if name not in found
-            }
+        value: Any = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
+        if is_dataclass(value):
+            found |= {name: its for name, its in columns(cast("type[Any]", value)).items() if name not in found}
         else:
-            found[field.name] = PLAIN.get(parts[0], JSON)
-    return found | getattr(kind, "DERIVED", {})
+            found[field.name] = PLAIN.get(value, JSON)
+    return found
 
 
 def cells(row: Any) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def cells(row: Any) -> dict[str, Any]:
             found |= {name: cell for name, cell in cells(value).items() if name not in found}
         elif field.repr:
             found[field.name] = value
-    return found | {name: getattr(row, name) for name in getattr(row, "DERIVED", {})}
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,64 @@ class TimelineFile:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What an actor did in the ``seconds`` before ``wall``. ``busy``, ``cpu`` and ``waited`` are shares of them."""
+
+    wall: float
+    seconds: float
+    actor: str
+    state: str
+    busy: float
+    cpu: float
+    waiting_for: str
+    waited: float
+    figures: dict[str, Any]
+    """The actor's newest figures by name."""
+
+    def figure(self, name: str) -> float:
+        """A figure that is a number; NaN where there is none."""
+        return _number(self.figures.get(name), math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """A row: the actors by name. ``cores``: None where it was not recorded."""
+
+    wall: float
+    seconds: float
+    actors: dict[str, Moment]
+    cores: int | None = None
+
+
+def read_row(row: Mapping[str, Any]) -> Moments:
+    """A row of the file. An actor's share that is no number is 0. Raises ValueError for one that no run writes."""
+    wall, seconds, actors = _number(row.get("wall"), math.nan), _number(row.get("seconds"), 0.0), row.get("actors")
+    if math.isnan(wall) or seconds <= 0 or not isinstance(actors, dict):
+        raise ValueError("the row has no time or no actors")
+    found = {
+        name: Moment(
+            wall=wall,
+            seconds=seconds,
+            actor=name,
+            state=str(of.get("state", "")),
+            waiting_for=str(of.get("waiting_for") or ""),
+            figures=figures if isinstance(figures := of.get("figures"), dict) else {},
+            **{share: _number(of.get(share), 0.0) for share in ("busy", "cpu", "waited")},
+        )
+        for name, of in actors.items()
+        if isinstance(of, dict)
+    }
+    cores = _number(row.get("cores"), 0.0)
+    return Moments(wall, seconds, found, int(cores) if cores >= 1 else None)
+
+
+def _number(value: object, otherwise: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return otherwise
+    return float(value)
 
 
 def read_timeline(directory: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -91,14 +92,20 @@ def next_call(text: str, position: int, opening: str = OPENING) -> int:
     return start
 
 
-def without_calls(text: str) -> str:
-    """The text of a turn without its valid calls, as `parse_calls` finds them."""
-    kept, position = [], 0
+def parts_of(text: str) -> Iterator[str | ParsedCall]:
+    """The valid calls of a turn, as `parse_calls` finds them, and the texts around them, in order."""
+    kept = position = 0
     while (start := next_call(text, position)) >= 0:
-        call, end = _parse_call(text, start + len(OPENING))
-        kept.append(text[position : end if isinstance(call, MalformedCall) else start])
-        position = end
-    return "".join([*kept, text[position:]])
+        call, position = _parse_call(text, start + len(OPENING))
+        if isinstance(call, ParsedCall):
+            yield from (text[kept:start], call)
+            kept = position
+    yield text[kept:]
+
+
+def without_calls(text: str) -> str:
+    """The text of a turn without its valid calls."""
+    return "".join(part for part in parts_of(text) if isinstance(part, str))
 
 
 def certain(text: str, opening: str = OPENING) -> int:

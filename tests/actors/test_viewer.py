@@ -89,15 +89,8 @@ def run(tmp_path: Path) -> Iterator[SyntheticRun]:
 
 async def test_requests_that_ask_for_nothing_end_nothing(run: SyntheticRun) -> None:
     async with served(run.directory) as port:
-        for method, path, status in (
-            ("HEAD", "/events", 200),
-            ("HEAD", "/", 200),
-            ("GET", "/trajectory?key=g.0.0&run=0000000005", 404),
-            ("GET", "/trajectory?key=g.%C2%B2.0", 400),
-            ("GET", "/trajectory?key=g.0.0&run=" + "9" * 5000, 404),
-        ):
-            assert (await ask(port, path, method))[0] == status, path
-        assert (await ask(port, "/"))[0] == 200
+        for method, path in (("HEAD", "/events"), ("HEAD", "/"), ("GET", "/")):
+            assert (await ask(port, path, method))[0] == 200, path
 
 
 async def test_a_change_of_a_run_under_way_reaches_a_viewer_within_a_second(run: SyntheticRun) -> None:
@@ -153,7 +146,8 @@ async def test_a_trajectory_comes_whole_on_demand(run: SyntheticRun) -> None:
         for path, expected in (
             ("/trajectory", 400), ("/trajectory?key=a.b.c", 400), ("/trajectory?key=a.1", 400),
             ("/trajectory?run=7&key=a.1.1", 404), ("/trajectory?run=-1&key=a.1.1", 400), ("/else", 404),
-            (f"/trajectory?key=a.{'9' * 5000}.1", 400), ("/../../etc/passwd", 404),
+            (f"/trajectory?key=a.{'9' * 5000}.1", 400), ("/../../etc/passwd", 404), ("/trajectory?key=g.%C2%B2.0", 400),
+            ("/trajectory?key=g.0.0&run=0000000005", 404), (f"/trajectory?key=g.0.0&run={'9' * 5000}", 404),
         ):  # fmt: skip
             assert (await ask(port, path))[0] == expected
         assert (await ask(port, "/", "POST"))[0] == 405

@@ -14,7 +14,7 @@ from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Problem
 from agent_rl.records.journal import read_journal
-from tests.agent_rl.records.journal_retention_contract import STATES
+from tests.agent_rl.records.journals import STATES
 from tests.end_to_end.processes import balanced, finish, processes_of, rows, start
 
 ROOT = Path(__file__).parent.parent.parent

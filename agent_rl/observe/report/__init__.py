@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent_rl.observe.report.catalogue import Decode
 from agent_rl.observe.report.page import html
 from agent_rl.observe.report.records import Records, ReportError
 from agent_rl.observe.report.watched import Watched
+from agent_rl.records.journal import Decode
 
 __all__ = ["FILE", "Decode", "ReportError", "Watched", "html", "read_page", "write_report"]
 

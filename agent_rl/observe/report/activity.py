@@ -7,12 +7,14 @@ whatever their clock says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rl.observe.report.records import Records, Row, figure
+from agent_rl.observe.replicas import role_of
+from agent_rl.observe.report.records import Records
 from agent_rl.observe.words import clock, percent
+from agent_rl.records.timeline import Moment, Moments
 
 GAP_SECONDS = 5.0
 """A longer time between two rows means that the run was not running."""
@@ -88,34 +90,27 @@ class Activity:
         return sorted(names, key=lambda name: (role_number(name), name))
 
 
-def activity(rows: Sequence[Row]) -> Activity:
+def activity(rows: Sequence[Moments]) -> Activity:
     """The timeline on one axis."""
-    names = {name for row in rows for name in row["actors"]}
-    by_role = len(names) > MOST_LANES
+    by_role = len({name for row in rows for name in row.actors}) > MOST_LANES
     spans: list[Span] = []
     gaps: list[float] = []
-    walls: list[float] = []
     at = 0.0
     ended = -math.inf
     for row in rows:
-        seconds, wall = figure(row, "seconds"), figure(row, "wall")
-        if spans and not -GAP_SECONDS < wall - seconds - ended <= GAP_SECONDS:  # negative: the clock was set back
+        if spans and not -GAP_SECONDS < row.wall - row.seconds - ended <= GAP_SECONDS:  # negative: set back
             gaps.append(at)
         actors: dict[str, list[TimeUse]] = {}
-        for name, report in row["actors"].items():
-            if isinstance(report, dict):
-                actors.setdefault(_role(name) if by_role else name, []).append(_share(report))
-        spans.append(
-            Span(at, at + seconds, {name: _mean([(share, 1.0) for share in of]) for name, of in actors.items()})
-        )
-        if by_role:  # processor time adds up
-            for name, of in actors.items():
-                spans[-1].actors[name].cpu = sum(share.cpu for share in of)
-        walls.append(wall)
-        at += seconds
-        ended = wall
-    cores = [int(figure(row, "cores")) for row in rows if figure(row, "cores") >= 1]
-    return Activity(tuple(spans), tuple(gaps), max(cores, default=None), tuple(walls))
+        for name, moment in row.actors.items():
+            actors.setdefault(role_of(name) if by_role else name, []).append(_use_of(moment))
+        means = {name: _mean([(use, 1.0) for use in of]) for name, of in actors.items()}
+        for name, of in actors.items() if by_role else ():  # processor time adds up
+            means[name].cpu = sum(use.cpu for use in of)
+        spans.append(Span(at, at + row.seconds, means))
+        at += row.seconds
+        ended = row.wall
+    cores = [row.cores for row in rows if row.cores is not None]
+    return Activity(tuple(spans), tuple(gaps), max(cores, default=None), tuple(row.wall for row in rows))
 
 
 def binned(spans: Sequence[Span], count: int) -> list[Span]:
@@ -152,48 +147,30 @@ def load(spans: Sequence[Span]) -> float:
     return spent / seconds if seconds else math.nan
 
 
-def supervised_losses(rows: Sequence[Row], stage: int) -> list[tuple[float, float]]:
+def supervised_losses(rows: Sequence[Moments], stage: int) -> list[tuple[float, float]]:
     """(step, loss) of a supervised stage, from the learner's reports about once a second."""
     found: dict[float, float] = {}
-    for figures in _figures(rows):
-        step, loss = figure(figures, "step"), figure(figures, "loss")
-        if figure(figures, "stage") == stage and step > 0 and math.isfinite(loss):
+    for moment in (moment for row in rows for moment in row.actors.values()):
+        step, loss = moment.figure("step"), moment.figure("loss")
+        if moment.figure("stage") == stage and step > 0 and math.isfinite(loss):
             found[step] = loss
     return sorted(found.items())
 
 
-def _figures(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        for report in row["actors"].values():
-            if isinstance(report, dict) and isinstance(figures := report.get("figures"), dict):
-                yield figures
-
-
 def role_number(actor: str) -> int:
     """The place of an actor's role, or of a role, in ROLES, from 1; others come last."""
-    role = _role(actor)
+    role = role_of(actor)
     return ROLES.index(role) + 1 if role in ROLES else len(ROLES) + 1
 
 
-def _role(actor: str) -> str:
-    return actor.rpartition(".")[0] or actor
-
-
-def _share(report: Row) -> TimeUse:
-    busy = _between(figure(report, "busy"))
-    cpu = figure(report, "cpu")
-    share = TimeUse(busy, cpu if math.isfinite(cpu) else 0.0)
-    what = report.get("waiting_for")
-    waited = min(_between(figure(report, "waited")), 1.0 - busy)
-    if isinstance(what, str) and what and waited > 0:
-        role, _, words = what.partition(":")
-        share.waiting[role] = waited
-        share.words[f"{role}: {_without_numbers(words)}"] = waited
-    return share
-
-
-def _between(value: float) -> float:
-    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
+def _use_of(moment: Moment) -> TimeUse:
+    use = TimeUse(min(1.0, max(0.0, moment.busy)), moment.cpu)
+    waited = min(moment.waited, 1.0 - use.busy)
+    if moment.waiting_for and waited > 0:
+        role, _, words = moment.waiting_for.partition(":")
+        use.waiting[role] = waited
+        use.words[f"{role}: {_without_numbers(words)}"] = waited
+    return use
 
 
 def _without_numbers(words: str) -> str:
@@ -278,9 +255,9 @@ def _stage_spans(records: Records, active: Activity) -> list[tuple[str, float, f
     """The stages with their beginning and end in running time."""
     spans: list[tuple[str, float, float]] = []
     for end in records.ends:
-        at = active.place(end.wall)
-        if at is not None and 0 <= end.stage < len(records.stages):
-            spans.append((records.stages[end.stage].name, spans[-1][2] if spans else 0.0, at))
+        at, stage = active.place(end.wall), end.figures.stage
+        if at is not None and 0 <= stage < len(records.stages):
+            spans.append((records.stages[stage].name, spans[-1][2] if spans else 0.0, at))
     if spans and not records.finished and records.stage is not None and records.stage < len(records.stages):
         spans.append((records.stages[records.stage].name, spans[-1][2], active.seconds))
     return spans

@@ -3,7 +3,7 @@
 ::
 
     journal (read-only, opened for each look) --> Catalogue.look --> Changes --> page
-                                                  stored_rollouts    --> trajectories whole, on demand
+                                                  rollouts_of        --> trajectories whole, on demand
 
 A look reads only groups that are new, changed or open, and of them only payloads that it has not read.
 """
@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent_rl.messages import Judgement, Problem, Trajectory
+from agent_rl.messages import Problem, Trajectory
 from agent_rl.observe.report.charts import FATES
-from agent_rl.records.journal import GroupRow, Journal
+from agent_rl.records.journal import Decode, GroupRow, Journal
 
-Decode = Callable[[bytes], Any]
-"""Decodes a message as the journal stores it. Raises ValueError for an invalid one."""
 Key = tuple[str, int, int]
 """Group, sample, attempt."""
 
@@ -38,25 +35,6 @@ ROW_COLUMNS = (
     "group", "sample", "attempt", "status", "success", "reward", "calls", "errors", "turns", "tokens", "kept",
     "seconds", "oldest", "newest", "answer", "branches",
 )  # fmt: skip
-
-
-class StoredRollout(NamedTuple):
-    """A trajectory with its problem and its group. ``judgement`` is None where there is none."""
-
-    problem: Problem
-    group: GroupRow
-    trajectory: Trajectory
-    judgement: Judgement | None
-
-    @property
-    def key(self) -> str:
-        """What the page calls it."""
-        return f"{self.group.id}.{self.trajectory.sample}.{self.trajectory.attempt}"
-
-    @property
-    def kept(self) -> bool | None:
-        """Whether it was selected for training; None where nothing was selected."""
-        return (self.trajectory.sample, self.trajectory.attempt) in self.group.kept if self.group.kept else None
 
 
 class Changes(NamedTuple):
@@ -171,12 +149,13 @@ class Catalogue:
         about = row.stage, row.purpose, row.at_step, self.step_number(row.step)
         return [*about, problem.environment, subject, problem.id, text, samples, fate(row)]
 
-    def _rows(self, journal: Journal, known: _Group) -> tuple[Iterator[list[Any]], int]:
+    def _rows(self, journal: Journal, known: _Group) -> tuple[list[list[Any]], int]:
         """Rows of the group's trajectories that are new or were judged or decided, and how many payloads were read."""
         room = MOST_ROWS - self.count
         outlines = journal.outlines(known.row.id)
         new = [key for key in outlines if key not in known.rows][: max(0, room)]
-        payloads = {(each.sample, each.attempt): each.payload for each in self._payloads(journal, known, new)}
+        stored = journal.trajectories(known.row.id, only=set(new)) if new else []
+        payloads = {(each.sample, each.attempt): each.payload for each in stored}
         changed = []
         for key, judgement in outlines.items():
             row = known.rows.get(key)
@@ -194,10 +173,7 @@ class Catalogue:
             row[10] = key in known.row.kept if known.row.kept else None
             if row != before:
                 changed.append(row)
-        return iter(changed), len(payloads)
-
-    def _payloads(self, journal: Journal, known: _Group, new: list[tuple[int, int]]) -> list[Any]:
-        return journal.trajectories(known.row.id, only=set(new)) if new else []
+        return changed, len(payloads)
 
     def _row(self, group: str, key: tuple[int, int], payload: bytes) -> list[Any]:
         try:
@@ -210,21 +186,6 @@ class Catalogue:
         sizes = len(calls), errors, made.turns, made.response_length
         about = round(made.seconds, 2), made.oldest, made.newest, "", len(made.branches)
         return [group, *key, made.status, None, None, *sizes, None, *about]
-
-
-def stored_rollouts(
-    journal: Journal, group: str, decode: Decode, only: Container[tuple[int, int]] | None = None
-) -> list[StoredRollout]:
-    """The trajectories of a group that the journal still holds; ``only``: those of these samples and attempts.
-
-    Raises JournalError, and ValueError for what cannot be decoded.
-    """
-    row = journal.group(group)
-    found = [] if row is None else journal.trajectories(group, only)
-    if row is None or not found:
-        return []
-    problem = decode(row.opened).problem
-    return [StoredRollout(problem, row, decode(each.payload), each.judgement) for each in found]
 
 
 def fate(row: GroupRow) -> str:

@@ -7,13 +7,16 @@ who point at it or use the arrow keys, and ``alt`` the whole chart in words. Non
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from agent_rl.figures import MismatchFigures
 from agent_rl.groups.measures import wilson_interval
-from agent_rl.observe.report.records import WAYS, Records, Row, figure
+from agent_rl.observe.report.records import WAYS, Records, answers_to_all, drawable
 from agent_rl.observe.words import compact, percent, spread
+from agent_rl.records.reading import Step
 
 Chart = dict[str, Any]
 
@@ -36,70 +39,61 @@ FATES = {
 }
 """The fates of groups in words, with colours."""
 
-PANELS = (
-    (
-        "learning",
-        "Tool errors",
-        "share",
-        "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
-        {"of all calls": "tool_error_share", "of those in correct rollouts": "tool_error_share_correct"},
-    ),
-    (
-        "learning",
-        "Response length",
-        "tokens",
-        "Tokens after the prompt, tool responses included.",
-        {"mean": "response_tokens"},
-    ),
-    ("learning", "Turns and tool calls", "", "Means over rollouts.", {"turns": "turns", "tool calls": "tool_calls"}),
-    ("learning", "Truncated rollouts", "share", "Rollouts that ran out of tokens.", {"share": "truncated_share"}),
-    (
-        "health",
-        "Entropy",
-        "nats",
-        "Mean over trained tokens, at the rollouts' temperature.",
-        {"of the policy": "entropy"},
-    ),
-    (
-        "health",
-        "Divergence from the reference policy",
-        "nats",
-        "Estimate of the KL penalty, as a mean over trained tokens.",
-        {"of the policy": "kl"},
-    ),
-    (
-        "staleness",
-        "Staleness",
-        "versions",
-        "How many versions a group's oldest token is behind the policy that trains on it.",
-        {"mean": "staleness_mean", "highest": "staleness_max"},
-    ),
-    (
-        "health",
-        "Clipped tokens",
-        "share",
-        "Share of trained tokens whose gradient was cut.",
-        {"by the ratio's bounds": "clip_share", "by the correction's cap": "correction_capped_share"},
-    ),
-    (
-        "health",
-        "Policy and engine",
-        "nats",
-        "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
-        {
-            "whole gap of log-probabilities": "policy_gap",
-            "engine against learner, same weights": "mismatch_gap",
-            "staleness": "staleness_gap",
-        },
-    ),
-    ("health", "Adapters in bfloat16", "share", "Their change in published weights.", {"kept": "lora_delta_kept"}),
-    ("health", "Gradient norm", "", "Mean over a step's updates.", {"before clipping": "gradient_norm"}),
-    ("health", "Learning rate", "", "Warm-up and schedule of the stage.", {"rate": "learning_rate"}),
-    ("health", "Change by an update", "nats", "Divergence of a token.", {"mean over updates": "update_kl"}),
-)
-"""Section of the page, title, unit (or share), note, and the figures of a step by label.
+Figure = Callable[[Step], float | None]
 
-A new figure of steps becomes a curve here."""
+
+class Panel(NamedTuple):
+    """Curves of the steps: the section of the page, title, unit (or ``share``), note, and each curve by its label."""
+
+    section: str
+    title: str
+    unit: str
+    note: str
+    curves: Mapping[str, Figure]
+
+
+def _mismatch(figure: Callable[[MismatchFigures], float]) -> Figure:
+    return lambda step: None if step.training.mismatch is None else figure(step.training.mismatch)
+
+
+PANELS = (
+    Panel("learning", "Tool errors", "share",
+          "Calls that did not end in success. Resampling prefers correct rollouts with few of them.",
+          {"of all calls": lambda step: step.figures.sampled.tool_error_share,
+           "of those in correct rollouts": lambda step: step.figures.sampled.tool_error_share_correct}),
+    Panel("learning", "Response length", "tokens", "Tokens after the prompt, tool responses included.",
+          {"mean": lambda step: step.figures.sampled.response_tokens}),
+    Panel("learning", "Turns and tool calls", "", "Means over rollouts.",
+          {"turns": lambda step: step.figures.sampled.turns,
+           "tool calls": lambda step: step.figures.sampled.tool_calls}),
+    Panel("learning", "Truncated rollouts", "share", "Rollouts that ran out of tokens.",
+          {"share": lambda step: step.figures.sampled.truncated_share}),
+    Panel("health", "Entropy", "nats", "Mean over trained tokens, at the rollouts' temperature.",
+          {"of the policy": lambda step: step.training.entropy}),
+    Panel("health", "Divergence from the reference policy", "nats",
+          "Estimate of the KL penalty, as a mean over trained tokens.",
+          {"of the policy": lambda step: step.training.kl}),
+    Panel("staleness", "Staleness", "versions",
+          "How many versions a group's oldest token is behind the policy that trains on it.",
+          {"mean": lambda step: step.figures.staleness_mean, "highest": lambda step: step.figures.staleness_max}),
+    Panel("health", "Clipped tokens", "share", "Share of trained tokens whose gradient was cut.",
+          {"by the ratio's bounds": lambda step: step.training.clip_share,
+           "by the correction's cap": lambda step: step.training.correction_capped_share}),
+    Panel("health", "Policy and engine", "nats",
+          "Mean |log p(learner, before the step) - log p(engine, when sampled)|, and its two parts on a sample.",
+          {"whole gap of log-probabilities": lambda step: step.training.policy_gap,
+           "engine against learner, same weights": _mismatch(lambda figures: figures.mismatch_gap),
+           "staleness": _mismatch(lambda figures: figures.staleness_gap)}),
+    Panel("health", "Adapters in bfloat16", "share", "Their change in published weights.",
+          {"kept": lambda step: step.training.lora_delta_kept}),
+    Panel("health", "Gradient norm", "", "Mean over a step's updates.",
+          {"before clipping": lambda step: step.training.gradient_norm}),
+    Panel("health", "Learning rate", "", "Warm-up and schedule of the stage.",
+          {"rate": lambda step: step.training.learning_rate}),
+    Panel("health", "Change by an update", "nats", "Divergence of a token.",
+          {"mean over updates": lambda step: step.training.update_kl}),
+)  # fmt: skip
+"""A new figure of steps becomes a curve here."""
 
 CURVE_NOTE = (
     "Band and whiskers: Wilson 95\u202f% intervals. A step's rollouts come in groups of one problem and resemble each "
@@ -116,11 +110,9 @@ def line(
     colour: int,
     low: Sequence[float] | None = None,
     high: Sequence[float] | None = None,
-    *,
-    faint: bool = False,
 ) -> dict[str, Any]:
     """A curve, with a band around it where there is one. NaN leaves a gap."""
-    return {"label": label, "colour": colour, "values": values, "low": low, "high": high, "faint": faint}
+    return {"label": label, "colour": colour, "values": values, "low": low, "high": high}
 
 
 def chart(
@@ -185,61 +177,74 @@ def learning_curve(records: Records) -> Chart:
     marks = [
         {
             "label": f"held-out problems, {way}",
-            "x": result.steps,
-            "value": success.share,
+            "x": after,
+            "value": success.success,
             "low": success.low,
             "high": success.high,
             "colour": 2 + WAYS.index(way),
-            "words": f"evaluation {result.name}, {way}, after {result.steps} steps: {percent(success.share)} "
-            f"(95\u202f%: {spread(success.low, success.high)}, n = {success.trials:,})",
+            "words": f"evaluation {result.figures.name}, {way}, after {after} steps: {percent(success.success)} "
+            f"(95\u202f%: {spread(success.low, success.high)}, n = {success.problems:,})",
         }
-        for result in records.evaluations
-        for way, success in result.ways.items()
+        for result, after in ((each, records.steps_before(each)) for each in records.evaluations)
+        for way, success in answers_to_all(result).items()
     ]
     return _by_step(records, "Success", lines, words, CURVE_NOTE, share=True, span=(0.0, 1.0), marks=marks)
 
 
 def successes(records: Records, steps: range) -> tuple[float, int]:
     """Numbers of right rollouts and of all rollouts in some steps."""
-    right, trials = 0.0, 0
-    for row in records.steps[steps.start : steps.stop]:
-        rollouts, share = figure(row, "rollouts"), figure(row, "success")
-        if rollouts > 0 and 0 <= share <= 1:
-            right += share * rollouts
-            trials += int(rollouts)
-    return right, trials
+    means = [step.figures.sampled for step in records.steps[steps.start : steps.stop]]
+    known = [each for each in means if 0 <= each.success <= 1]
+    return sum(each.success * each.rollouts for each in known), sum(each.rollouts for each in known)
 
 
 def panels(records: Records) -> dict[str, list[Chart]]:
     """The smaller charts by section of the page, in order of interest."""
     steps = records.steps
-    rewards = [figure(row, "reward") for row in steps]
-    kept = [records.kept_rewards.get(int(figure(row, "version")) - 1, math.nan) for row in steps]
+    sampled = [step.figures.sampled for step in steps]
+    rewards = [drawable(each.reward) for each in sampled]
+    kept = [records.kept_rewards.get(step.version - 1, math.nan) for step in steps]
     curves = {"all sampled rollouts": rewards, "those trained on, after resampling": kept}
     span = (0.0, 1.0) if all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward)) else None
-    charts = {"learning": [_panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span)]}
-    for title, column, key, note in (
-        ("Success by environment", "environments", "success", "Share of the sampled rollouts that succeeded."),
-        ("Parts of the reward", "parts", "", "Means of the parts that the judgements name."),
-    ):
-        objects = [each if isinstance(each := row.get(column), dict) else {} for row in steps]
-        labels = sorted({label for each in objects for label in each})
-        curves = {label: [_nested(each, label, key) for each in objects] for label in labels}
-        charts["learning"].append(_panel(records, title, curves, note, share=bool(key)))
-    for section, title, unit, note, names in PANELS:
-        curves = {label: [figure(row, name) for row in steps] for label, name in names.items()}
+    by_environment = [{name: of.success for name, of in step.figures.environments.items()} for step in steps]
+    charts = {
+        "learning": [
+            _panel(records, "Reward", curves, "Mean reward of the rollouts.", span=span),
+            _panel(
+                records,
+                "Success by environment",
+                _by_label(by_environment),
+                "Share of the sampled rollouts that succeeded.",
+                share=True,
+            ),
+            _panel(
+                records,
+                "Parts of the reward",
+                _by_label([each.parts for each in sampled]),
+                "Means of the parts that the judgements name.",
+            ),
+        ]
+    }
+    for section, title, unit, note, figures in PANELS:
+        curves = {label: [drawable(figure(step)) for step in steps] for label, figure in figures.items()}
         share = unit == "share"
         made = _panel(records, title, curves, note, share=share, unit="" if share else unit)
         charts.setdefault(section, []).append(made)
-    seconds = [figure(row, "seconds") for row in steps]
+    between = (later.seconds - earlier.seconds for earlier, later in pairwise(steps))
     curves = {
-        "from step to step": [math.nan, *(later - earlier for earlier, later in pairwise(seconds))],
-        "of them training": [figure(row, "train_seconds") for row in steps],
+        "from step to step": [math.nan, *map(drawable, between)],
+        "of them training": [drawable(step.training.train_seconds) for step in steps],
     }
     charts["time"] = [
         _panel(records, "Time of a step", curves, "The rest of a step's time the learner waits.", unit="s")
     ]
     return {section: [each for each in found if each["lines"]] for section, found in charts.items()}
+
+
+def _by_label(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """A curve for each label that any step has."""
+    labels = sorted({label for each in steps for label in each})
+    return {label: [drawable(each.get(label)) for each in steps] for label in labels}
 
 
 def caches(spans: Sequence[tuple[float, float]], uses: dict[str, list[tuple[float, float]]]) -> list[Chart]:
@@ -256,12 +261,6 @@ def caches(spans: Sequence[tuple[float, float]], uses: dict[str, list[tuple[floa
         title = f"KV cache of {name}"
         charts.append(chart(title, lines, middles, words, note=note, share=True, x_label="minutes", span=(0.0, 1.0)))
     return charts
-
-
-def _nested(row: Row, label: str, key: str) -> float:
-    """A figure of an object in a row, or (with ``key``) of an object inside that object."""
-    inner = row.get(label)
-    return figure(row, label) if not key else figure(inner, key) if isinstance(inner, dict) else math.nan
 
 
 def _panel(records: Records, title: str, curves: dict[str, list[float]], note: str, **options: Any) -> Chart:
@@ -300,26 +299,23 @@ def _by_step(
 
 def _boundaries(records: Records) -> list[tuple[float, str]]:
     """The beginnings of RL stages, where there are several: (steps before, name)."""
-    stages: list[tuple[float, str]] = []
-    for index, row in enumerate(records.steps):
-        name = str(row.get("stage"))
-        if not stages or stages[-1][1] != name:
-            stages.append((index + 0.5, name))
+    names = [step.stage for step in records.steps]
+    stages = [(index + 0.5, name) for index, name in enumerate(names) if not index or names[index - 1] != name]
     return stages if len(stages) > 1 else []
 
 
 def fate_totals(fates: Sequence[tuple[int | None, str, int]]) -> list[tuple[str, str, int, int]]:
     """(fate, words, colour, count) of every fate that occurred, in the order of FATES."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for _, fate, count in fates:
-        counts[fate] = counts.get(fate, 0) + count
+        counts[fate] += count
     order = [*FATES, *sorted(counts.keys() - FATES.keys())]
     return [(fate, *FATES.get(fate, (f"dropped: {fate}", 7)), counts[fate]) for fate in order if counts.get(fate)]
 
 
 def fate_chart(records: Records) -> Chart | None:
     """Groups by fate and step; None when no step decided any group."""
-    at = {int(figure(row, "version")) - 1: index for index, row in enumerate(records.steps)}
+    at = {step.version - 1: index for index, step in enumerate(records.steps)}
     known = [each for each in records.fates if each[0] in at]
     if not known:
         return None

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_rl.observe.replicas import role_of
 from agent_rl.observe.report.activity import TimeUse
-from agent_rl.observe.report.records import Row, figure
 from agent_rl.observe.words import compact, duration, percent
 from agent_rl.records.document import Document
+from agent_rl.records.timeline import Moment, Moments
 
 ROLES = ("kv_scheduler", "rollout_generator", "tool_executor", "roc_filter", "learner")
 """The roles in the order in which a rollout passes them."""
@@ -27,12 +28,9 @@ Figures = Callable[[str, str], float]
 def links(of: Figures) -> list[tuple[str, str, str]]:
     """(from, to, what flows) between roles."""
     version, step = of("rollout_generator", "policy_version"), of("learner", "seconds_per_step")
+    flight = of("kv_scheduler", "rollouts_in_flight")
     return [
-        (
-            "kv_scheduler",
-            "rollout_generator",
-            f"{compact(of('kv_scheduler', 'rollouts_in_flight'))} rollouts in flight",
-        ),
+        ("kv_scheduler", "rollout_generator", f"{compact(flight)} rollouts in flight"),
         ("rollout_generator", "tool_executor", f"{compact(of('tool_executor', 'calls_per_s'))} calls/s"),
         ("rollout_generator", "roc_filter", f"{compact(of('rollout_generator', 'rollouts_per_s'))} rollouts/s"),
         ("tool_executor", "roc_filter", f"{compact(of('tool_executor', 'checks_per_s'))} checks/s"),
@@ -42,20 +40,20 @@ def links(of: Figures) -> list[tuple[str, str, str]]:
     ]
 
 
-def graph(row: Row | None, wanted: Mapping[str, Wanted], *, under_way: bool) -> dict[str, Any]:
+def graph(row: Moments | None, wanted: Mapping[str, Wanted], *, under_way: bool) -> dict[str, Any]:
     """The topology as an object of the page's JSON, by the newest row of the timeline."""
     if row is None:
         return {}
-    actors = {name: report for name, report in row["actors"].items() if isinstance(report, dict)}
-    roles = [*ROLES, *sorted({_role(name) for name in actors} | wanted.keys() - set(ROLES))]
+    present = {role_of(name) for name in row.actors}
+    roles = [*ROLES, *sorted(present | wanted.keys() - set(ROLES))]
 
     def of(role: str, name: str) -> float:
-        values = [figure(_figures(report), name) for each, report in actors.items() if _role(each) == role]
+        values = [moment.figure(name) for each, moment in row.actors.items() if role_of(each) == role]
         known = [value for value in values if math.isfinite(value)]
         # Engines may serve several versions: the oldest counts.
         return (min(known) if name == "policy_version" else sum(known)) if known else math.nan
 
-    age = time.time() - figure(row, "wall")
+    age = time.time() - row.wall
     late = under_way and age > LATE_SECONDS
     state = "late" if late else "live" if under_way else "ended"
     said = f"The newest row of the timeline is {duration(age)} old." if late else ""
@@ -67,48 +65,39 @@ def graph(row: Row | None, wanted: Mapping[str, Wanted], *, under_way: bool) -> 
                 "role": role,
                 "wanted": wanted[role].processes if role in wanted else 0,
                 "host": wanted[role].host if role in wanted else "",
-                "actors": [_actor(name, report) for name, report in sorted(actors.items()) if _role(name) == role],
+                "actors": [_actor(moment) for name, moment in sorted(row.actors.items()) if role_of(name) == role],
             }
             for role in dict.fromkeys(roles)
-            if role in wanted or any(_role(name) == role for name in actors)
+            if role in wanted.keys() | present
         ],
         "links": [{"from": a, "to": b, "words": words} for a, b, words in links(of)],
     }
 
 
-def _figures(report: Row) -> Row:
-    figures = report.get("figures")
-    return figures if isinstance(figures, dict) else {}
-
-
-def _role(actor: str) -> str:
-    return actor.rpartition(".")[0] or actor
-
-
-def _actor(name: str, report: Row) -> dict[str, Any]:
-    busy, waited = figure(report, "busy"), figure(report, "waited")
+def _actor(moment: Moment) -> dict[str, Any]:
+    waits = moment.waited > 0 and moment.waiting_for
     return {
-        "name": name,
-        "state": str(report.get("state", "")),
-        "busy": busy if math.isfinite(busy) else 0.0,
-        "waits": f"{percent(waited)} for {report['waiting_for']}" if waited > 0 and report.get("waiting_for") else "",
-        "words": list(_words(_figures(report))),
+        "name": moment.actor,
+        "state": moment.state,
+        "busy": moment.busy,
+        "waits": f"{percent(moment.waited)} for {moment.waiting_for}" if waits else "",
+        "words": list(_words(moment.figure)),
     }
 
 
-def _words(figures: Row) -> Iterator[str]:
+def _words(figure: Callable[[str], float]) -> Iterator[str]:
     """The most telling figures of an actor."""
-    step, steps = figure(figures, "step"), figure(figures, "steps")
+    step, steps = figure("step"), figure("steps")
     if math.isfinite(step):
         yield f"step {step:.0f}" + (f" of {steps:.0f}" if math.isfinite(steps) else "")
-    if (total := figure(figures, "kv_total")) > 0 and math.isfinite(used := figure(figures, "kv_used")):
+    if (total := figure("kv_total")) > 0 and math.isfinite(used := figure("kv_used")):
         yield f"KV cache {percent(used / total)}"
     for name, words in (
         ("tokens_per_s", "tokens/s"), ("policy_version", "version served"), ("running", "running"),
         ("waiting", "queued"), ("queue", "queued"), ("groups_waiting", "groups wait"), ("calls_waiting", "calls wait"),
         ("rollouts_pending", "rollouts pending"), ("preempted", "preempted"),
     ):  # fmt: skip
-        value = figure(figures, name)
+        value = figure(name)
         if math.isfinite(value) and (value or name in {"tokens_per_s", "policy_version"}):
             yield f"{compact(value)} {words}"
 
@@ -141,7 +130,7 @@ def read_wanted(directory: Path) -> dict[str, Wanted]:
 
 def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
     """What to change first, in one sentence with its arithmetic; empty while too little is known."""
-    learners = [share for name, share in shares.items() if _role(name) == "learner"]
+    learners = [share for name, share in shares.items() if role_of(name) == "learner"]
     if not learners or not math.isfinite(step_seconds) or step_seconds <= 0:
         return ""
     learner = max(learners, key=lambda share: share.busy)
@@ -155,7 +144,7 @@ def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
             f"{duration(saved)} a step; more engines save at most {duration(step_seconds * idle)}."
         )
     busiest = max(
-        (name for name in shares if _role(name) not in {"learner", "kv_scheduler"}),
+        (name for name in shares if role_of(name) not in {"learner", "kv_scheduler"}),
         key=lambda name: shares[name].busy,
         default="",
     )
@@ -167,7 +156,7 @@ def advice(shares: Mapping[str, TimeUse], step_seconds: float) -> str:
         "rollout_generator": "more or faster engines (replicas of rollout_generator), or a higher max_staleness,",
         "tool_executor": "more places for tool calls (replicas or children of tool_executor), or faster tools,",
         "roc_filter": "cheaper checks of answers",
-    }.get(_role(busiest), "more of it")
+    }.get(role_of(busiest), "more of it")
     if busy < 0.5:
         limit += ", so that rollouts wait for each other: the longest rollouts of a step set its time"
         remedy = "a higher max_staleness, shorter responses, or more groups in flight"

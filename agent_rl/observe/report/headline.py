@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from agent_rl.figures import AnswerFigures, RolloutMeans
 from agent_rl.groups.measures import wilson_interval
 from agent_rl.observe.report.charts import successes
-from agent_rl.observe.report.records import WAYS, HeldOutResult, Records, Success, figure
+from agent_rl.observe.report.records import WAYS, Records, answers_to_all
 from agent_rl.observe.words import NARROW_SPACE, duration, percent, spread
+from agent_rl.records.reading import Evaluated
 from agent_rl.records.run_directory import memory_kills_in_words
 
 STEPS_COMPARED = 10
@@ -29,24 +31,24 @@ def headline(records: Records) -> Headline:
     """The run in a few sentences."""
     in_time = f" in {duration(records.seconds)}" if math.isfinite(records.seconds) else ""
     evaluated = records.evaluations
-    since = len(records.steps) - evaluated[-1].steps if evaluated else len(records.steps)
+    names = [each.figures.name for each in evaluated]
+    since = len(records.steps) - (records.steps_before(evaluated[-1]) if evaluated else 0)
+    losses = [end.figures.supervised.loss for end in records.ends if end.figures.supervised is not None]
+    known = [loss for loss in losses if loss is not None]
     if len(evaluated) >= 2:
         sentence, details = _evaluated_twice(evaluated[0], evaluated[-1], in_time)
-        details += [f'{since:,} RL steps after "{evaluated[-1].name}" were not evaluated.'] if since else []
+        details += [f'{since:,} RL steps after "{names[-1]}" were not evaluated.'] if since else []
     elif evaluated and not since:
         sentence, details = _evaluated_once(evaluated[0], in_time)
     elif records.steps:
         sentence, details = _trained(records, in_time)
         if evaluated:
-            details += [
-                f'Held-out problems were evaluated last in "{evaluated[0].name}", before {since:,} of the RL steps.'
-            ]
+            details += [f'Held-out problems were evaluated last in "{names[0]}", before {since:,} of the RL steps.']
             details += _rates(evaluated[0])
         else:
             details += ["Nothing was evaluated on held-out problems."]
-    elif any(end.figures.get("loss") is not None for end in records.ends):
-        losses = [end.figures["loss"] for end in records.ends if "loss" in end.figures]
-        sentence = f"Supervised training{in_time}, to a loss of {losses[-1]:.3g} on its last batch."
+    elif known:
+        sentence = f"Supervised training{in_time}, to a loss of {known[-1]:.3g} on its last batch."
         details = ["No RL step was trained and nothing was evaluated: this says nothing about success on problems."]
     else:
         sentence, details = "Nothing was measured yet.", []
@@ -56,8 +58,6 @@ def headline(records: Records) -> Headline:
     details = [*(f"{words[0].upper()}{words[1:]}." for words in remarks), *details]
     if records.stopped:
         details.insert(0, f"The run was stopped: {records.stopped}")
-    if skipped := sum(figure(row, "skipped_updates") > 0 for row in records.steps):
-        details.append(f"{skipped} steps held an update that was skipped as not finite.")
     return Headline(sentence, tuple(details), state(records), records.finished)
 
 
@@ -72,42 +72,39 @@ def state(records: Records) -> str:
     return f"Not finished: the run stands in {where}, after {len(records.steps)} RL steps."
 
 
-def interval(success: Success) -> str:
+def interval(answers: AnswerFigures) -> str:
     """A share with its 95 % interval in brackets."""
-    return f"{percent(success.share)} ({spread(success.low, success.high)})"
+    return f"{percent(answers.success)} ({spread(answers.low, answers.high)})"
 
 
-def _evaluated_twice(first: HeldOutResult, last: HeldOutResult, in_time: str) -> tuple[str, list[str]]:
-    ways = [way for way in WAYS if way in first.ways and way in last.ways]
-    if not ways:
-        return _evaluated_once(last, in_time)
-    change, _ = _change(first.ways[ways[0]], last.ways[ways[0]])
+def _evaluated_twice(first: Evaluated, last: Evaluated, in_time: str) -> tuple[str, list[str]]:
+    ways = [way for way in WAYS if way in answers_to_all(first).keys() & answers_to_all(last).keys()]
+    pairs = {way: (answers_to_all(first)[way], answers_to_all(last)[way]) for way in ways}
+    change, _ = _change(*pairs[ways[0]])
     details = []
-    for way in ways:
-        before, after = first.ways[way], last.ways[way]
-        both = f'{interval(before)} in "{first.name}", {interval(after)} in "{last.name}"'
+    for way, (before, after) in pairs.items():
+        both = f'{interval(before)} in "{first.figures.name}", {interval(after)} in "{last.figures.name}"'
         doubt = _change(before, after)[1]
         details.append(f"{way.capitalize()}: {both}{_of(before, after)}.{doubt}{_lost(before, after)}")
     return f"Success on held-out problems {change} ({ways[0]}){in_time}.", details
 
 
-def _change(before: Success, after: Success) -> tuple[str, str]:
+def _change(before: AnswerFigures, after: AnswerFigures) -> tuple[str, str]:
     """The change in words, and a sentence where the intervals overlap."""
     verb = "rose" if after.low > before.high else "fell" if after.high < before.low else "went"
     doubt = " The intervals overlap: this run does not show a difference." if verb == "went" else ""
-    return f"{verb} from {percent(before.share)} to {percent(after.share)}", doubt
+    return f"{verb} from {percent(before.success)} to {percent(after.success)}", doubt
 
 
-def _evaluated_once(evaluation: HeldOutResult, in_time: str) -> tuple[str, list[str]]:
-    way, success = next(iter(evaluation.ways.items()))
-    sentence = f"Success on held-out problems is {percent(success.share)} ({way}){in_time}."
+def _evaluated_once(evaluation: Evaluated, in_time: str) -> tuple[str, list[str]]:
+    sentence = f"Success on held-out problems is {percent(evaluation.figures.sampled.success)} (sampled){in_time}."
     return sentence, [*_rates(evaluation), "There is one evaluation: nothing to compare it with."]
 
 
-def _rates(evaluation: HeldOutResult) -> list[str]:
+def _rates(evaluation: Evaluated) -> list[str]:
     return [
-        f'{way.capitalize()}: {interval(success)} in "{evaluation.name}"{_of(success)}.{_lost(success)}'
-        for way, success in evaluation.ways.items()
+        f'{way.capitalize()}: {interval(answers)} in "{evaluation.figures.name}"{_of(answers)}.{_lost(answers)}'
+        for way, answers in answers_to_all(evaluation).items()
     ]
 
 
@@ -117,22 +114,28 @@ def _trained(records: Records, in_time: str) -> tuple[str, list[str]]:
     ends = [successes(records, place) for place in (range(compared), range(count - compared, count))]
     if not all(trials for _, trials in ends):
         return f"{count} RL steps{in_time}; how many rollouts were right is not recorded.", []
-    first, last = (Success(right / n, *wilson_interval(round(right), n), n) for right, n in ends)
+    first, last = (_share(right, trials) for right, trials in ends)
     if count == 1:
-        return f"One RL step{in_time}: {percent(first.share)} of {first.trials:,} rollouts were right.", []
+        return f"One RL step{in_time}: {percent(first.success)} of {first.problems:,} rollouts were right.", []
     change, doubt = _change(first, last)
     steps = "step" if compared == 1 else f"{compared} steps"
-    early = f"First {steps}: 95{NARROW_SPACE}% {spread(first.low, first.high)}, n = {first.trials:,} rollouts"
-    late = f"last: {spread(last.low, last.high)}, n = {last.trials:,}."
+    early = f"First {steps}: 95{NARROW_SPACE}% {spread(first.low, first.high)}, n = {first.problems:,} rollouts"
+    late = f"last: {spread(last.low, last.high)}, n = {last.problems:,}."
     return f"Success on training problems {change}{in_time}.", [f"{early}; {late}{doubt}"]
 
 
-def _of(*successes: Success) -> str:
+def _share(right: float, trials: int) -> AnswerFigures:
+    low, high = wilson_interval(round(right), trials)
+    share = right / trials
+    return AnswerFigures(problems=trials, success=share, low=low, high=high, lost=0, answered=RolloutMeans())
+
+
+def _of(*answers: AnswerFigures) -> str:
     """Number of trials, and the meaning of the brackets."""
-    trials = sorted({success.trials for success in successes})
+    trials = sorted({each.problems for each in answers})
     return f"; n = {' and '.join(f'{count:,}' for count in trials)}, 95{NARROW_SPACE}% intervals in brackets"
 
 
-def _lost(*successes: Success) -> str:
-    lost = sum(success.lost for success in successes)
+def _lost(*answers: AnswerFigures) -> str:
+    lost = sum(each.lost for each in answers)
     return f" {lost} rollouts failed for reasons of infrastructure and count as wrong." if lost else ""

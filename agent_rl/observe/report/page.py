@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from agent_rl.observe.report.activity import Activity, TimeUse, activity, lanes, load, supervised_losses, totals
-from agent_rl.observe.report.alarms import Alarms
 from agent_rl.observe.report.charts import (
     PLACES,
     caches,
@@ -39,11 +38,11 @@ from agent_rl.observe.report.charts import (
 )
 from agent_rl.observe.report.graph import advice
 from agent_rl.observe.report.headline import headline
-from agent_rl.observe.report.records import Records, Row, figure
-from agent_rl.observe.report.samples import NOTE, Block, Transcripts
-from agent_rl.observe.report.stored import Samples
+from agent_rl.observe.report.records import Records, answers_to_all
+from agent_rl.observe.report.samples import NOTE, Block, Samples, Transcripts
 from agent_rl.observe.words import clock, compact, percent, spread, visible
 from agent_rl.records.health import RAISED_WHEN
+from agent_rl.records.timeline import Moments
 
 ALARM_DOCUMENT = "What raises each alarm (docs/training.md, section Alarms)"
 STEPS_TIMED = 50
@@ -64,7 +63,6 @@ def run_page(
     records: Records,
     samples: Samples,
     transcripts: Transcripts,
-    alarms: Alarms,
     now: dict[str, Any],
     listed: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -74,44 +72,20 @@ def run_page(
     curve = learning_curve(records)
     figures = panels(records)
     shares = totals(active.spans)
+    learning = {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True}
+    health = {"charts": [*figures["health"], *_supervised(records)]}
+    limit, uses = {"advice": advice(shares, seconds_of_step(records))}, {"lanes": lanes(records, active)}
+    explorer = {"explorer": _listed(listed, transcripts, samples)}
+    compared = transcripts.comparison(samples.comparison)
     sections = [
-        section(
-            "learning",
-            "Is it learning",
-            [
-                {"charts": [curve] if curve["lines"] or curve["marks"] else [], "wide": True},
-                _evaluations(records),
-                {"charts": figures["learning"]},
-            ],
-        ),
-        section(
-            "health",
-            "Is it healthy",
-            [_alarms(records, alarms), _meanings(alarms), {"charts": [*figures["health"], *_supervised(records)]}],
-        ),
-        section(
-            "time",
-            "Where time goes",
-            [
-                {"advice": advice(shares, seconds_of_step(records))},
-                {"lanes": lanes(records, active)},
-                _shares(active),
-                {"charts": figures["time"]},
-            ],
-        ),
-        section("topology", "Topology", [{"graph": now}]),
-        section("cache", "KV cache", [{"charts": _caches(records, active)}]),
-        section("staleness", "Staleness and fates", [{"charts": figures["staleness"]}, *_fates(records)]),
-        section(
-            "trajectories",
-            "Trajectories",
-            [
-                {"text": NOTE},
-                {"explorer": _listed(listed, transcripts, samples)},
-                *transcripts.comparison(samples.comparison),
-            ],
-        ),
-        section("made", "What it was made with", [*_products(records), _settings(records)]),
+        section("learning", "Is it learning", learning, _evaluations(records), {"charts": figures["learning"]}),
+        section("health", "Is it healthy", _alarms(records), _meanings(records), health),
+        section("time", "Where time goes", limit, uses, _shares(active), {"charts": figures["time"]}),
+        section("topology", "Topology", {"graph": now}),
+        section("cache", "KV cache", {"charts": _caches(records, active)}),
+        section("staleness", "Staleness and fates", {"charts": figures["staleness"]}, *_fates(records)),
+        section("trajectories", "Trajectories", {"text": NOTE}, explorer, *compared),
+        section("made", "What it was made with", *_products(records), _settings(records)),
     ]
     return {
         "title": f"Run {records.name}",
@@ -199,7 +173,7 @@ def _shown(value: Any) -> Any:
 # The content of sections
 
 
-def section(name: str, title: str, blocks: Sequence[Block]) -> dict[str, Any]:
+def section(name: str, title: str, *blocks: Block) -> dict[str, Any]:
     """A section. Blocks without content are left out."""
     return {"id": name, "title": title, "blocks": [block for block in blocks if all(block.values())]}
 
@@ -222,19 +196,19 @@ def table(
 
 
 def _evaluations(records: Records) -> Block:
-    rows = []
-    for evaluation in records.evaluations:
-        for way, success, words in evaluation.rows():
-            of_way = f"_{evaluation.name}_{way}"
-            rows.append([
-                f"{evaluation.name}, {words}",
-                f"{evaluation.steps:,}",
-                percent(success.share),
-                spread(success.low, success.high),
-                f"{success.trials:,}",
-                compact(evaluation.figures.get(f"response_tokens{of_way}", math.nan)),
-                percent(evaluation.figures.get(f"tool_error_share{of_way}", math.nan)),
-            ])  # fmt: skip
+    rows = [
+        [
+            f"{evaluation.figures.name}, {way.replace('sampled_', 'sampled, ')}",
+            f"{records.steps_before(evaluation):,}",
+            percent(answers.success),
+            spread(answers.low, answers.high),
+            f"{answers.problems:,}",
+            compact(answers.answered.response_tokens),
+            percent(answers.answered.tool_error_share),
+        ]
+        for evaluation in records.evaluations
+        for way, answers in evaluation.figures.ways().items()
+    ]
     head = ["evaluation", "after RL steps", "success", "95\u202f% interval", "n", "mean tokens", "tool errors"]
     return table(head, rows, optional=[1, 5, 6])
 
@@ -245,10 +219,10 @@ def _supervised(records: Records) -> Iterator[Block]:
             yield found
 
 
-def _alarms(records: Records, alarms: Alarms) -> Block:
+def _alarms(records: Records) -> Block:
     """The alarms with their steps and remedies, those that hold now first."""
-    now = {name for name, _ in alarms.now} if not records.finished else set()
-    held = sorted(alarms.held.values(), key=lambda each: (each.name not in now, each.stage, each.first))
+    now = {name for name, _ in records.alarms_now} if not records.finished else set()
+    held = sorted(records.alarms, key=lambda each: (each.name not in now, each.stage, each.first))
     return {
         "alarms": [
             {
@@ -263,16 +237,17 @@ def _alarms(records: Records, alarms: Alarms) -> Block:
     }
 
 
-def _meanings(alarms: Alarms) -> Block:
+def _meanings(records: Records) -> Block:
     """What raises each alarm, which the page's links lead to: the file is to need no other."""
-    rows = list(RAISED_WHEN.items()) if alarms.held else []
+    rows = list(RAISED_WHEN.items()) if records.alarms else []
     return table(["alarm", "raised when"], rows, summary=ALARM_DOCUMENT, name="alarms")
 
 
 def seconds_of_step(records: Records) -> float:
     """The median time from step to step over the last steps; NaN with fewer than two."""
-    seconds = [figure(row, "seconds") for row in records.steps[-STEPS_TIMED:]]
-    gaps = sorted(later - earlier for earlier, later in pairwise(seconds) if later > earlier)
+    last = records.steps[-STEPS_TIMED:]
+    gaps = sorted(later.seconds - earlier.seconds for earlier, later in pairwise(last))
+    gaps = [gap for gap in gaps if gap > 0]
     return gaps[len(gaps) // 2] if gaps else math.nan
 
 
@@ -280,7 +255,7 @@ def _caches(records: Records, active: Activity) -> list[dict[str, Any]]:
     """The use of each engine's KV cache over the places of the timeline."""
     rows = records.timeline
     every = max(1, -(-len(rows) // PLACES))
-    engines = sorted({name for row in rows[::every] for name in row["actors"] if _cache(row, name) is not None})
+    engines = sorted({name for row in rows[::every] for name in row.actors if _cache(row, name) is not None})
     spans: list[tuple[float, float]] = []
     uses: dict[str, list[tuple[float, float]]] = {name: [] for name in engines[:MOST_CACHES]}
     for place in range(0, len(rows), every):
@@ -291,14 +266,12 @@ def _caches(records: Records, active: Activity) -> list[dict[str, Any]]:
     return caches(spans, uses)
 
 
-def _cache(row: Row, name: str) -> tuple[float, float] | None:
+def _cache(row: Moments, name: str) -> tuple[float, float] | None:
     """The share of an engine's KV cache that is in use, and the turns that wait; None where an actor has no cache."""
-    report = row["actors"].get(name)
-    figures = report.get("figures") if isinstance(report, dict) else None
-    if not isinstance(figures, dict):
+    if (moment := row.actors.get(name)) is None:
         return None
-    used, total = figure(figures, "kv_used"), figure(figures, "kv_total")
-    return (used / total, figure(figures, "waiting")) if total > 0 and math.isfinite(used) else None
+    used, total = moment.figure("kv_used"), moment.figure("kv_total")
+    return (used / total, moment.figure("waiting")) if total > 0 and math.isfinite(used) else None
 
 
 def _average(values: Sequence[float]) -> float:
@@ -330,11 +303,9 @@ def _fates(records: Records) -> Iterator[Block]:
 def _products(records: Records) -> Iterator[Block]:
     """The types of matrix products, and what differs by them."""
     names, found = {32.0: "float32", 16.0: "bfloat16"}, dict[str, str]()
-    for row in records.timeline:
-        for actor, report in row["actors"].items():
-            figures = report.get("figures") if isinstance(report, dict) else None
-            if isinstance(figures, dict) and (kind := names.get(figure(figures, "compute_bits"))):
-                found[actor] = kind
+    for actor, moment in (each for row in records.timeline for each in row.actors.items()):
+        if kind := names.get(moment.figure("compute_bits")):
+            found[actor] = kind
     if found:
         said = ", ".join(f"{actor} in {kind}" for actor, kind in sorted(found.items()))
         rounding = " The gap between engine and learner (see Curves) holds their rounding."
@@ -348,9 +319,9 @@ def _settings(records: Records) -> Block:
 
 def _tiles(records: Records, active: Activity) -> Iterator[tuple[str, str, str]]:
     for last in records.evaluations[-1:]:
-        for way, success in last.ways.items():
-            interval = f'95\u202f%: {spread(success.low, success.high)}, in "{last.name}"'
-            yield f"Held-out, {way}", percent(success.share), interval
+        for way, answers in answers_to_all(last).items():
+            interval = f'95\u202f%: {spread(answers.low, answers.high)}, in "{last.figures.name}"'
+            yield f"Held-out, {way}", percent(answers.success), interval
     if math.isfinite(records.seconds):
         unit = "minutes" if records.seconds < 3600 else "hours"
         yield "Running time", clock(records.seconds), f"{unit}, over all its starts"

@@ -1,66 +1,35 @@
-"""Reads the files of a run for the report, except the journal (see `stored`).
+"""The files of a run as the page shows them, except the journal (see `watched`).
 
-Faulty content becomes a note and never breaks the report.
+`RunFiles` reads them as they grow; `Records` is what a page is made of. Faulty content becomes a note.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
+from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_rl.config.hidden import redacted
-from agent_rl.files.disk import older
-from agent_rl.files.reading_json import open_file, read_json
+from agent_rl.figures import AnswerFigures
+from agent_rl.files.reading_json import read_object
 from agent_rl.records.audit import Audit
-from agent_rl.records.continuing import FILE as TOPOLOGY
+from agent_rl.records.health import Alarm, Held
+from agent_rl.records.history import METRICS, SETTINGS, SUMMARY
 from agent_rl.records.journal import JOURNAL
+from agent_rl.records.reading import Evaluated, Left, Lines, Step, read_record
 from agent_rl.records.run_directory import in_use, read_end, read_memory_kills
 from agent_rl.records.timeline import FILE as TIMELINE
+from agent_rl.records.timeline import Moments, read_row
 
-METRICS = "metrics.jsonl"
 LARGEST = 1e100
-PIECE_BYTES = 1 << 20
 WAYS = ("sampled", "greedy")
-
-Row = dict[str, Any]
 
 
 class ReportError(Exception):
     """There is no run to report on; the message says what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """A share of trials in [0, 1] with its 95 % interval."""
-
-    share: float
-    low: float
-    high: float
-    trials: int
-    lost: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutResult:
-    """Success on held-out problems after ``steps`` RL steps, by way (sampled, greedy)."""
-
-    name: str
-    steps: int
-    ways: dict[str, Success]
-    environments: dict[str, Success]
-    """Of sampled answers by environment, where the run has several."""
-    figures: dict[str, float]
-
-    def rows(self) -> Iterator[tuple[str, Success, str]]:
-        """All ways with their words, those of environments last."""
-        yield from ((way, success, way) for way, success in self.ways.items())
-        yield from ((f"sampled_{name}", success, f"sampled, {name}") for name, success in self.environments.items())
 
 
 class RecipeStage(NamedTuple):
@@ -70,18 +39,9 @@ class RecipeStage(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class StageEnd:
-    """When a stage ended, on the wall clock, and its figures."""
-
-    stage: int
-    wall: float
-    figures: dict[str, float]
-
-
 @dataclass(slots=True)
 class Records:
-    """All records except the trajectories. ``steps`` are in order, with figures by name; NaN for missing ones."""
+    """All of a run but its trajectories. ``steps`` are in order, each version once."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -95,13 +55,15 @@ class Records:
     remarks: tuple[str, ...] = ()
     """Those of the summary, which a run that ended has."""
     seconds: float = math.nan
-    steps: list[Row] = field(default_factory=list)
-    evaluations: list[HeldOutResult] = field(default_factory=list)
-    ends: list[StageEnd] = field(default_factory=list)
-    timeline: list[Row] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    evaluations: list[Evaluated] = field(default_factory=list)
+    ends: list[Left] = field(default_factory=list)
+    timeline: list[Moments] = field(default_factory=list)
     fates: list[tuple[int | None, str, int]] = field(default_factory=list)
     """Numbers of training groups, as (version of the step that decided them or None, fate, number)."""
     kept_rewards: dict[int, float] = field(default_factory=dict)
+    alarms: list[Held] = field(default_factory=list)
+    alarms_now: tuple[Alarm, ...] = ()
     audit: Audit | None = None
     notes: list[str] = field(default_factory=list)
     journal_fault: str = ""
@@ -112,9 +74,33 @@ class Records:
         """Whether the recipe was completed."""
         return self.stage is not None and bool(self.stages) and self.stage >= len(self.stages)
 
-    def set_stage(self, fact: str | None) -> None:
-        """Take the journal's fact of the current stage."""
-        self.stage = int(fact) if fact is not None and fact.isdigit() else None
+    def steps_before(self, evaluation: Evaluated) -> int:
+        """The steps of the policy that was evaluated."""
+        return bisect(self.steps, evaluation.version, key=lambda step: step.version)
+
+
+def answers_to_all(evaluation: Evaluated) -> dict[str, AnswerFigures]:
+    """The answers to all problems of an evaluation, by way."""
+    return {way: answers for way, answers in evaluation.figures.ways().items() if way in WAYS}
+
+
+def drawable(value: float | None) -> float:
+    """A figure that can be drawn; NaN for one that is missing, not finite, or too large."""
+    return math.nan if value is None or not abs(value) < LARGEST else float(value)
+
+
+class _Written(NamedTuple):
+    """A row of metrics.jsonl, its ``seconds``, and the names of its figures that cannot be drawn."""
+
+    record: Step | Evaluated | Left | None
+    seconds: float
+    odd: tuple[str, ...]
+
+
+def _read(row: dict[str, Any]) -> _Written:
+    odd = tuple(name for name, value in row.items() if isinstance(value, float) and math.isnan(drawable(value)))
+    seconds = row.get("seconds")
+    return _Written(read_record(row), drawable(seconds) if isinstance(seconds, int | float) else math.nan, odd)
 
 
 class RunFiles:
@@ -127,202 +113,50 @@ class RunFiles:
         if not begun and not in_use(directory):  # the actors of a run that starts have made neither yet
             raise ReportError(f"{directory} is no run directory: it has neither {JOURNAL} nor {METRICS}")
         self.directory = directory
-        self.metrics = Lines(directory / METRICS)
-        self.timeline = Lines(directory / TIMELINE)
+        self._metrics = Lines(directory / METRICS, _read)
+        self._timeline = Lines(directory / TIMELINE, read_row)
 
     def look(self) -> None:
         """Read what was added."""
-        self.metrics.look()
-        self.timeline.look()
+        self._metrics.look()
+        self._timeline.look()
+
+    @property
+    def newest(self) -> Moments | None:
+        """The newest row of the timeline."""
+        return self._timeline.rows[-1] if self._timeline.rows else None
 
     def records(self) -> Records:
         """The records so far."""
-        directory = self.directory
-        path = directory.resolve()
+        path = self.directory.resolve()
         records = Records(f"{path.parent.name}/{path.name}" if path.name == "run" else path.name)
-        records.stopped = read_end(directory)
-        records.memory_kills = read_memory_kills(directory)
-        records.remarks = tuple(map(str, _summary(directory).get("remarks") or ()))
-        _read_settings(directory, records)
-        records.notes += self.metrics.notes()
-        _read_metrics(directory, self.metrics.rows, records)
-        records.notes += self.timeline.notes()
-        records.timeline = list(filter(_is_span, self.timeline.rows))
+        records.stopped, records.memory_kills = read_end(self.directory), read_memory_kills(self.directory)
+        summary = read_object(self.directory / SUMMARY) or {}
+        records.remarks = tuple(map(str, summary.get("remarks") or ()))
+        if (settings := read_object(self.directory / SETTINGS)) is None:
+            records.notes.append(f"{SETTINGS} is missing or unreadable: what the run was made with is not known.")
+        else:
+            _take_settings(settings, records)
+        records.notes += [*self._metrics.notes(), *self._timeline.notes()]
+        rows = self._metrics.rows
+        minutes = summary.get("minutes")  # until the filter stopped, after the last row
+        times = [*(row.seconds for row in rows), 60.0 * minutes if isinstance(minutes, int | float) else math.nan]
+        records.seconds = max(filter(math.isfinite, times), default=math.nan)
+        # The last row of a version counts, in case a crash has repeated one.
+        steps = {row.record.version: (row.record, row.odd) for row in rows if isinstance(row.record, Step)}
+        records.steps = [steps[version][0] for version in sorted(steps)]
+        records.evaluations = [row.record for row in rows if isinstance(row.record, Evaluated)]
+        records.ends = [row.record for row in rows if isinstance(row.record, Left)]
+        records.timeline = self._timeline.rows
+        if odd := Counter(name for _, names in steps.values() for name in names):
+            named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
+            said = f"Not finite numbers, of {len(steps)} steps: {named}. The curves leave them out."
+            records.notes.append(said)
         return records
 
-    def newest(self) -> Row | None:
-        """The newest row of the timeline."""
-        return next(filter(_is_span, reversed(self.timeline.rows)), None)
 
-
-def _is_span(row: Row) -> bool:
-    return isinstance(row.get("actors"), dict) and figure(row, "seconds") > 0 and math.isfinite(figure(row, "wall"))
-
-
-def read_records(directory: Path) -> Records:
-    """Read the files of a run directory, but not its journal. Raises ReportError when it is not one."""
-    files = RunFiles(directory)
-    files.look()
-    return files.records()
-
-
-class Lines:
-    """A file of JSON lines that grows, with the older part that `older` names. Invalid lines are left out and counted.
-
-    A line counts once it has its end. A file that was replaced, or that is shorter than before, is read anew.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.rows: list[Row] = []
-        self._path = path
-        self._fault = ""
-        self._begin(None)
-
-    def _begin(self, file: tuple[int, int] | None) -> None:
-        self._file = file
-        self._at = self._broken = self._count = 0
-        self._half = b""
-        self.rows.clear()
-
-    def look(self) -> None:
-        """Read the lines that were added."""
-        try:
-            with open_file(self._path) as file:
-                self._fault = ""
-                found = os.fstat(file.fileno())
-                if (found.st_dev, found.st_ino) != self._file or found.st_size < self._at:
-                    self._begin((found.st_dev, found.st_ino))
-                    self._read_older()
-                file.seek(self._at)
-                while piece := file.read(PIECE_BYTES):
-                    self._at += len(piece)
-                    self._take(piece)
-        except FileNotFoundError:
-            self._fault = f"There is no {self._path.name}."
-        except OSError as error:
-            self._fault = f"{self._path.name} cannot be read: {error.strerror}."
-
-    def _read_older(self) -> None:
-        if (path := older(self._path)).exists():
-            with open_file(path) as file:
-                while piece := file.read(PIECE_BYTES):
-                    self._take(piece)
-            self._half = b""
-
-    def _take(self, piece: bytes) -> None:
-        *whole, self._half = (self._half + piece).split(b"\n")
-        for line in whole:
-            self._count += 1
-            if (row := _row(line)) is not None:
-                self.rows.append(row)
-            else:
-                self._broken += bool(line.strip())
-
-    def notes(self) -> list[str]:
-        """What is wrong with the file, in sentences."""
-        half = bool(self._half.strip())
-        broken = self._broken + half
-        if self._fault or not broken:
-            return [self._fault] if self._fault else []
-        end = " (the last one, half-written)" if broken == 1 and half else ""
-        lines = f"{broken} of {self._count + half} lines of {self._path.name}"
-        return [f"{lines} cannot be read{end}; they are left out."]
-
-
-def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def figure(row: Row, name: str) -> float:
-    """A figure of a row; NaN when it is missing, not finite, or too large to draw."""
-    value = row.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return float(value) if abs(value) < LARGEST else math.nan
-
-
-def _read_settings(directory: Path, records: Records) -> None:
-    try:
-        settings = read_json(directory / TOPOLOGY)
-    except (OSError, ValueError):
-        settings = None
-    if not isinstance(settings, dict):
-        records.notes.append(f"{TOPOLOGY} is missing or unreadable: what the run was made with is not known.")
-        return
+def _take_settings(settings: dict[str, Any], records: Records) -> None:
     records.settings = redacted(settings)
     while isinstance(words := settings.get(f"stages.{len(records.stages)}"), str):
         kind, _, name = words.partition(" stage named ")
         records.stages.append(RecipeStage(kind, name))
-
-
-def _read_metrics(directory: Path, rows: Sequence[Row], records: Records) -> None:
-    by_version: dict[float, Row] = {}
-    evaluations: list[Row] = []
-    times = []
-    for row in rows:
-        times.append(figure(row, "seconds"))
-        match row.get("kind"):
-            case "step" if math.isfinite(figure(row, "version")):
-                by_version[figure(row, "version")] = row  # the last row counts, in case a crash has repeated one
-            case "evaluation":
-                evaluations.append(row)
-            case "stage":
-                stage = figure(row, "stage")
-                if math.isfinite(stage):
-                    records.ends.append(StageEnd(int(stage), figure(row, "wall"), _numbers(row)))
-    times.append(60.0 * figure(_summary(directory), "minutes"))  # until the filter stopped, after the last row
-    records.seconds = max((time for time in times if math.isfinite(time)), default=math.nan)
-    records.steps = [by_version[version] for version in sorted(by_version)]
-    for row in evaluations:
-        steps = sum(at <= figure(row, "version") for at in by_version)
-        if (result := _evaluation(row, steps)).ways:
-            records.evaluations.append(result)
-    _note_missing_figures(records)
-
-
-def _summary(directory: Path) -> Row:
-    try:
-        summary = read_json(directory / "summary.json")
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
-def _evaluation(row: Row, steps: int) -> HeldOutResult:
-    name = str(row.get("stage"))
-    prefix = f"success_{name}_"
-    ways = {way: success for way in WAYS if (success := _success(row, f"{name}_{way}"))}
-    environments = {
-        key.removeprefix(f"{prefix}sampled_"): success
-        for key in row
-        if key.startswith(f"{prefix}sampled_") and (success := _success(row, key.removeprefix("success_")))
-    }
-    return HeldOutResult(name, steps, ways, environments, _numbers(row))
-
-
-def _success(row: Row, of: str) -> Success | None:
-    """Success of some answers; None where the row has no share with an interval."""
-    share, low, high = (figure(row, f"success_{of}{end}") for end in ("", "_low", "_high"))
-    trials, lost = figure(row, f"problems_{of}"), figure(row, f"lost_{of}")
-    if not all(map(math.isfinite, (share, low, high, trials))):
-        return None
-    return Success(share, low, high, int(trials), int(lost) if math.isfinite(lost) else 0)
-
-
-def _numbers(row: Row) -> dict[str, float]:
-    return {name: figure(row, name) for name in row if math.isfinite(figure(row, name))}
-
-
-def _note_missing_figures(records: Records) -> None:
-    """Note the figures that are NaN or infinite in some step."""
-    odd: Counter[str] = Counter()
-    for row in records.steps:
-        odd.update(name for name, value in row.items() if isinstance(value, float) and math.isnan(figure(row, name)))
-    if odd:
-        named = ", ".join(f"{name} in {count}" for name, count in sorted(odd.items()))
-        steps = len(records.steps)
-        records.notes.append(f"Not finite numbers, of {steps} steps: {named}. The curves leave them out.")

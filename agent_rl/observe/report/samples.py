@@ -1,28 +1,50 @@
-"""Sample trajectories for the page's JSON: who wrote what, tool calls and their results, verdict, kept or not."""
+"""Trajectories for people to read: chosen by fixed rules, and for the page's JSON.
+
+The rules: held-out problems in the order of asking, a few for each outcome (wrong before and right after, ...), with
+the counts of all outcomes; and the groups of the first and last RL step that the journal kept. Shown are who wrote
+what, tool calls and their results, verdict, kept or not.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass, field
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent_rl.learning.advantages import group_advantages
-from agent_rl.messages import Judgement, Problem, ToolCallRecord, Trajectory
-from agent_rl.observe.report.catalogue import StoredRollout, fate
+from agent_rl.messages import GroupOpened, Judgement, Problem, ToolCallRecord, Trajectory
+from agent_rl.observe.report.catalogue import fate
 from agent_rl.observe.report.charts import FATES
-from agent_rl.observe.report.records import Records
-from agent_rl.observe.report.stored import OUTCOMES, Comparison
+from agent_rl.observe.report.records import WAYS, Records
 from agent_rl.observe.words import count_of
-from agent_rl.rollout.parsing import CLOSING, OPENING, cut_middle
+from agent_rl.records.journal import Decode, Journal
+from agent_rl.records.reading import Rollout, rollouts_of
+from agent_rl.rollout.parsing import ParsedCall, cut_middle, parts_of
 
 Block = dict[str, Any]
 """A part of the page; see `page`."""
 TokensToText = Callable[[Sequence[int]], str]
+
+PAIRS_PER_OUTCOME = 2
+SAMPLES_PER_GROUP = 32
+
+OUTCOMES: dict[int, dict[tuple[bool, ...], str]] = {
+    1: {(True,): "right", (False,): "wrong"},
+    2: {
+        (False, True): "wrong before, right after",
+        (True, True): "right both times",
+        (False, False): "wrong both times",
+        (True, False): "right before, wrong after",
+    },
+}
+"""The outcomes of a held-out problem, by whether it was right in each evaluation."""
 
 LONG = 1500
 """Characters of a transcript. A longer one is closed until it is opened."""
@@ -38,6 +60,83 @@ NOTE = (
     "Blue: text of the model, and the version of its policy. Grey, indented: results of tools. The frame that the chat "
     "format puts around tool responses is left out, and long texts are cut where they say so."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One or two evaluations of the same held-out problems. ``counts`` are of all problems, by outcome.
+
+    ``pairs`` are the problems to show, each with its outcome and the rollout of each evaluation; None where no
+    trajectory is stored.
+    """
+
+    names: tuple[str, ...]
+    way: str
+    counts: dict[tuple[bool, ...], int]
+    pairs: list[tuple[Problem, tuple[bool, ...], tuple[Rollout | None, ...]]]
+
+
+@dataclass(slots=True)
+class Samples:
+    """The trajectories to show."""
+
+    comparison: Comparison | None = None
+    ends: list[Rollout] = field(default_factory=list)
+    """Those of the first and of the last RL step, as far as the journal keeps them as samples."""
+
+
+def choose_samples(journal: Journal, records: Records, decode: Decode, *, ends: bool) -> Samples:
+    """The samples. ``ends``: also groups of the first and last step. Raises JournalError and ValueError."""
+    samples = Samples(_compare(journal, records, decode))
+    if ends:
+        samples.ends = list(_ends(journal, decode))
+    return samples
+
+
+def _compare(journal: Journal, records: Records, decode: Decode) -> Comparison | None:
+    """The first and the last complete evaluation, greedy if both have it. A single one is shown alone."""
+    done = sorted(stage for stage in journal.evaluations() if stage < len(records.stages))
+    ends = sorted({done[0], done[-1]}) if done else []
+    for way in reversed(WAYS):
+        sides = [_asked(journal, stage, way, decode) for stage in ends]
+        common = [asked for asked in sides[0] if all(asked in side for side in sides)] if sides else []
+        if not common:
+            continue
+        verdicts = [journal.judged(stage) for stage in ends]
+        found = Comparison(
+            tuple(records.stages[stage].name for stage in ends), way, dict.fromkeys(OUTCOMES[len(ends)], 0), []
+        )
+        for asked in common:
+            groups = [side[asked] for side in sides]
+            outcome = tuple(verdict[group.group] > 0 for verdict, group in zip(verdicts, groups, strict=True))
+            found.counts[outcome] += 1
+            if found.counts[outcome] <= PAIRS_PER_OUTCOME:
+                rollouts = (list(rollouts_of(journal, group.group, decode)) for group in groups)
+                found.pairs.append((groups[0].problem, outcome, tuple(each[-1] if each else None for each in rollouts)))
+        order = list(found.counts)
+        found.pairs.sort(key=lambda pair: order.index(pair[1]))
+        return found
+    return None
+
+
+def _asked(journal: Journal, stage: int, way: str, decode: Decode) -> dict[tuple[str, int], GroupOpened]:
+    """The evaluation's groups by problem, in the order of asking. A problem may occur several times."""
+    found: dict[tuple[str, int], GroupOpened] = {}
+    times: Counter[str] = Counter()
+    for row in journal.groups(stage=stage, states=("evaluated",)):
+        if row.purpose == f"evaluate_{way}":
+            group: GroupOpened = decode(row.opened)
+            found[group.problem.id, times[group.problem.id]] = group
+            times[group.problem.id] += 1
+    return found
+
+
+def _ends(journal: Journal, decode: Decode) -> Iterator[Rollout]:
+    rows = [row for name in journal.samples() if (row := journal.group(name)) is not None and row.step is not None]
+    steps = [row.step for row in rows if row.step is not None]
+    for row in sorted(rows, key=lambda row: row.step or 0):
+        if row.step in {min(steps), max(steps)}:
+            yield from islice(rollouts_of(journal, row.id, decode), SAMPLES_PER_GROUP)
 
 
 class Transcripts:
@@ -65,7 +164,7 @@ class Transcripts:
             sides = [self.rollout(each, name, opened=True) for name, each in zip(named, rollouts, strict=True)]
             yield _article(problem, words[outcome], COLOURS.get(outcome, "same"), sides)
 
-    def bodies(self, rollouts: Sequence[StoredRollout]) -> dict[str, Block]:
+    def bodies(self, rollouts: Sequence[Rollout]) -> dict[str, Block]:
         """Whole rollouts by key, as many as the limit permits."""
         found = {}
         for each in rollouts:
@@ -80,7 +179,7 @@ class Transcripts:
         self.left_out += self._left < 0
         return self._left >= 0
 
-    def whole(self, stored: StoredRollout) -> Block:
+    def whole(self, stored: Rollout) -> Block:
         """A rollout with all that the journal knows of it, also of each token of the model."""
         problem, group, trajectory, judgement = stored
         made = self._block(stored, self._pieces(trajectory), tokens=True)
@@ -98,7 +197,7 @@ class Transcripts:
             "raw": cut_middle(raw, LONGEST_RAW),
         }
 
-    def rollout(self, stored: StoredRollout | None, title: str = "", *, opened: bool = False) -> Block:
+    def rollout(self, stored: Rollout | None, title: str = "", *, opened: bool = False) -> Block:
         """A rollout with its badges, sizes and turns."""
         if stored is None:
             return {"title": title, "note": "No trajectory is stored."}
@@ -108,7 +207,7 @@ class Transcripts:
         made |= {"title": title, "open": opened and fits and sum(len(piece.text) for piece in pieces) <= LONG}
         return made if fits else made | {"turns": [], "note": "Left out: the report would grow too large."}
 
-    def _block(self, stored: StoredRollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
+    def _block(self, stored: Rollout, pieces: Sequence[Piece], *, tokens: bool = False) -> Block:
         trajectory = stored.trajectory
         of = _tokens_of(trajectory, self._to_text) if tokens and self._to_text else None
         return {
@@ -124,7 +223,7 @@ class Transcripts:
         return [Piece("model", trajectory.transcript.text, _policies(trajectory.unpack().policies[:, 1]), slice(0))]
 
 
-def _why(stored: StoredRollout) -> str:
+def _why(stored: Rollout) -> str:
     """Why a rollout was kept for training, or not."""
     group, kept = stored.group, stored.kept
     if group.purpose != "train":
@@ -185,7 +284,7 @@ def _article(problem: Problem, said: str, colour: str, rollouts: list[Block]) ->
     return {"article": {**texts, "badge": (said, colour), "rollouts": rollouts}}
 
 
-def _badges(stored: StoredRollout) -> Iterator[tuple[str, str]]:
+def _badges(stored: Rollout) -> Iterator[tuple[str, str]]:
     """Each badge's words and colour."""
     if stored.judgement is None:
         yield "not judged", "same"
@@ -300,45 +399,21 @@ def responses(text: str) -> list[str]:
 
 
 def calls_in(written: str) -> list[str | Block]:
-    """The model's text as text and calls (tool, arguments by name). Incomplete calls stay text, unchanged."""
-    parts: list[str | Block] = []
-    done = 0
-    start = written.find(OPENING)
-    while start >= 0:
-        end = written.find(CLOSING, start)
-        call = _call(written[start + len(OPENING) : end]) if end >= 0 else None
-        if call is None:
-            start = written.find(OPENING, start + 1)
-            continue
-        parts += [written[done:start], call]
-        done = end + len(CLOSING)
-        start = written.find(OPENING, done)
-    parts.append(written[done:])
-    return [_cut(each.strip("\n")) if isinstance(each, str) else each for each in parts if not _blank(each)]
-
-
-def _blank(part: str | Block) -> bool:
-    return isinstance(part, str) and not part.strip()
+    """The model's text as texts and calls (tool, arguments by name), as the run read them."""
+    parts = (part for part in parts_of(written) if not isinstance(part, str) or part.strip())
+    return [_cut(part.strip("\n")) if isinstance(part, str) else _call(part) for part in parts]
 
 
 def _cut(words: str) -> str:
     return cut_middle(words, LONGEST_PIECE)
 
 
-def _call(content: str) -> Block | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.keys() != {"name", "arguments"} or not isinstance(value["name"], str):
-        return None
-    if not isinstance(value["arguments"], dict):
-        return None
+def _call(call: ParsedCall) -> Block:
     arguments = [
         (_cut(name), _cut(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)))
-        for name, part in value["arguments"].items()
+        for name, part in call.arguments.items()
     ]
-    return {"tool": _cut(value["name"]), "arguments": arguments}
+    return {"tool": _cut(call.name), "arguments": arguments}
 
 
 def tokens_to_text(directory: Path, records: Records) -> TokensToText | None:

@@ -6,22 +6,25 @@ The run may be under way, ended, crashed, or copied from another machine. Nothin
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_rl.observe.report.alarms import Alarms
-from agent_rl.observe.report.catalogue import Catalogue, Changes, Decode, Key, columns, listed, stored_rollouts
+from agent_rl.observe.report.catalogue import Catalogue, Changes, Key, columns, listed
 from agent_rl.observe.report.graph import LATE_SECONDS, Wanted, graph, read_wanted
 from agent_rl.observe.report.page import run_page
-from agent_rl.observe.report.records import METRICS, Records, RunFiles, figure
-from agent_rl.observe.report.samples import TokensToText, Transcripts, tokens_to_text
-from agent_rl.observe.report.stored import Samples, choose_samples
+from agent_rl.observe.report.records import Records, RunFiles
+from agent_rl.observe.report.samples import Samples, TokensToText, Transcripts, choose_samples, tokens_to_text
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.document import FILE as STATE
-from agent_rl.records.journal import JOURNAL, Journal, JournalError, read_journal
-from agent_rl.records.run_directory import in_use
+from agent_rl.records.health import RunHealth
+from agent_rl.records.history import METRICS, SUMMARY
+from agent_rl.records.journal import JOURNAL, Decode, Journal, JournalError, read_journal
+from agent_rl.records.reading import rollouts_of
+from agent_rl.records.run_directory import END, in_use
+from agent_rl.records.summary import TOOLS
 from agent_rl.records.timeline import FILE as TIMELINE
 
 
@@ -31,11 +34,12 @@ class Watched:
     def __init__(self, directory: Path, decode: Decode) -> None:
         self.directory = directory
         self.catalogue = Catalogue(decode)
-        self.alarms = Alarms()
-        self.samples = Samples()
         self.records = Records(directory.name)
         self._files = RunFiles(directory)
         self._decode = decode
+        self._alarms, self._alarmed = RunHealth(), -1
+        """The alarms up to the step of this version."""
+        self._samples = Samples()
         self._evaluated = -1
         self._read: object = None
         self._wanted: dict[str, Wanted] = {}
@@ -47,8 +51,9 @@ class Watched:
 
     def signature(self) -> tuple[object, ...]:
         """Another value, once a file of the run has changed, the run began or ended, or a minute was silent."""
-        files = _state_of(self.directory, METRICS, TIMELINE, "end.json", "summary.json")
-        under_way, age = in_use(self.directory), time.time() - figure(self._files.newest() or {}, "wall")
+        files = _state_of(self.directory, METRICS, TIMELINE, END, SUMMARY)
+        newest = self._files.newest
+        under_way, age = in_use(self.directory), math.nan if newest is None else time.time() - newest.wall
         return files, self._journal_state(), under_way, under_way and age > LATE_SECONDS and age // 60
 
     def _journal_state(self) -> object:
@@ -65,15 +70,25 @@ class Watched:
             if journal is not None:
                 self._stage = journal.fact("stage")
                 changes = self.catalogue.look(journal)
-                self.alarms.look(journal)
+                self._look_for_alarms(journal)
         self._read = None if changes.more else state
         return changes
+
+    def _look_for_alarms(self, journal: Journal) -> None:
+        tools = journal.fact(TOOLS) != "0"
+        for version in sorted(each for each in journal.closed_versions() if each > self._alarmed):
+            step = journal.step(version)
+            if step is None or not step.trained:
+                return
+            self._alarms.step(step.stage, step.figures, step.learner_figures, tools=tools)
+            self._alarmed = version
 
     def _gather(self, *, whole: bool) -> None:
         """Make the records. ``whole``: also check that the journal balances, and choose samples of steps."""
         records = self.records = self._files.records()
-        records.set_stage(self._stage)
+        records.stage = int(self._stage) if self._stage is not None and self._stage.isdigit() else None
         records.fates, records.kept_rewards = self.catalogue.fates(), self.catalogue.kept_rewards()
+        records.alarms, records.alarms_now = self._alarms.held, self._alarms.now
         try:
             if not (self.directory / JOURNAL).is_file():
                 said = f"There is no {JOURNAL}: what became of the groups, and trajectories, cannot be shown."
@@ -83,7 +98,7 @@ class Watched:
                     if journal is not None:
                         if whole:
                             _audit(journal, records)
-                        self.samples = choose_samples(journal, records, self._decode, ends=whole)
+                        self._samples = choose_samples(journal, records, self._decode, ends=whole)
                         self._evaluated = len(records.evaluations)
         except ValueError as error:
             records.notes.append(f"Trajectories cannot be read from the journal: {error}")
@@ -123,9 +138,8 @@ class Watched:
         self._gather(whole=True)
         return self._page(columns() | listed(self.catalogue.everything()))
 
-    def _page(self, listed: dict[str, Any] | None) -> dict[str, Any]:
-        transcripts = self.transcripts()
-        page = run_page(self.records, self.samples, transcripts, self.alarms, self.now(), listed)
+    def _page(self, rows: dict[str, Any] | None) -> dict[str, Any]:
+        page = run_page(self.records, self._samples, self._transcripts(), self.now(), rows)
         if self.catalogue.full:
             said = f"The page lists {self.catalogue.count:,} trajectories; agent-rl export writes all of them."
             page["notes"].append(said)
@@ -135,15 +149,13 @@ class Watched:
 
     def now(self) -> dict[str, Any]:
         """What changes every second: the actors and their links."""
-        state = _state_of(
-            self.directory, STATE, *(path.name for path in sorted(self.directory.glob("topology.*.toml")))
-        )
+        topologies = (path.name for path in sorted(self.directory.glob("topology.*.toml")))
+        state = _state_of(self.directory, STATE, *topologies)
         if state != self._wanted_state:
             self._wanted_state, self._wanted = state, read_wanted(self.directory)
-        return graph(self._files.newest(), self._wanted, under_way=in_use(self.directory))
+        return graph(self._files.newest, self._wanted, under_way=in_use(self.directory))
 
-    def transcripts(self) -> Transcripts:
-        """Makes the blocks of trajectories."""
+    def _transcripts(self) -> Transcripts:
         if not self._asked_for_text:
             self._to_text = tokens_to_text(self.directory, self.records)
             self._asked_for_text = self._to_text is not None or self.records.finished
@@ -155,10 +167,10 @@ class Watched:
         Raises ValueError for one that cannot be read.
         """
         with self._journal() as journal:
-            found = [] if journal is None else stored_rollouts(journal, key[0], self._decode, {key[1:]})
+            found = [] if journal is None else list(rollouts_of(journal, key[0], self._decode, {key[1:]}))
         if self._fault:
             raise ValueError(self._fault)
-        return self.transcripts().whole(found[0]) if found else None
+        return self._transcripts().whole(found[0]) if found else None
 
 
 def _state_of(directory: Path, *names: str) -> object:

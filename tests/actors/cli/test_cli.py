@@ -20,7 +20,7 @@ from actors.cli import output
 from actors.cli.main import command_line, main
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import RunRefused
-from agent_rl.records.run_records import CHECKPOINT
+from agent_rl.records.summary import CHECKPOINT
 from transport import BindError, CurveKeys
 
 ACTORS = "from actors.base import Actor\n\nclass Idle(Actor):\n    pass\n"

@@ -16,8 +16,8 @@ from actors.runtime.run import run_topology
 from agent_rl.config.addresses import control_addresses, runtime_directory
 from agent_rl.config.load import load_topology
 from agent_rl.messages import Changed, DrainWanted, ScaleWanted
-from agent_rl.records.continuing import write_resolved
 from agent_rl.records.document import Document
+from agent_rl.records.history import write_resolved
 from agent_rl.records.run_directory import RESTARTS, RunRefused
 from tests.actors.runtime.virtual_run import swap as wanted
 from tests.end_to_end.processes import port_blocks

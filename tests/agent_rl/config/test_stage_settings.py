@@ -20,7 +20,7 @@ from agent_rl.config.topology import PER_STAGE, Topology
 from agent_rl.groups.book import GroupBook
 from agent_rl.groups.instructions import Closed
 from agent_rl.messages import GroupsUnfinished, StageEntered
-from agent_rl.records.continuing import made_with, started_otherwise
+from agent_rl.records.history import made_with, started_otherwise
 from agent_rl.topology_checks.describe import JOURNAL_BYTES, MEMORY_BYTES, needs, size_text, steps_kept
 from agent_rl.topology_checks.topology import check_topology, warnings
 from tests import builders

@@ -11,7 +11,7 @@ import pytest
 from actors.cli.main import main
 from agent_rl import load_run
 from agent_rl.evaluation.runs import Share, compare_runs, differing, unpaired
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import AFTER, RL, SyntheticRun
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from actors.roc_filter.replay import encode_stored
-from agent_rl.figures import TrainingFigures
+from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, TrainingFigures
 from agent_rl.groups.statistics import RolloutFigures
 from agent_rl.messages import Judgement, Problem, ToolCallRecord
 from tests.agent_rl.records.report_runs import BEFORE, RL, SyntheticRun, trajectory
@@ -142,10 +142,12 @@ def hostile_run(folder: Path, name: str) -> Path:
     settings |= {text: {text: [text, folder.name]} for text in TEXTS} | {"stages.1": f"evaluate stage named {_IMAGE}"}
     (directory / "topology.json").write_text(json.dumps(settings))
     with (directory / "metrics.jsonl").open("ab") as file:
+        answers = AnswerFigures(problems=9, success=0.5, low=0.5, high=0.5, lost=0, answered=RolloutMeans())
         for number, text in enumerate(TEXTS):
-            row = {"kind": "step", "stage": text, "version": 9 + number, text: text, "success": 0.5, "rollouts": 2}
-            rate = {f"success_{text}_greedy{end}": 0.5 for end in ("", "_low", "_high")}
-            held = {"kind": "evaluation", "stage": text, **rate, f"problems_{text}_greedy": 9}
+            about = {"stage": text, "version": 9 + number, "seconds": 1.0, "wall": 1.0}
+            row = {text: text, "kind": "step", "step": number, "success": 0.5, "rollouts": 2, **about}
+            figures = EvaluationFigures(name=text, sampled=answers, environments={text: answers}, greedy=answers)
+            held = {"kind": "evaluation", **figures.row(), **about}
             file.write(f"{json.dumps(row)}\n{json.dumps(held)}\n".encode())
         file.write(b'{"kind": "step", "stage": "\xff\xc0\xaf\xed\xa0\x80"}\n' + b'{"a":' * 50_000 + b"\n")
     actors = {

@@ -34,8 +34,9 @@ from agent_rl.observe.words import clock, compact, duration, percent, spread, vi
 from agent_rl.records.audit import audit
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import record_memory_kill
+from agent_rl.records.timeline import Moments, read_row
 from tests import builders
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import AFTER, BEFORE, RL, SFT, Shown, SyntheticRun, metrics, report, trajectory
 from tests.end_to_end.topologies import write_micro
 
@@ -51,6 +52,7 @@ HOSTILE = (
     "\ud800",
     "</pre></details></body></html>",
 )
+ROW_TIME = {"seconds": 9.0, "wall": 9.0}
 CSS = files("agent_rl.observe.report").joinpath("web", "page.css")
 
 
@@ -241,7 +243,7 @@ def test_held_out_success_of_each_environment_is_in_the_table(tmp_path: Path) ->
     }
     figures = EvaluationFigures(name="late", sampled=of["maths"], environments=of)
     with (directory / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "evaluation", "stage": "late", "version": 9, **figures.row()}) + "\n")
+        file.write(json.dumps({"kind": "evaluation", "stage": "late", "version": 9, **figures.row()} | ROW_TIME) + "\n")
     rows = report(directory).rows()
     assert rows["late, sampled, maths"][1:4] == ["50.0 %", "25.0 to 100.0 %", "6"]
     assert rows["late, sampled, orders"][1:4] == ["25.0 %", "12.5 to 100.0 %", "2"]
@@ -283,7 +285,10 @@ def test_a_call_that_is_none_stays_text_to_the_letter() -> None:
         "a",
     ):
         assert calls_in(words) == [words]
-    assert calls_in(f"<tool_call>{whole_call}b") == ["<tool_call>", {"tool": "f", "arguments": []}, "b"]
+    assert calls_in(f"<tool_call>{whole_call}b{whole_call}") == [
+        f"<tool_call>{whole_call}b",
+        {"tool": "f", "arguments": []},
+    ]
     assert calls_in("") == []
 
 
@@ -608,11 +613,9 @@ def test_every_reason_to_drop_a_group_has_words_of_its_own() -> None:
     assert reasons - FATES.keys() == {group_instructions.EQUAL_REWARDS}  # it is told apart: all right, or all wrong
 
 
-def row(
-    wall: float, busy: float = 0.5, waiting_for: str = "", waited: float = 0.0, **more: object
-) -> dict[str, object]:
+def row(wall: float, busy: float = 0.5, waiting_for: str = "", waited: float = 0.0, **more: object) -> Moments:
     said = {"busy": busy, "cpu": busy, "waiting_for": waiting_for, "waited": waited}
-    return {"wall": wall, "seconds": 1.0, "actors": {"learner.0": said}, **more}
+    return read_row({"wall": wall, "seconds": 1.0, "actors": {"learner.0": said}, **more})
 
 
 def test_the_time_between_two_starts_of_a_run_is_left_out() -> None:
@@ -643,7 +646,7 @@ def test_fewer_spans_hold_the_same_busy_time(rows: list[tuple[float, float]], co
     wall, timeline = 0.0, []
     for seconds, busy in rows:
         wall += seconds
-        timeline.append(row(wall, busy) | {"seconds": seconds})
+        timeline.append(row(wall, busy, seconds=seconds))
     active = activity(timeline)
     few = binned(active.spans, count)
     assert len(few) <= max(count, 1)
@@ -657,7 +660,7 @@ def test_fewer_spans_hold_the_same_busy_time(rows: list[tuple[float, float]], co
 
 def test_many_replicas_are_one_lane_a_role() -> None:
     actors = {f"rollout_generator.{index}": {"busy": index % 2, "cpu": 1.0} for index in range(20)}
-    active = activity([{"wall": 1.0, "seconds": 1.0, "actors": actors}])
+    active = activity([read_row({"wall": 1.0, "seconds": 1.0, "actors": actors})])
     share = totals(active.spans)["rollout_generator"]
     assert active.lanes() == ["rollout_generator"]
     assert share.busy == pytest.approx(0.5)
@@ -666,7 +669,7 @@ def test_many_replicas_are_one_lane_a_role() -> None:
 
 def test_rows_that_make_no_sense_are_no_figures() -> None:
     strange = {"learner.0": {"busy": "much", "cpu": None, "waited": math.nan}, "roc_filter.0": 3}
-    active = activity([{"wall": 1.0, "seconds": 1.0, "actors": strange}])
+    active = activity([read_row({"wall": 1.0, "seconds": 1.0, "actors": strange})])
     assert active.lanes() == ["learner.0"]
     assert totals(active.spans)["learner.0"].busy == 0.0
     assert math.isnan(load([]))

@@ -12,35 +12,8 @@ from agent_rl.observe.report import Watched
 from agent_rl.observe.report import catalogue as catalogue_module
 from agent_rl.observe.report.activity import TimeUse
 from agent_rl.observe.report.graph import advice
-from agent_rl.observe.report.records import Lines
 from agent_rl.records.journal import Journal
 from tests.agent_rl.records.report_runs import RL, SyntheticRun
-
-
-def test_lines_are_taken_once_they_end_and_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    lines = Lines(path)
-    lines.look()
-    assert lines.notes() == ["There is no rows.jsonl."]
-    path.write_text('{"a": 1}\n{"b"')
-    lines.look()
-    assert (lines.rows, lines.notes()) == (
-        [{"a": 1}],
-        ["1 of 2 lines of rows.jsonl cannot be read (the last one, half-written); they are left out."],
-    )
-    with path.open("a") as file:
-        file.write(": 2}\nodd\n\n[1]\n")
-    lines.look()
-    assert lines.rows == [{"a": 1}, {"b": 2}]
-    assert lines.notes() == ["2 of 5 lines of rows.jsonl cannot be read; they are left out."]
-    path.unlink()
-    path.write_text('{"c": 3}\n')
-    lines.look()
-    assert (lines.rows, lines.notes()) == ([{"c": 3}], [])
-    path.rename(tmp_path / "rows.jsonl.1")
-    path.write_text('{"d": 4}\n')
-    lines.look()
-    assert lines.rows == [{"c": 3}, {"d": 4}]
 
 
 def test_a_look_reads_only_what_is_new_and_tells_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from agent_rl.records.audit import audit
 from agent_rl.records.history import MADE_WITH
 from agent_rl.records.journal import GroupRow, Journal
 from agent_rl.records.rows import TrajectoryRow
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.builders import opened, repacked, trajectory
 
 GROUP = opened(0, version=2)

@@ -23,7 +23,7 @@ from agent_rl.records.checkpoint_files import CheckpointError, Position, checksu
 from agent_rl.records.history import Mark
 from agent_rl.records.journal import Journal, JournalError
 from agent_rl.records.rows import ROWS, FactRow, SampledRow
-from tests.agent_rl.records.journal_retention_contract import STATES
+from tests.agent_rl.records.journals import STATES
 from tests.agent_rl.records.report_runs import SyntheticRun
 
 

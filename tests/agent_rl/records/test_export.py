@@ -13,7 +13,7 @@ import pytest
 from actors.cli.main import main
 from actors.roc_filter.replay import decode_stored
 from agent_rl.records import export as module
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import SyntheticRun, lines
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.figures import MismatchFigures, RolloutMeans, StepFigures, TrainingFigures
-from agent_rl.records.health import LEAST_START, WINDOW, Alarm, Health, held, remark, too_low
+from agent_rl.records.health import LEAST_START, WINDOW, Alarm, Health, RunHealth, too_low
 
 MEANS = RolloutMeans(rollouts=32, success=0.5, response_tokens=90.0, tool_calls=1.2, truncated_share=0.1)
 STEP = StepFigures(sampled=MEANS, groups_decided=4, groups_trained=3)
@@ -101,8 +101,9 @@ def test_a_noisy_but_healthy_stage_raises_nothing(drawn: list[tuple[float, float
 
 
 def test_a_remark_says_when_an_alarm_held_and_what_it_said_last() -> None:
-    steps = [(11, (Alarm("fall", "to 30%"),)), (12, (Alarm("fall", "to 20%"), Alarm("length", "grew"))), (13, ())]
-    assert [remark(2, each) for each in held(steps)] == [
-        "stages.2, steps 11 to 12: to 20%",
-        "stages.2, steps 12 to 12: grew",
-    ]
+    watch = RunHealth()
+    for stage, means in ((0, 0.5), *[(2, 0.5)] * WINDOW, *[(2, 0.2)] * 4, (2, 0.15), (2, 0.1), (2, 1.0)):
+        watch.step(stage, with_means(success=means), TRAINED, tools=True)
+    (held,) = watch.held
+    assert watch.now == ()
+    assert held.remark().startswith("stages.2, steps 10 to 11: success fell to 17%, from 50% at best: ")

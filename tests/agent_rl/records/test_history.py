@@ -32,7 +32,7 @@ from agent_rl.records.history import (
 )
 from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.run_records import rebuild
-from tests.agent_rl.records.journal_retention_contract import forget
+from tests.agent_rl.records.journals import forget
 from tests.agent_rl.records.report_runs import SyntheticRun
 
 KINDS = ("sft", "evaluate", "rl", "evaluate")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 from agent_rl.figures import AnswerFigures, EvaluationFigures, RolloutMeans, StepFigures, TrainingFigures
 from agent_rl.groups.statistics import evaluation_figures
-from agent_rl.records.audit import audit_journal
+from agent_rl.messages import Evaluation
+from agent_rl.records.history import CHECKPOINTS, MADE_WITH
 from agent_rl.records.journal import Journal
 from agent_rl.records.run_directory import MEMORY_KILLS, read_memory_kills, record_memory_kill
-from agent_rl.records.summary import summarise
+from agent_rl.records.summary import SECONDS, SFT_SKIPPED, STAGE_SECONDS
+from agent_rl.records.summary import summary as summary_of
 from tests.builders import evaluate_stage
 
 
@@ -39,10 +41,14 @@ def a_step(
         journal.step_trained(version, learner)
 
 
-def summary(journal: Journal, evaluations: Any = None, **changes: Any) -> dict[str, Any]:
-    steps = [step for step in journal.steps() if step.trained]
-    options = {"seconds": 90.0, "rl_seconds": 60.0, "sft_steps_skipped": 0, **changes}
-    return summarise(audit_journal(journal), steps, evaluations or {}, **options)
+def summary(journal: Journal, *evaluations: EvaluationFigures, **facts: float) -> dict[str, Any]:
+    known = {SECONDS: 90.0, STAGE_SECONDS.format(0): 60.0, **facts}
+    for name, value in known.items():
+        journal.set_fact(name, str(value))
+    journal.set_fact(MADE_WITH, json.dumps({"stages.0": "rl stage named rl", "stages.1": "sft stage named sft"}))
+    for stage, figures in enumerate(evaluations):
+        journal.add_evaluation(Evaluation(stage), figures)
+    return summary_of(journal.path.parent, journal)
 
 
 def test_a_run_that_learnt_nothing_says_so(journal: Journal) -> None:
@@ -67,7 +73,7 @@ def test_success_that_fell_is_said_whatever_the_stage_says_of_collapse(journal: 
 
 
 def test_a_run_without_a_training_step_has_no_rates_and_no_remarks(journal: Journal) -> None:
-    made = summary(journal, rl_seconds=0.0)
+    made = summary(journal, **{STAGE_SECONDS.format(0): 0.0})
     assert made["remarks"] == []
     assert (made["rollouts_sampled"], made["tokens_per_second_rl"], made["steps"]) == (0, None, 0)
 
@@ -85,29 +91,32 @@ def test_an_ordinary_run_has_its_figures_and_no_remarks(journal: Journal) -> Non
 
 def test_checkpoints_that_were_passed_over_are_told(journal: Journal) -> None:
     a_step(journal, 0, trained=4, correct=0.5)
-    made = summary(journal, checkpoints_damaged=2)
+    for name in ("damaged-1", "damaged-2"):
+        (journal.path.parent / CHECKPOINTS / name).mkdir(parents=True)
+    made = summary(journal)
     assert made["checkpoints_damaged"] == 2
     (remark,) = made["remarks"]
     assert remark.startswith("2 damaged checkpoints were skipped and renamed to checkpoints/damaged-*")
 
 
-def test_processes_that_the_kernel_killed_are_told(journal: Journal, tmp_path: Path) -> None:
+def test_processes_that_the_kernel_killed_are_told(journal: Journal) -> None:
+    directory = journal.path.parent
     a_step(journal, 0, trained=4, correct=0.5)
     for actor in ("learner.0", "rollout_generator.1", "learner.0"):
-        record_memory_kill(tmp_path, actor)
-    made = summary(journal, memory_kills=read_memory_kills(tmp_path))
+        record_memory_kill(directory, actor)
+    made = summary(journal)
     assert made["memory_kills"] == 3
     (remark,) = made["remarks"]
     assert remark.startswith("the kernel killed learner.0 (2 times), rollout_generator.1 (1 time) for lack of memory: ")
-    (tmp_path / MEMORY_KILLS).write_text('["learner.0"]')
-    assert read_memory_kills(tmp_path) == {}
+    (directory / MEMORY_KILLS).write_text('["learner.0"]')
+    assert read_memory_kills(directory) == {}
 
 
 def test_steps_without_update_and_skipped_steps_are_told_apart(journal: Journal) -> None:
     a_step(journal, 0, trained=2, correct=0.5)
     a_step(journal, 1, trained=1, correct=0.5, skipped=True)
     a_step(journal, 2, equal=1, correct=1.0)
-    made = summary(journal, sft_steps_skipped=2)
+    made = summary(journal, **{SFT_SKIPPED.format(1): 2})
     assert (made["steps_updated"], made["steps_empty"], made["steps_skipped"]) == (1, 1, 1)
     assert made["sft_steps_skipped"] == 2
     assert made["groups_dropped_not_finite"] == 1
@@ -130,7 +139,7 @@ def test_tasks_that_are_too_easy_are_said_to_be(journal: Journal) -> None:
 
 
 def test_evaluations_say_of_how_many_and_what_never_came(journal: Journal) -> None:
-    made = summary(journal, {1: evaluation_figures([], evaluate_stage(problems=20))})
+    made = summary(journal, evaluation_figures([], evaluate_stage(problems=20)))
     assert (made["success_after_greedy"], made["problems_after_greedy"]) == (0.0, 20.0)
     assert made["remarks"] == [
         "20 sampled answers of evaluation 'after' are missing and count as wrong",
@@ -146,6 +155,6 @@ def test_gains_are_from_the_first_evaluation_to_the_last(journal: Journal) -> No
         )
         return EvaluationFigures(name=name, sampled=drawn, greedy=None if greedy is None else best)
 
-    made = summary(journal, {1: measured("before", 0.2, 0.3), 3: measured("after", 0.575, None)})
+    made = summary(journal, measured("before", 0.2, 0.3), measured("after", 0.575, None))
     assert made["points_gained_sampled"] == 37.5
     assert "points_gained_greedy" not in made

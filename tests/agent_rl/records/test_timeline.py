@@ -11,8 +11,14 @@ import pytest
 
 from agent_rl.figures import ActorFigures, GeneratorFigures, Passes
 from agent_rl.messages import ActorStatus
-from agent_rl.observe.report.records import METRICS, read_records
-from agent_rl.records.timeline import ACTORS_PER_SECOND, FILE, ROWS_PER_DOUBLING, Timeline, TimelineFile, read_timeline
+from agent_rl.records.timeline import (
+    ACTORS_PER_SECOND,
+    FILE,
+    ROWS_PER_DOUBLING,
+    Timeline,
+    TimelineFile,
+    read_timeline,
+)
 from tests import builders
 from tests.full_disk import no_file_longer_than
 
@@ -110,8 +116,6 @@ def test_a_long_timeline_is_read_with_the_file_before_it(tmp_path: Path) -> None
     both = [len((tmp_path / name).read_text().splitlines()) for name in (f"{FILE}.1", FILE)]
     assert all(both)
     assert len(rows) == sum(both)
-    (tmp_path / METRICS).touch()
-    assert read_records(tmp_path).timeline == rows
 
 
 def test_rows_are_appended_and_read_back_without_a_half_written_one(tmp_path: Path) -> None:

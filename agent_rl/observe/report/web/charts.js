@@ -83,7 +83,7 @@ export function chart(shown, wide, others = []) {
   const bars = shown.lines.map((line) => line.values.map((value, i) => heights[i] += value ?? 0));
   const entries = [...shown.lines.entries()];
   for (const [index, line] of shown.stacked ? entries.reverse() : entries) {
-    const ink = { stroke: () => colour(line.colour, line.faint ? "55" : "") };
+    const ink = { stroke: () => colour(line.colour) };
     if (shown.stacked) {  // the tallest first, behind the others
       add(bars[index], { ...ink, fill: ink.stroke, paths: uPlot.paths.bars({ size: [0.92, 40] }) });
       continue;
@@ -93,18 +93,18 @@ export function chart(shown, wide, others = []) {
       add(line.high, {});
       add(line.low, {});
     }
-    const dash = line.colour === 2 && !line.faint ? [5, 4] : [];
-    const smooth = settings.smoothing > 0 && !line.faint && shown.x.length > 2;
+    const dash = line.colour === 2 ? [5, 4] : [];
+    const smooth = settings.smoothing > 0 && shown.x.length > 2;
     if (smooth) add(line.values, { stroke: () => colour(line.colour, "55"), width: 1 });
     const points = { size: 5, fill: ink.stroke, show: smooth ? false : undefined };
     add(smooth ? smoothed(line.values, settings.smoothing) : line.values,
-        { ...ink, width: line.faint ? 1 : 2, dash, points });
+        { ...ink, width: 2, dash, points });
   }
   const items = [];
   if (!shown.stacked && others.length) {
     const tables = [data];
     for (const other of others) {
-      other.chart.lines.filter((line) => !line.faint).forEach((line) => {
+      other.chart.lines.forEach((line) => {
         const number = (items.length + shown.lines.length) % 7 + 1;
         const values = settings.smoothing > 0 ? smoothed(line.values, settings.smoothing) : line.values;
         tables.push([other.chart.x, values]);
@@ -173,7 +173,7 @@ export function chart(shown, wide, others = []) {
     Math.hypot(plot.valToPos(mark.x, "x") + side(mark) - plot.cursor.left,
                plot.valToPos(mark.value, "y") - plot.cursor.top) < 9)?.words;
   const kind = (line) => (shown.stacked ? "area" : line.colour === 2 ? "dashed" : "line");
-  items.unshift(...shown.lines.filter((line) => !line.faint).map((line) => [line.label, line.colour, kind(line)]));
+  items.unshift(...shown.lines.map((line) => [line.label, line.colour, kind(line)]));
   const sign = ({ label, colour }) => [label, [label, colour, colour === 2 ? "circle" : "area"]];
   const signs = new Map(marks.map(sign));  // one for each label
   return figure(shown, [...items, ...signs.values()], wide ? 320 : 190, options, data, nearest);
