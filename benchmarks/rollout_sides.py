@@ -35,7 +35,8 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
-from benchmarks.rollout_models import EXAMPLE, Workload
+from benchmarks.quickstart import EXAMPLE, TASK
+from benchmarks.rollout_models import Workload
 
 GENERATOR = "rollout_generator.0"
 AT_ONCE = 256
@@ -152,7 +153,7 @@ class Sampled:
 
 def requests(count: int, round_number: int) -> list[RolloutRequest]:
     """Rollouts of the quickstart's problems, 16 a group."""
-    entry = EnvironmentEntry.model_validate({"class": "arithmetic"})
+    entry = EnvironmentEntry.model_validate(TASK)
     tasks = mixed_tasks([entry], seed=round_number, base=Path())
     return [
         RolloutRequest(

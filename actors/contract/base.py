@@ -22,6 +22,9 @@ PRODUCTION = ALIASES["actor"]
 LONGEST = 1800.0
 """Virtual seconds after which a test that still waits has failed."""
 
+SUMS = {"class": "actors.contract.sums:Sums", "name": "arithmetic"}
+"""The task, as an entry of ``environments``."""
+
 RL_STAGE = {
     "kind": "rl",
     "name": "rl",
@@ -63,7 +66,7 @@ class RoleContract:
             {
                 "run": {"name": "contract", "directory": folder, "checkpoint_every": 2, "keep_checkpoints": 3},
                 "model": {"initialise": {**sizes, "max_length": 512}},
-                "environments": [{"class": "arithmetic"}],
+                "environments": [SUMS],
                 "algorithm": algorithm,
                 "stages": [RL_STAGE, EVALUATE_STAGE],
                 "actors": actors,

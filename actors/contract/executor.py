@@ -14,7 +14,7 @@ from unittest import SkipTest
 
 import trio
 
-from actors.contract.base import RoleContract
+from actors.contract.base import SUMS, RoleContract
 from actors.testing import Stage, stand_ins
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
@@ -81,7 +81,7 @@ class ExecutorContract(RoleContract):
 
     def topology(self, folder: Path, **changes: Any) -> Topology:
         """The suite's, whose environment has a notebook too."""
-        environments = [{"class": "arithmetic", "tools": ["notebook"]}]
+        environments = [{**SUMS, "tools": ["notebook"]}]
         return super().topology(folder, **{"environments": environments, **changes})
 
     # The promises ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from actors.base import Actor
 from actors.contract.base import RoleContract
+from actors.contract.sums import SumTasks
 from actors.testing import Stage, stand_ins
-from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.base import ChatMessages, Environment, Model, TaskSource, Tools
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (
@@ -51,8 +51,8 @@ class Talkative(Environment):
         """Any seed gives the same environment."""
 
     def problems(self) -> TaskSource:
-        """The problems of the quickstart."""
-        return ArithmeticTasks(0)
+        """Sums."""
+        return SumTasks(0)
 
     def prompt(self, problem: Problem) -> ChatMessages:
         """The problem's text."""

@@ -61,7 +61,6 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
     },
     "environment": {
         "maths": "agent_rl.environments.maths:Maths",
-        "arithmetic": "agent_rl.environments.arithmetic:Arithmetic",
         "harbor": "agent_rl.environments.harbor:Harbor",
         "live": "agent_rl.environments.live:Live",
         "inspect": "agent_rl.adapters.inspect_tasks:InspectTask",

@@ -34,10 +34,9 @@ from actors.tool_executor import ToolExecutor
 from actors.weights.files import Checkpoints
 from actors.weights.settings import LearnerSettings
 from agent_rl.config.topology import RlStage, SftStage
-from agent_rl.environments.arithmetic import CALL_HEAD, CALL_TAIL
 from agent_rl.figures import SupervisedFigures, TrainingFigures
 from agent_rl.files.disk import whole
-from agent_rl.learning.tiny import CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
+from agent_rl.learning.tiny import CALL_HEAD, CALL_TAIL, CHAT_TEMPLATE, END, PAD, UNKNOWN, character_tokenizer
 from agent_rl.messages import PolicyVersion, RolloutRequest, TrainingGroup
 from agent_rl.records.checkpoint_files import (
     STATE_FILE,

@@ -21,7 +21,6 @@ from actors.kv_scheduler import REPORT_SECONDS, KVScheduler
 from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from agent_rl.config.topology import EnvironmentEntry, Topology
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.python_tools import notebook
 from agent_rl.messages import (
     EngineLoad,
@@ -40,6 +39,7 @@ from agent_rl.messages import (
 )
 from agent_rl.records.run_directory import RESTARTS
 from agent_rl.scheduling.ids import rollout_id
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.simulated_run import in_virtual_time
 from tests.actors.test_rollout_generator import ANSWER, NOTEBOOK, model

@@ -35,7 +35,7 @@ from tests.actors.gateway.stand import free_port
 from tests.actors.sandbox.running import commands, eventually, is_alive
 from tests.actors.test_tool_executor import asker
 from tests.actors.topologies import micro
-from tests.end_to_end.topologies import write_micro
+from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
 SERVERS = Path(__file__).parents[2] / ".venv-servers"
 WORDS = (str(SERVERS / "bin/python"), str(Path(__file__).parents[1] / "servers/words.py"))
@@ -417,7 +417,7 @@ def test_the_command_names_all_faults_and_writes_files_of_what_is_sound(tmp_path
             f"[environments.mcp.{at}]\ncommand = {json.dumps([*BAD, fault])}"
             for at, fault in zip("st", faults, strict=False)
         ]
-        path.write_text(plain.replace('class = "arithmetic"', "\n".join(['class = "arithmetic"', *tables])))
+        path.write_text(plain.replace(ENVIRONMENT, "\n".join([ENVIRONMENT, *tables])))
         return [str(main(["mcp", str(path)])), *capsys.readouterr().err.splitlines()]
 
     assert listed("well", "pages") == ["0"]

@@ -19,12 +19,12 @@ from actors.rollout_generator import RolloutGenerator
 from actors.testing import Stage, running, stand_ins
 from actors.weights.files import model_directory
 from agent_rl.config.topology import EnvironmentEntry
-from agent_rl.environments.arithmetic import Arithmetic
 from agent_rl.environments.base import TaskError
 from agent_rl.environments.python_tools import notebook
 from agent_rl.figures import numbers
 from agent_rl.groups.statistics import RolloutFigures, rollout_means
 from agent_rl.messages import Judgement, PolicyVersion, Sampling, ToolCall, ToolResult, Trajectory
+from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.topologies import micro
 

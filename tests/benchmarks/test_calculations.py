@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.roc_filter.replay import encode_stored
 from actors.testing import running, stand_ins
-from agent_rl.environments.arithmetic import ArithmeticTasks
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.learning.tiny import build_tokenizer
 from agent_rl.records.journal import Journal
@@ -46,6 +45,7 @@ from benchmarks.runs import Run, RunFailed, Window, stage_rows, window
 from benchmarks.tool_loads import Step, report_steps
 from benchmarks.tool_processes import FAILING, NUMPY, PLAIN, SNIPPETS, SYMPY, Floor
 from benchmarks.tool_service import Call
+from examples.quickstart.arithmetic import ArithmeticTasks
 from tests.actors.topologies import micro
 from tests.builders import opened, wanted
 from transport import encode

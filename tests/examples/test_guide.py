@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guide")
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    quickstart = (ROOT / "examples" / "quickstart.toml").read_text()
+    shutil.copy(ROOT / "examples/quickstart/arithmetic.py", folder)
+    quickstart = (ROOT / "examples/quickstart/quickstart.toml").read_text()
     (folder / "mine.toml").write_text(quickstart + LINES[0])
     (folder / "with_log.toml").write_text(quickstart + LINES[1])
     return folder

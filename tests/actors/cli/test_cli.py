@@ -34,7 +34,8 @@ directory = "RUN"
 initialise = {}
 
 [[environments]]
-class = "arithmetic"
+class = "examples.quickstart.arithmetic:Arithmetic"
+name = "arithmetic"
 
 [[stages]]
 kind = "sft"

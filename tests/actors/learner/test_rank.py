@@ -37,7 +37,7 @@ class TogetherError(Exception):
 def topology_of(*, hosts: tuple[str, ...] = ("a",), ranks: int = 3) -> Topology:
     tables = ", ".join(f'{name}={{address="10.0.0.{number}"}}' for number, name in enumerate(("local", *"ab"), 1))
     overrides = [f"hosts={{{tables}}}", f"actors.learner.hosts={list(hosts)}", f"actors.learner.ranks={ranks}"]
-    return load_topology(Path("examples/quickstart.toml"), overrides)
+    return load_topology(Path("examples/quickstart/quickstart.toml"), overrides)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Run:
         self.directory.mkdir()
         (folder / "my_tracker.py").write_text(MINE)
         self.path = folder / "topology.toml"
-        self.path.write_text(Path("examples/quickstart.toml").read_text())
+        self.path.write_text(Path("examples/quickstart/quickstart.toml").read_text())
         overrides = [f"run.directory={self.directory}", 'run.trackers=["my_tracker:Mine"]']
         self.topology = load_topology(self.path, overrides)
         self.said: list[str] = []

@@ -146,8 +146,8 @@ def test_the_command_prints_and_refuses_in_one_line(capsys: pytest.CaptureFixtur
         (["--stage", "sft"], "there is no rl stage sft"),
         (["--policy", "mine"], "settings.policy: "),
         (
-            ["--policy", "agent_rl.environments.arithmetic:Arithmetic"],
-            "Arithmetic fails before the start with TypeError",
+            ["--policy", "agent_rl.environments.maths:Maths"],
+            "Maths fails before the start with TypeError",
         ),
         (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
     ):

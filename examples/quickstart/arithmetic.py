@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,11 +27,8 @@ from pydantic import Field, PositiveInt
 
 from agent_rl.environments.base import ChatMessages, Demonstration, TaskError, TaskSource
 from agent_rl.environments.maths.environment import BoxedAnswers
+from agent_rl.learning.tiny import CALL_HEAD, CALL_TAIL
 from agent_rl.messages import Problem
-
-TOOL = "python_code_with_standard_io"
-CALL_HEAD = f'{{"name": "{TOOL}", "arguments": {{"code": "'
-CALL_TAIL = '", "input": ""}}'
 
 HELD_OUT_SHARE = 0.1
 """Share of the operand tuples kept for evaluation: the rest leaves training far more than a run can draw."""
@@ -170,19 +167,6 @@ def split_of(operands: tuple[int, ...]) -> Split:
     name = ",".join(str(operand) for operand in sorted(operands))
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return "held_out" if int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64 else "training"
-
-
-def overlap(training_ids: Iterable[str], held_out_ids: Iterable[str]) -> set[tuple[int, ...]]:
-    """Operand tuples, sorted, that occur in both: empty, or held-out success says less than it seems to.
-
-    Reads the operands from the ids alone (``sum:12+345`` has 12 and 345), so that a finished run can be checked from
-    its journal, without trust in how its problems were drawn.
-    """
-    return _operands(training_ids) & _operands(held_out_ids)
-
-
-def _operands(problem_ids: Iterable[str]) -> set[tuple[int, ...]]:
-    return {tuple(sorted(int(operand) for operand in name.partition(":")[2].split("+"))) for name in problem_ids}
 
 
 class ArithmeticTasks:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from agent_rl.environments.arithmetic import Arithmetic, ArithmeticTasks
+from arithmetic import Arithmetic, ArithmeticTasks
+
 from agent_rl.environments.base import Demonstration, Model, Tools
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import Judgement, Problem, Transcript
