@@ -10,11 +10,11 @@ setup(
     package_dir={"agent_rl.examples": "examples"},
     package_data={
         "agent_rl.examples": ["*.toml", "*/*.toml", "*/*.py", "cluster/*", "word_problems/*.jsonl"],
-        "agent_rl.simulation": ["*.toml", "profiles/*.toml"],
         "agent_rl.observe.report": ["web/*", "vendor/*"],
         "actors.sandbox.isolation": ["*.toml"],
         "benchmarks": ["*.toml"],
         "benchmarks.hostile": ["*.toml"],
+        "benchmarks.twin": ["*.toml", "profiles/*.toml"],
         "*": ["py.typed"],
     },
 )

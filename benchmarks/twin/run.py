@@ -11,34 +11,32 @@ import logging
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import trio
 from trio._core import _run as scheduling
-from trio.abc import Instrument
 
 from actors.testing import SUPERVISOR, Peer, Stage, running
-from actors.twin.clock import VirtualClock, in_place
-from actors.twin.roles import ROLES, not_used, twin_class
-from actors.twin.tokens import NAME
-from actors.twin.world import World
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.placement import gpus_of
 from agent_rl.config.selection import TaskFilter
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
-from agent_rl.simulation.costs import Costs, shipped_costs
-from agent_rl.simulation.plan import SCHEDULER, Plan
-from agent_rl.simulation.prediction import Prediction
-from agent_rl.simulation.profile import Profile
-from agent_rl.simulation.trace import TraceError
+from benchmarks.twin.clock import VirtualClock, in_place
+from benchmarks.twin.modelled_engine import ModelledEngine
+from benchmarks.twin.outcome import Outcome
+from benchmarks.twin.plan import SCHEDULER, Plan
+from benchmarks.twin.profile import Profile
+from benchmarks.twin.roles import ROLES, not_used, twin_class
+from benchmarks.twin.tokens import NAME
+from benchmarks.twin.trace import TraceError
+from benchmarks.twin.world import World
 from transport import Limits, LinkEvent, MemoryNetwork, PeerLeft, Registry
 
 HEARTBEAT_S = 600.0
@@ -53,9 +51,6 @@ LIMITS = Limits(
 STATUS_S = 1e9
 GARBAGE = 200_000, 20, 50
 """Thresholds of the garbage collector: a twin makes few cycles, and its heap is large."""
-ACTOR: ContextVar[str] = ContextVar("twin_actor", default="")
-"""The actor that a task belongs to."""
-T = TypeVar("T")
 WITHOUT = ("weights", "transfer", "ranks")
 """Links that move weights, or lead to other ranks: the learner's model says how long their work takes."""
 
@@ -93,7 +88,7 @@ def twin_topology(topology: Topology, plan: Plan, directory: Path) -> Topology:
             "keep_trajectories": "replay",
         }
     )
-    environment = EnvironmentEntry.model_validate({"class": "actors.twin.tokens:ModelledEnvironment", "name": NAME})
+    environment = EnvironmentEntry.model_validate({"class": "benchmarks.twin.tokens:ModelledEnvironment", "name": NAME})
     model = topology.model.model_copy(update={"path": str(directory)})
     changed = {"run": run, "model": model, "environments": (environment,), "stages": (stage,), "actors": actors}
     return topology.model_copy(update=changed)
@@ -146,28 +141,24 @@ def in_order(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class TwinRun:
-    """What a twin gave: the prediction, what was observed, and the warnings that actors logged."""
+    """What a twin gave: figures, engines, what was observed, and the warnings that actors logged."""
 
-    prediction: Prediction
+    plan: Plan
+    outcome: Outcome
+    engines: tuple[ModelledEngine, ...]
     world: World
     warnings: Counter[str]
 
 
 def run_twin(topology: Topology, plan: Plan, profile: Profile, *, seed: int) -> TwinRun:
-    """Run the twin of a plan."""
-    costs = shipped_costs() if profile.messages is None else profile.messages
-    world = World(plan, Costs(costs), signal=profile.rollouts.signal, seed=seed)
-    return in_virtual_time(partial(play, topology, world), seed=seed)
-
-
-def in_virtual_time(main: Callable[[Path], Awaitable[T]], *, seed: int, instruments: Sequence[Instrument] = ()) -> T:
-    """Run ``main`` with a folder that is removed at its end, in an order of events that ``seed`` decides."""
+    """Run the twin of a plan, with a folder that is removed at its end, in an order of events that ``seed`` decides."""
+    world = World(plan, signal=profile.rollouts.signal, seed=seed)
     thresholds = gc.get_threshold()
     with tempfile.TemporaryDirectory(prefix="agent-rl-twin-") as folder, in_order(seed):
         gc.freeze()
         gc.set_threshold(*GARBAGE)
         try:
-            return trio.run(main, Path(folder), clock=VirtualClock(), instruments=instruments)
+            return trio.run(play, topology, world, Path(folder), clock=VirtualClock())
         finally:
             gc.set_threshold(*thresholds)
             gc.unfreeze()
@@ -200,15 +191,14 @@ async def play(topology: Topology, world: World, folder: Path) -> TwinRun:
                 on_event=log.link_event,
                 in_thread=in_place,
             )
-            await nursery.start(_live, name, actor)
+            await nursery.start(_live, actor)
         await world.done.wait()
         nursery.cancel_scope.cancel()
     outcome = world.outcome.measured(trio.current_time() - began, list(world.engines.values()), log.faults)
-    return TwinRun(Prediction(plan, outcome, tuple(world.engines.values())), world, log.counts)
+    return TwinRun(plan, outcome, tuple(world.engines.values()), world, log.counts)
 
 
-async def _live(name: str, actor: Any, *, task_status: trio.TaskStatus[None]) -> None:
-    ACTOR.set(name)
+async def _live(actor: Any, *, task_status: trio.TaskStatus[None]) -> None:
     async with actor():
         task_status.started()
         await trio.sleep_forever()

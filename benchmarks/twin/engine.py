@@ -1,4 +1,4 @@
-"""An engine of the twin: `agent_rl.simulation.engine.ModelledEngine` behind the engine interface, in virtual time.
+"""An engine of the twin: `benchmarks.twin.modelled_engine.ModelledEngine` behind the engine interface, in virtual time.
 
 ::
 
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import NoReturn
 import trio
 
 from actors.engines.base import EngineError, EngineFigures, TurnRequest, TurnResult
-from actors.twin.clock import Alarm, sleep
-from actors.twin.tokens import written
 from agent_rl.messages import PolicyVersion, TransferOffer
 from agent_rl.messages.rollouts import NEWS_STEPS
-from agent_rl.simulation.engine import ModelledEngine, Rollout
-from agent_rl.simulation.trace import LearnerModel, Shape
+from benchmarks.twin.clock import Alarm, sleep
+from benchmarks.twin.modelled_engine import ModelledEngine, Rollout
+from benchmarks.twin.tokens import written
+from benchmarks.twin.trace import LearnerModel, Shape
 
 TINY_S = 1e-9
 ASLEEP_S = 1e9
@@ -48,19 +48,13 @@ class TwinEngine:
         learner: LearnerModel,
         shape: Callable[[str], tuple[int, int, Shape]],
         flag: Callable[[str, int], int],
-        paid: Callable[[int], Awaitable[None]],
         *,
         longest: int,
-        plain: bool,
     ) -> None:
-        """``shape``: group, sample and lengths of a rollout; ``flag``: what its turn of this number (from 0) is.
-
-        ``paid`` takes the time of a turn's tokens in the generator's process.
-        """
+        """``shape``: group, sample and lengths of a rollout; ``flag``: what its turn of this number (from 0) is."""
         self.model = model
         self._learner = learner
-        self._shape, self._flag, self._plain = shape, flag, plain
-        self._paid = paid
+        self._shape, self._flag = shape, flag
         self._longest = longest
         self._policy = PolicyVersion(0, 0)
         self._rollouts: dict[str, Rollout] = {}
@@ -108,7 +102,7 @@ class TwinEngine:
         for policy, count in [*turn.marks, (self._policy, rollout.shape.written[rollout.turn])]:
             runs.append((policy, count - before))
             before = count
-        return written(runs, self._flag(rollout.name, rollout.turn), plain=self._plain)
+        return written(runs, self._flag(rollout.name, rollout.turn))
 
     async def generate(self, request: TurnRequest) -> TurnResult:
         """Write one turn."""
@@ -122,7 +116,6 @@ class TwinEngine:
             if turn.result is None:
                 self._abort(turn)
         assert turn.result is not None, "a turn ends with its result"
-        await self._paid(turn.rollout.shape.written[turn.rollout.turn])
         return turn.result
 
     def _begun(self, request: TurnRequest) -> Rollout:

@@ -1,4 +1,4 @@
-"""The twin: its tokens, its engine, a whole small run, and what messages cost."""
+"""The twin: its tokens, its engine, and a whole small run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from hypothesis import strategies as st
 
 from actors.engines.base import EngineError, TurnRequest
 from actors.learner.model import Saving, TrainedModel
-from actors.twin.clock import VirtualClock
-from actors.twin.engine import TwinEngine
-from actors.twin.report import twin_lines
-from actors.twin.roles import ModelledModel
-from actors.twin.run import TwinRun, run_twin
-from actors.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written
-from agent_rl.config.examples import topology_file
 from agent_rl.config.load import load_topology
 from agent_rl.messages import PolicyVersion
-from agent_rl.simulation.costs import Cost, Costs, shipped_costs
-from agent_rl.simulation.engine import ModelledEngine
-from agent_rl.simulation.plan import plan_of
-from agent_rl.simulation.prediction import lines
-from agent_rl.simulation.profile import read_profile
-from agent_rl.simulation.trace import EngineModel, LearnerModel, Shape
+from benchmarks.bench_twin import PAPER
+from benchmarks.twin.clock import VirtualClock
+from benchmarks.twin.engine import TwinEngine
+from benchmarks.twin.modelled_engine import ModelledEngine
+from benchmarks.twin.plan import plan_of
+from benchmarks.twin.profile import read_profile
+from benchmarks.twin.report import figures_of, warnings_of
+from benchmarks.twin.roles import ModelledModel
+from benchmarks.twin.run import TwinRun, run_twin
+from benchmarks.twin.tokens import CALLS, LENGTH, RIGHT, STOP, array_length, written
+from benchmarks.twin.trace import EngineModel, LearnerModel, Shape
 
 pytestmark = pytest.mark.clock(make=VirtualClock)
 
@@ -40,22 +38,14 @@ SMALL = (
     "algorithm.keep=2",
     "actors.rollout_generator.replicas=2",
 )
-FILE = "examples/paper_size.toml"
 
 
-def twin(steps=2, messages=None, overrides=(), tool_s=0.15) -> TwinRun:
+def twin(steps=2, overrides=(), tool_s=0.15) -> TwinRun:
     profile = read_profile("mi300x")
     tools = profile.tools.model_copy(update={"median_s": tool_s, "longest_s": 30 * tool_s})
     profile = profile.model_copy(update={"tools": tools})
-    if messages is not None:
-        profile = profile.model_copy(update={"messages": messages})
-    topology = load_topology((topology_file(FILE),), (*SMALL, *overrides))
-    return run_twin(topology, plan_of(topology, profile, where=FILE, steps=steps, seed=0), profile, seed=0)
-
-
-def text_of(made: TwinRun) -> str:
-    told = [*lines(made.prediction, read_profile("mi300x")), *twin_lines(made.prediction, made.world, made.warnings)]
-    return "\n".join(told)
+    topology = load_topology(PAPER, (*SMALL, *overrides))
+    return run_twin(topology, plan_of(topology, profile, where="paper.toml", steps=steps, seed=0), profile, seed=0)
 
 
 def test_the_modelled_model_can_be_asked_all_that_the_learner_asks_of_a_real_one():
@@ -70,12 +60,12 @@ def test_the_modelled_model_can_be_asked_all_that_the_learner_asks_of_a_real_one
 # Tokens
 
 
-@given(st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.sampled_from([0, CALLS, RIGHT]), st.booleans())
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.sampled_from([0, CALLS, RIGHT]))
 @settings(max_examples=50)
-def test_a_turn_stands_for_its_tokens_under_the_policies_that_wrote_them(counts, flag, plain):
-    counts[-1] = max(1, counts[-1] if plain is False else min(counts[-1], 50))
-    runs = [(PolicyVersion(0, number), min(count, 50) if plain else count) for number, count in enumerate(counts)]
-    turn = written(runs, flag, plain=plain)
+def test_a_turn_stands_for_its_tokens_under_the_policies_that_wrote_them(counts, flag):
+    counts[-1] = max(1, counts[-1])
+    runs = [(PolicyVersion(0, number), count) for number, count in enumerate(counts)]
+    turn = written(runs, flag)
     assert array_length(turn.tokens) == sum(count for _, count in runs)
     assert int(turn.tokens[-1]) == STOP
     assert int(turn.tokens[-2]) & ~LENGTH == flag
@@ -89,14 +79,10 @@ MODEL = EngineModel(1000, 8, step_s=0.01, row_s=0.0, context_s=0.0, prefill_s=0.
 SHAPE = Shape(10, (100, 50), (1.0,), (20,))
 
 
-async def nothing(_: int) -> None:
-    await trio.lowlevel.checkpoint()
-
-
 def engine() -> TwinEngine:
     learner = LearnerModel(1.0, pause_s=1.0)
     made = ModelledEngine("rollout_generator.0", MODEL)
-    return TwinEngine(made, learner, lambda _: (0, 0, SHAPE), lambda _, __: 0, nothing, longest=500, plain=False)
+    return TwinEngine(made, learner, lambda _: (0, 0, SHAPE), lambda _, __: 0, longest=500)
 
 
 def asked(tokens: int) -> TurnRequest:
@@ -167,7 +153,7 @@ def test_in_a_run_engines_sleep_while_the_learner_of_their_device_trains(monkeyp
 
     monkeypatch.setattr(TwinEngine, "sleep", noted)
     turns = tuple(f'actors.{role}.share="time"' for role in ("learner", "rollout_generator"))
-    assert twin(steps=1, overrides=turns).prediction.outcome.steps == 1
+    assert twin(steps=1, overrides=turns).outcome.steps == 1
     names = ["rollout_generator.0", "rollout_generator.1"]
     assert sorted(slept) == sorted(2 * names), "an engine begins asleep, and falls asleep for the step"
 
@@ -189,24 +175,10 @@ async def test_a_turn_that_is_given_up_leaves_the_engine():
 
 def test_a_run_is_a_function_of_file_seed_and_profile():
     first, second = twin(), twin()
-    assert text_of(first) == text_of(second)
-    assert not first.warnings
-    made = first.prediction
-    assert made.outcome.steps == 2
-    written_by_trained = sum(count for process in first.world.processors.values() for count in process.tokens.values())
-    assert written_by_trained >= made.plan.trace.written()
-    busiest = next(line for line in text_of(first).splitlines() if line.startswith("busiest actor"))
-    assert busiest.split()[2].rstrip(",") in first.world.processors
-
-
-def test_a_saturated_actor_shows():
-    costs = shipped_costs()
-    dear = {**costs, "roc_filter": {**costs["roc_filter"], "Trajectory": Cost(seconds=200.0)}}
-    normal, slow = twin(steps=1), twin(steps=1, messages=dear)
-    assert slow.prediction.outcome.makespan_s > 8 * 200.0 > normal.prediction.outcome.makespan_s
-    text = text_of(slow)
-    assert "busiest actor     roc_filter.0, " in text
-    assert "it limits the run" in text
+    assert figures_of(first) == figures_of(second)
+    assert list(warnings_of(first)) == []
+    assert first.outcome.steps == 2
+    assert first.outcome.written_tokens >= first.plan.trace.written()
 
 
 def test_an_executor_with_too_few_places_shows():
@@ -215,29 +187,22 @@ def test_an_executor_with_too_few_places_shows():
         **slow, overrides=("actors.tool_executor.settings.interpreters=1", "actors.tool_executor.settings.children=1")
     )
     many = twin(**slow)
-    assert few.prediction.outcome.makespan_s > many.prediction.outcome.makespan_s
+    assert few.outcome.makespan_s > many.outcome.makespan_s
     (of_few,), (of_many,) = few.world.places.values(), many.world.places.values()
     assert of_few.full_s == pytest.approx(of_few.used_s)
     assert of_many.used_s > 0.5 * of_few.used_s
     assert of_many.full_s == 0
-    assert "all of them taken for 0.0% of the makespan\n" in text_of(many)
-    assert "calls wait for it" in text_of(few)
-
-
-def test_messages_that_are_not_in_the_table_cost_nothing():
-    costs = Costs({"roc_filter": {"Trajectory": Cost(seconds=1.0, token_s=0.5)}})
-    assert costs.seconds("roc_filter", "Trajectory", 4) == 3.0
-    assert costs.seconds("roc_filter", "GroupOpened", 4) == 0.0
-    assert costs.seconds("learner", "Trajectory", 4) == 0.0
+    assert figures_of(many)["executor full"] == 0
+    assert any("its 1 places are all taken for " in warning for warning in warnings_of(few))
 
 
 @pytest.mark.slow
 def test_two_processes_with_other_hashes_print_the_same():
-    command = [sys.executable, "-m", "actors.cli", "simulate", FILE, "--steps", "2"]
+    command = [sys.executable, "-m", "actors.cli", "bench", "twin", "--steps", "2"]
     command += [part for setting in SMALL for part in ("--set", setting)]
     told = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
     ]
     assert told[0] == told[1]
-    assert b"busiest actor" in told[0]
+    assert b"engines idle" in told[0]

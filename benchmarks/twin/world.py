@@ -1,16 +1,14 @@
-"""What the actors of a twin share: the trace, the cost of messages, and what is observed of the run."""
+"""What the actors of a twin share: the trace, and what is observed of the run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import trio
 
-from actors.twin.clock import sleep, sleep_until
-from actors.twin.tokens import CALLS, NAME, RIGHT, array_length
 from agent_rl.messages import (
     GroupOpened,
     PolicyVersion,
@@ -19,38 +17,13 @@ from agent_rl.messages import (
     StepReady,
     TrainingGroup,
     Trajectory,
-    TurnsCompleted,
 )
-from agent_rl.simulation.costs import TURN, Costs
-from agent_rl.simulation.engine import ModelledEngine
-from agent_rl.simulation.outcome import Outcome
-from agent_rl.simulation.plan import Plan
-from agent_rl.simulation.trace import Shape
-
-AHEAD_S = 0.001
-"""So much work may lie ahead of a process without anybody waiting for it: fewer waits make a twin faster."""
-
-
-@dataclass(slots=True)
-class Processor:
-    """The event loop of an actor's process: it handles one message at a time, in the order in which they come."""
-
-    role: str
-    free_at: float = 0.0
-    busy_s: float = 0.0
-    handled: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    """Those that the messages carried, by their type."""
-
-    async def work(self, kind: str, tokens: int, seconds: float) -> None:
-        """Wait until a message is handled that costs so many seconds, up to `AHEAD_S`."""
-        now = trio.current_time()
-        self.handled[kind] += 1
-        self.tokens[kind] += tokens
-        self.busy_s += seconds
-        self.free_at = max(self.free_at, now) + seconds
-        if self.free_at > now + AHEAD_S:
-            await sleep_until(self.free_at)
+from benchmarks.twin.clock import sleep
+from benchmarks.twin.modelled_engine import ModelledEngine
+from benchmarks.twin.outcome import Outcome
+from benchmarks.twin.plan import Plan
+from benchmarks.twin.tokens import CALLS, NAME, RIGHT
+from benchmarks.twin.trace import Shape
 
 
 @dataclass(slots=True)
@@ -88,8 +61,6 @@ def tokens_of(message: Any) -> int:
             return message.prompt_length + message.response_length
         case TrainingGroup():
             return sum(tokens_of(each) for each in message.trajectories)
-        case TurnsCompleted() | RolloutRequest():
-            return sum(array_length(turn.written) + array_length(turn.answer) for turn in message.turns)
         case _:
             return 0
 
@@ -97,20 +68,14 @@ def tokens_of(message: Any) -> int:
 class World:
     """One twin."""
 
-    def __init__(self, plan: Plan, costs: Costs, *, signal: float, seed: int, plain: bool = False) -> None:
-        """``signal``: the share of groups whose rewards differ. ``plain``: see `actors.twin.tokens`."""
+    def __init__(self, plan: Plan, *, signal: float, seed: int) -> None:
+        """``signal``: the share of groups whose rewards differ."""
         self.plan, self.trace = plan, plan.trace
-        self.costs = costs
-        self.plain = plain
         self.outcome = Outcome(plan.trace)
         self.engines = {life.name: ModelledEngine(life.name, life.model) for life in plan.trace.engines}
-        self.processors: dict[str, Processor] = {}
         self.places: dict[str, Places] = {}
         """Of each tool executor."""
-        self.trained: list[tuple[int, float, float]] = []
-        """Each step, and when its training began and ended."""
         self.done = trio.Event()
-        self.turns = 0
         self._signal, self._seed = signal, seed
         self._group_policies: dict[str, PolicyVersion] = {}
         self._ended: Counter[str] = Counter()
@@ -147,18 +112,9 @@ class World:
 
     # What happens
 
-    async def handling(self, name: str, role: str, message: Any) -> None:
-        """An actor handles a message: it takes its time."""
-        await self.takes(name, role, type(message).__name__, tokens_of(message))
-        self._observe(role, message, trio.current_time())
-
-    async def takes(self, name: str, role: str, kind: str, tokens: int) -> None:
-        """An actor does what costs as much as a message of this kind with so many tokens."""
-        self.turns += kind == TURN
-        processor = self.processors.setdefault(name, Processor(role))
-        await processor.work(kind, tokens, self.costs.seconds(role, kind, tokens))
-
-    def _observe(self, role: str, message: Any, now: float) -> None:
+    def observe(self, role: str, message: Any) -> None:
+        """An actor of this role is about to handle a message."""
+        now = trio.current_time()
         outcome = self.outcome
         match message:
             case GroupOpened():

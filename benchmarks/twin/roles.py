@@ -1,14 +1,13 @@
 """The actors of a twin: production classes, with a model in the place of engine, tools and training.
 
-Each class is derived from the one that the topology names, with the `World` of the run as a class attribute, and each
-message is charged before it is handled.
+Each class is derived from the one that the topology names, with the `World` of the run as a class attribute, which
+observes each message.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,10 +19,6 @@ from actors.learner import Learner
 from actors.roc_filter import RoCFilter
 from actors.rollout_generator import RolloutGenerator
 from actors.tool_executor import ToolExecutor
-from actors.twin.clock import sleep, sleep_until
-from actors.twin.engine import TwinEngine
-from actors.twin.tokens import RunsEpisode, RunsFormat
-from actors.twin.world import Places, World, tokens_of
 from agent_rl.config.plugins import resolve
 from agent_rl.config.topology import Topology
 from agent_rl.figures import PublishFigures, TrainingFigures
@@ -40,23 +35,26 @@ from agent_rl.messages import (
 from agent_rl.records.checkpoint_files import Position
 from agent_rl.rollout.episode import Episode
 from agent_rl.rollout.prompts import ChatFormat
-from agent_rl.simulation.costs import TURN
+from benchmarks.twin.clock import sleep, sleep_until
+from benchmarks.twin.engine import TwinEngine
+from benchmarks.twin.tokens import RunsEpisode, RunsFormat
+from benchmarks.twin.world import Places, World, tokens_of
 
 T = TypeVar("T")
 
 
-class Charged(Actor):
-    """Charges each message to the process before it is handled."""
+class Observed(Actor):
+    """Shows each message to the world before it is handled."""
 
     world: ClassVar[World]
 
     async def handle(self, message: Any) -> Any:
-        """Handle the message after the time that it takes."""
-        await self.world.handling(self.context.name, self.context.role, message)
+        """Handle the message."""
+        self.world.observe(self.context.role, message)
         return await super().handle(message)
 
 
-class TwinScheduler(Charged):
+class TwinScheduler(Observed):
     """The scheduler, whose problems are those of the trace."""
 
     def problem(self, stage: int, number: int, purpose: Purpose) -> Problem:
@@ -66,33 +64,28 @@ class TwinScheduler(Charged):
         return self.world.problem(number, settings.characters_per_token, settings.template_tokens)
 
 
-class TwinGenerator(Charged):
+class TwinGenerator(Observed):
     """The generator, whose engine is a model, and whose episodes count runs of tokens."""
 
     def _make_format(self, directory: Path) -> ChatFormat:
         del directory
         environments: Any = self._environments  # type: ignore[attr-defined]
-        return RunsFormat(environments, plain=self.world.plain)
+        return RunsFormat(environments)
 
     def make_episode(self, request: RolloutRequest) -> Episode:
         """The decisions of one rollout."""
-        if self.world.plain:
-            return super().make_episode(request)  # type: ignore[misc, no-any-return]
         chat, longest = self._chat, self._engine.longest  # type: ignore[attr-defined]
         return RunsEpisode(request, chat, longest, calls_per_turn=self.context.settings.tool_calls_per_turn)
 
     def _make_engine(self, directory: Path, settings: Any) -> TwinEngine:
         del directory, settings
         world = self.world
-        name = self.context.name
         return TwinEngine(
-            world.engines[name],
+            world.engines[self.context.name],
             world.trace.learner,
             world.shape,
             world.flag,
-            partial(world.takes, name, self.context.role, TURN),
             longest=2 * world.trace.limit,
-            plain=world.plain,
         )
 
     async def _report_load(self) -> None:
@@ -106,7 +99,7 @@ class TwinGenerator(Charged):
             await sleep_until(began + looks * interval)
 
 
-class TwinExecutor(Charged):
+class TwinExecutor(Observed):
     """An executor whose calls take the seconds of the trace, each in one of its places."""
 
     Settings = ToolExecutor.Settings
@@ -115,7 +108,7 @@ class TwinExecutor(Charged):
 
     async def handle(self, message: Any) -> Any:
         """Take the time of the call, and answer with the number of tokens that the model reads."""
-        await self.world.handling(self.context.name, self.context.role, message)
+        self.world.observe(self.context.role, message)
         assert isinstance(message, ToolCall), "rollouts of the twin are judged where they end"
         turn = int(message.call.rpartition("/")[2].partition(".")[0]) - 1
         _, _, shape = self.world.shape(message.rollout)
@@ -124,7 +117,7 @@ class TwinExecutor(Charged):
         return ToolResult(message.call, "success", tokens, "", "", 0.0, shape.tool_s[turn])
 
 
-class TwinLearner(Charged):
+class TwinLearner(Observed):
     """The learner's walk, with a model that takes time in the place of one that learns."""
 
     @staticmethod
@@ -167,12 +160,10 @@ class ModelledModel:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do the work, and take its time."""
-        began, before = self._context.now(), self._busy_s
+        before = self._busy_s
         made = work()
         await sleep(self._busy_s - before)
         if self._busy_s > before:
-            step = len(self._world.trained)
-            self._world.trained.append((step, began, self._context.now()))
             self._world.outcome.steps += 1
             self._world.outcome.learner_busy += self._busy_s - before
         return made
@@ -256,11 +247,11 @@ class ModelledModel:
         """Nothing."""
 
 
-ROLES: Mapping[str, tuple[type[Charged], type[Actor] | None]] = {
+ROLES: Mapping[str, tuple[type[Observed], type[Actor] | None]] = {
     "kv_scheduler": (TwinScheduler, KVScheduler),
     "rollout_generator": (TwinGenerator, RolloutGenerator),
     "tool_executor": (TwinExecutor, None),
-    "roc_filter": (Charged, RoCFilter),
+    "roc_filter": (Observed, RoCFilter),
     "learner": (TwinLearner, Learner),
 }
 """The standard roles: what the twin adds, and the production class that it is added to."""

@@ -15,8 +15,8 @@ from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.plugins import PluginError, resolve
 from agent_rl.config.topology import InitialiseModel, RlStage, Topology
 from agent_rl.models.hub import HubError, is_hub_name, metadata
-from agent_rl.simulation.profile import Device, ModelSizes, Profile, ProfileError
-from agent_rl.simulation.trace import (
+from benchmarks.twin.profile import Device, ModelSizes, Profile, ProfileError
+from benchmarks.twin.trace import (
     EngineLife,
     EngineModel,
     LearnerModel,
@@ -25,7 +25,7 @@ from agent_rl.simulation.trace import (
     TraceError,
     check,
 )
-from agent_rl.simulation.workload import draw_groups
+from benchmarks.twin.workload import draw_groups
 
 GENERATOR, LEARNER, SCHEDULER = "rollout_generator", "learner", "kv_scheduler"
 DEFAULT_POLICY, DEFAULT_ROLLOUTS = "sticky", 64
@@ -37,7 +37,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is simulated, and in words what it is."""
+    """What is simulated."""
 
     trace: Trace
     policy: str
@@ -47,19 +47,11 @@ class Plan:
     """Devices of the learner."""
     width: int
     """Devices of an engine."""
-    model: str
-    """The model and its size in words."""
 
     @property
     def devices(self) -> int:
         """Devices of engines and learner together."""
         return len(self.trace.engines) * self.width + self.ranks
-
-    @property
-    def about(self) -> str:
-        """Engines and learner in words."""
-        engines = len(self.trace.engines)
-        return f"{engines} engines of {self.width} devices each, and a learner of {self.ranks}"
 
 
 def plan_of(
@@ -100,14 +92,7 @@ def plan_of(
         opens_late=True,
     )
     name, own = _policy(topology, policy, where)
-    return Plan(
-        check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width, _about(topology, sizes)
-    )
-
-
-def _about(topology: Topology, sizes: ModelSizes | None) -> str:
-    name = f"{topology.model.path or 'made by [model.initialise]'} in {topology.model.dtype}"
-    return name if sizes is None else f"{name}, {sizes.parameters:,.0f} parameters in {sizes.layers} layers"
+    return Plan(check(trace, f"{where} with {profile.about}"), name, own, rl.name, ranks, width)
 
 
 def _stage(topology: Topology, name: str, where: str) -> tuple[int, RlStage, Algorithm]:

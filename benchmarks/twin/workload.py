@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from agent_rl.simulation.profile import Profile
-from agent_rl.simulation.trace import Shape
+from benchmarks.twin.profile import Profile
+from benchmarks.twin.trace import Shape
 
 LEAST_TOKENS = 16
 """A turn writes at least so many tokens."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_rl.simulation.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, TraceError, check
+from benchmarks.twin.trace import EngineLife, EngineModel, LearnerModel, Shape, Trace, TraceError, check
 
 MODEL = EngineModel(10_000, 64, 0.01, 1e-4, 1e-7, 1e-4, 1e-9)
 

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import Counter, OrderedDict, deque
 
-from agent_rl.simulation.trace import EngineModel, Shape
+from benchmarks.twin.trace import EngineModel, Shape
 
 
 class SimulationError(AssertionError):

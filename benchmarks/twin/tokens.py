@@ -2,7 +2,7 @@
 
 One token stands for a run of tokens. Its value holds the number of tokens in the run, and flags of the turn's text. So
 a rollout of 10,000 tokens is a dozen numbers, and all actors handle real arrays. A turn ends with `STOP`, a run of one
-token. With ``plain`` runs, each token stands for itself, as in a real run.
+token.
 """
 
 from __future__ import annotations
@@ -46,15 +46,13 @@ def array_length(tokens: np.ndarray[Any, Any]) -> int:
     return length(tokens.tolist())
 
 
-def written(runs: Sequence[tuple[PolicyVersion, int]], flag: int, *, plain: bool) -> TurnResult:
+def written(runs: Sequence[tuple[PolicyVersion, int]], flag: int) -> TurnResult:
     """A turn of these runs of tokens, each by the policy that sampled it; ``flag`` says what the text is."""
     pieces = [(policy, count) for policy, count in runs if count]
     policy, last = pieces.pop()
     values = [(each, count) for each, count in pieces]
     if last > 2:
         values.append((policy, last - 2))
-    if plain:
-        values = [(each, 1) for each, count in values for _ in range(count)]
     values += [(policy, flag | min(1, last - 1)), (policy, STOP)]
     return TurnResult(
         tokens=np.array([value for _, value in values], dtype=np.int32),
@@ -84,22 +82,18 @@ class RunsEpisode(Episode):
 class RunsFormat(ChatFormat):
     """Prompts and tool results of given lengths, and turns that either call the tool or end the rollout."""
 
-    def __init__(self, environments: Mapping[str, Environment], *, plain: bool) -> None:
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
         self.environments = environments
         self.stop_tokens = frozenset({STOP})
-        self._plain = plain
 
     def prompt_tokens(self, problem: Problem) -> list[int]:
         """So many tokens as the problem says."""
-        return self._runs(int(problem.payload["tokens"]))
+        return [int(problem.payload["tokens"])]
 
     def response_tokens(self, responses: Sequence[str], calls: Sequence[AnyCall] = ()) -> list[int]:
         """So many tokens as the results say."""
         del calls
-        return self._runs(sum(int(text) for text in responses))
-
-    def _runs(self, count: int) -> list[int]:
-        return [1] * count if self._plain else [count]
+        return [sum(int(text) for text in responses)]
 
     def turn_text(self, tokens: Sequence[int]) -> str:
         """What the turn is, in a word."""

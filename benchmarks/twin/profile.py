@@ -1,8 +1,8 @@
 """Profiles: how fast devices, tools and learner are, and how long rollouts become. TOML files.
 
 A profile describes a device (``[device]``, from which the seconds of an engine follow for every model), or an engine
-that was measured (``[engine]``). ``measured`` says which. Those that come with
-agent_rl are in ``agent_rl/simulation/profiles/``; they are from public figures, with their sources.
+that was measured (``[engine]``). ``measured`` says which. Those that come
+along are in ``benchmarks/twin/profiles/``; they are from public figures, with their sources.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from agent_rl.files.reading_json import read_text
-from agent_rl.simulation.costs import CostTable
 
 FOLDER = Path(__file__).parent / "profiles"
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -71,7 +70,7 @@ class ModelSizes(Table):
 
 
 class Engine(Table):
-    """Seconds of an engine, as `agent_rl.simulation.trace.EngineModel` has them, and its KV cache if it is known."""
+    """Seconds of an engine, as `benchmarks.twin.trace.EngineModel` has them, and its KV cache if it is known."""
 
     step_s: PositiveFloat
     row_s: NonNegativeFloat
@@ -141,8 +140,6 @@ class Profile(Table):
     learner: Learner
     tools: Tools
     rollouts: Rollouts
-    messages: CostTable | None = None
-    """What actors pay for messages in the twin; None: the table that comes with agent_rl."""
 
     @model_validator(mode="after")
     def _has_speeds(self) -> Profile:
@@ -154,12 +151,12 @@ class Profile(Table):
 
 
 def names() -> list[str]:
-    """The profiles that come with agent_rl."""
+    """The profiles that come along."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read_profile(name: str) -> Profile:
-    """A profile by its file, or by the name of one that comes with agent_rl.
+    """A profile by its file, or by the name of one that comes along.
 
     Raises ProfileError, which names the file and the field.
     """

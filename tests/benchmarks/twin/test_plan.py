@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from actors.cli.main import main
-from actors.twin.run import run_twin
 from agent_rl.config.load import load_topology
 from agent_rl.models.hub import HubError
-from agent_rl.simulation import plan
-from agent_rl.simulation.plan import TORCH, Plan, engine_on, plan_of
-from agent_rl.simulation.prediction import Prediction
-from agent_rl.simulation.profile import FOLDER, Profile, ProfileError, names, read_profile
+from benchmarks.bench_twin import PAPER
 from benchmarks.scheduling.traces import learner, mi300x
+from benchmarks.twin import plan
+from benchmarks.twin.plan import TORCH, Plan, engine_on, plan_of
+from benchmarks.twin.profile import FOLDER, ProfileError, names, read_profile
 
-PAPER = Path(__file__).parents[3] / "examples" / "paper_size.toml"
 SMALL = (
     "algorithm.groups_per_step=4",
     "algorithm.samples=4",
@@ -29,13 +27,6 @@ SMALL = (
 def planned(*overrides: str, steps: int = 2, policy: str = "") -> Plan:
     topology = load_topology(PAPER, (*SMALL, *overrides))
     return plan_of(topology, read_profile("mi300x"), where="paper.toml", steps=steps, seed=3, policy=policy)
-
-
-def made(profile: Profile) -> Prediction:
-    topology = load_topology(PAPER, SMALL)
-    return run_twin(
-        topology, plan_of(topology, profile, where="paper.toml", steps=1, seed=3), profile, seed=3
-    ).prediction
 
 
 def test_engines_learner_and_rule_are_the_topologys() -> None:
@@ -83,8 +74,6 @@ def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch:
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(plan, "metadata", lambda _: tmp_path)
     small, large = planned("model.path=Qwen/Qwen3-4B"), planned()
-    assert small.model == "Qwen/Qwen3-4B in bfloat16, 4,022,272,000 parameters in 36 layers"
-    assert large.model == "Qwen/Qwen3-14B-Base in bfloat16, 14,800,000,000 parameters in 40 layers"
     assert small.trace.learner.tokens_per_s == pytest.approx(14.8e9 / 4.022272e9 * large.trace.learner.tokens_per_s)
 
     def silent(_: str) -> Path:
@@ -93,15 +82,6 @@ def test_sizes_are_those_of_the_topologys_own_model(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(plan, "metadata", silent)
     with pytest.raises(ProfileError, match=r"paper.toml, model.path: the hub cannot be asked .*\[model\] of a profile"):
         planned("model.path=Qwen/Qwen3-4B")
-
-
-def test_what_takes_the_time_is_said() -> None:
-    profile = read_profile("mi300x")
-    slow = profile.model_copy(update={"learner": profile.learner.model_copy(update={"tokens_per_s": 5.0})})
-    assert made(slow).dominated_by.startswith("training")
-    prediction = made(profile)
-    assert sum(prediction.engine_seconds().values()) == pytest.approx(1)
-    assert prediction.dominated_by.startswith(("rollout", "waiting"))
 
 
 def test_the_profiles_that_come_along_are_sound_and_say_that_they_are_not_measured() -> None:
@@ -134,13 +114,17 @@ def test_a_bad_profile_is_refused_by_file_and_field(old: str, new: str, said: st
     assert said in str(refused.value)
 
 
-def test_the_command_prints_and_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_has_a_row_for_each_number_of_engines_and_refuses_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     overrides = [part for override in SMALL for part in ("--set", override)]
-    assert main(["simulate", str(PAPER), "--steps", "1", *overrides]) == 0
-    printed = capsys.readouterr().out
-    assert "dominated by" in printed
-    assert "busiest actor" in printed
-    assert "not measured here" in printed
+    assert main(["bench", "twin", "--steps", "1", "--engines", "1", "3", *overrides]) == 0
+    table, last = capsys.readouterr().out.strip().rsplit("\n", 1)
+    figures = json.loads(last)
+    assert "not measured here" in table
+    assert (figures["1.devices"], figures["3.devices"]) == (21, 23)
+    assert figures["1.step s"] > figures["3.step s"]
+    assert figures["1.engines idle"] < figures["3.engines idle"]
     for arguments, said in (
         (["--profile", "none.toml"], "there is no profile none.toml"),
         (["--stage", "sft"], "there is no rl stage sft"),
@@ -150,8 +134,9 @@ def test_the_command_prints_and_refuses_in_one_line(capsys: pytest.CaptureFixtur
             "Maths fails before the start with TypeError",
         ),
         (["--set", "actors.rollout_generator.settings.kv_tokens=1000"], "kv_total: a rollout of 30600 tokens"),
+        (["--set", "algorithm.samples=x"], "algorithm.samples: "),
     ):
-        assert main(["simulate", str(PAPER), "--steps", "1", *overrides, *arguments]) == 2
+        assert main(["bench", "twin", "--steps", "1", *overrides, *arguments]) == 2
         lines_said = capsys.readouterr().err.splitlines()
         assert len(lines_said) == 1
         assert said in lines_said[0]

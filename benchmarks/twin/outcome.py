@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agent_rl.simulation.engine import ModelledEngine, SimulationError
-from agent_rl.simulation.trace import Trace
+from benchmarks.twin.modelled_engine import ModelledEngine, SimulationError
+from benchmarks.twin.trace import Trace
 
 START_FLOOR_S = 60.0
 """Delays below this count as this much in `Outcome.start_spread`."""
@@ -47,8 +47,6 @@ class Outcome:
         self.idle_share = 0.0
         self.group_seconds: list[float] = []
         """From each group's opening to its end."""
-        self.group_run_seconds: list[float] = []
-        """From the first start of a rollout of each group to the group's end."""
         self.start_spread = 1.0
         self._opened: dict[int, tuple[int, float]] = {}
         self._starts: dict[int, tuple[int, float, float]] = {}
@@ -75,8 +73,6 @@ class Outcome:
         """All rollouts of the group have ended; returns the version it was opened under."""
         version, opened = self._opened[group]
         self.group_seconds.append(now - opened)
-        _, first, _ = self._starts[group]
-        self.group_run_seconds.append(now - first)
         return version
 
     def finished(self, now: float, engines: Sequence[ModelledEngine], faults: Counter[str]) -> Outcome:
@@ -115,24 +111,9 @@ class Outcome:
         return self.preempted_tokens / self.written_tokens
 
     @property
-    def group_p50_s(self) -> float:
-        """Seconds from a group's opening to its end, in the median."""
-        return percentile(self.group_seconds, 0.5)
-
-    @property
     def group_p99_s(self) -> float:
-        """The same at the 99th percentile."""
+        """Seconds from a group's opening to its end, at the 99th percentile."""
         return percentile(self.group_seconds, 0.99)
-
-    @property
-    def group_run_p50_s(self) -> float:
-        """Seconds from the first start of a group's rollouts to the group's end, in the median."""
-        return percentile(self.group_run_seconds, 0.5)
-
-    @property
-    def group_run_p99_s(self) -> float:
-        """The same at the 99th percentile."""
-        return percentile(self.group_run_seconds, 0.99)
 
     @property
     def learner_idle_share(self) -> float:
