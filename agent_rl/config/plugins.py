@@ -63,8 +63,6 @@ ALIASES: Mapping[Kind, Mapping[str, str]] = {
         "maths": "agent_rl.environments.maths:Maths",
         "harbor": "agent_rl.environments.harbor:Harbor",
         "live": "agent_rl.environments.live:Live",
-        "inspect": "agent_rl.adapters.inspect_tasks:InspectTask",
-        "openenv": "agent_rl.adapters.openenv:OpenEnv",
     },
     "loss": {
         "grpo": "agent_rl.learning.losses.grpo:grpo",

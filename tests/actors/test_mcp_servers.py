@@ -40,6 +40,7 @@ from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 SERVERS = Path(__file__).parents[2] / ".venv-servers"
 WORDS = (str(SERVERS / "bin/python"), str(Path(__file__).parents[1] / "servers/words.py"))
 BAD = (sys.executable, str(Path(__file__).with_name("bad_mcp_server.py")))
+ADAPTERS = Path(__file__).parents[2] / "examples/adapters"
 INSTALLED = (SERVERS / "installed").is_file()
 MCP = pytest.mark.skipif(not INSTALLED, reason="the package mcp is not here: make .venv-servers/installed")
 
@@ -207,7 +208,7 @@ async def test_a_server_that_cannot_serve_is_named_with_its_fault(tmp_path, monk
     ],
 )
 async def test_the_package_of_an_adapter_that_is_missing_is_named(tmp_path, script, given, said):
-    command = (sys.executable, "-S", f"{{adapters}}/{script}", *given)
+    command = (sys.executable, "-S", f"{ADAPTERS}/{script}", *given)
     async with serving(tmp_path, s=McpServer(command=command)) as servers:
         with pytest.raises(TaskError) as caught:
             await servers.listings()

@@ -11,11 +11,12 @@ from actors.cli.main import main
 from tests.end_to_end.processes import balanced, finish, rows, start
 from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
-INSPECT = Path(__file__).parents[2] / ".venv-inspect"
+ROOT = Path(__file__).parents[2]
+INSPECT = ROOT / ".venv-inspect"
 TASK = '"inspect_evals/agent_threat_bench_memory_poison"'
-SCRIPT = f'{json.dumps(str(INSPECT / "bin/python"))}, "{{adapters}}/inspect_server.py"'
+SCRIPT = f'{json.dumps(str(INSPECT / "bin/python"))}, "{ROOT}/examples/adapters/inspect_server.py"'
 ENTRY = f"""\
-class = "inspect"
+class = "examples.adapters.inspect_tasks:InspectTask"
 settings = {{ held_out = 3, score = "agent_threat_bench_scorer/utility" }}
 
 [environments.mcp.inspect]

@@ -12,13 +12,14 @@ from actors.cli.main import main
 from tests.end_to_end.processes import balanced, finish, rows, start
 from tests.end_to_end.topologies import ENVIRONMENT, write_micro
 
-OPENENV = Path(__file__).parents[2] / ".venv-openenv"
+ROOT = Path(__file__).parents[2]
+OPENENV = ROOT / ".venv-openenv"
 ENTRY = f"""\
-class = "openenv"
+class = "examples.adapters.openenv_tasks:OpenEnv"
 settings = {{ held_out = 3 }}
 
 [environments.mcp.openenv]
-command = [{json.dumps(str(OPENENV / "bin/python"))}, "{{adapters}}/openenv_server.py", "echoes.server.app:app", "tasks.jsonl", "20"]
+command = [{json.dumps(str(OPENENV / "bin/python"))}, "{ROOT}/examples/adapters/openenv_server.py", "echoes.server.app:app", "tasks.jsonl", "20"]
 """
 
 

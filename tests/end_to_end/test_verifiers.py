@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 VERIFIERS = ROOT / ".venv-verifiers"
 PYTHON = json.dumps(str(VERIFIERS / "bin/python"))
 ENTRY = f"""\
-class = "agent_rl.adapters.verifiers:Verifiers"
+class = "examples.adapters.verifiers_tasks:Verifiers"
 settings = {{ held_out = 3 }}
 
 [environments.mcp.verifiers]
-command = [{PYTHON}, "{{adapters}}/verifiers_server.py", "sums-taskset", "tasks.jsonl", "20"]
+command = [{PYTHON}, "{ROOT}/examples/adapters/verifiers_server.py", "sums-taskset", "tasks.jsonl", "20"]
 environment = {{ PYTHONPATH = "{ROOT / "tests" / "servers"}" }}
 """
 
