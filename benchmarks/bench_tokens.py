@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import trio
 
-from actors.engines.testing import generate_all, turn
 from actors.engines.torch.engine import TorchEngine
 from agent_rl.config.algorithm import Algorithm
 from agent_rl.config.plugins import resolve
@@ -34,6 +33,7 @@ from agent_rl.rollout.fenced import FencedFormat
 from agent_rl.rollout.parsing import ParsedCall, parse_calls
 from agent_rl.rollout.prompts import ChatFormat
 from agent_rl.rollout.supervised import sequences
+from agent_rl_contract.engine import generate_all, turn
 from benchmarks.quickstart import TASK
 from benchmarks.reporting import print_figures, print_table
 

@@ -27,12 +27,10 @@ from typing import Any, Literal, NamedTuple
 import structlog
 import trio
 
-from actors.engines.scripted import ScriptedEngine
 from actors.gateway import Gateway
 from actors.processor_time import seconds_of
 from actors.rollout_generator import RolloutGenerator
 from actors.runtime.process import freeze_heap
-from actors.testing import SUPERVISOR, Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes, addresses
 from agent_rl.config.load import load_topology
@@ -48,6 +46,8 @@ from agent_rl.messages import (
     Trajectory,
 )
 from agent_rl.topology_checks.hosts import raise_descriptor_limit
+from agent_rl_contract.scripted import ScriptedEngine
+from agent_rl_contract.stage import SUPERVISOR, Peer, Stage, running
 from benchmarks.command import Failure
 from benchmarks.quickstart import EXAMPLE, TASK
 from transport import Limits, Registry, ZmqNetwork, keep_freed_memory

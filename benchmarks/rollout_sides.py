@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaLi
 from actors.engines.base import Engine, TurnRequest
 from actors.engines.torch.engine import TorchEngine
 from actors.rollout_generator import RolloutGenerator
-from actors.testing import Stage, running, stand_ins
 from agent_rl.config.load import load_topology
 from agent_rl.config.topology import EnvironmentEntry
 from agent_rl.environments.load import mixed_tasks
@@ -35,6 +34,7 @@ from agent_rl.messages import (
     ToolResult,
     Trajectory,
 )
+from agent_rl_contract.stage import Stage, running, stand_ins
 from benchmarks.quickstart import EXAMPLE, TASK
 from benchmarks.rollout_models import Workload
 

@@ -23,7 +23,6 @@ import trio
 
 from actors.base import Actor
 from actors.engines.base import EngineError, TurnRequest, TurnResult
-from actors.engines.scripted import ScriptedEngine
 from actors.kv_scheduler import KVScheduler
 from actors.learner import Learner
 from actors.learner.model import TrainedModel
@@ -48,6 +47,7 @@ from agent_rl.records.checkpoint_files import (
 )
 from agent_rl.records.model_card import Measured
 from agent_rl.rollout.episode import Episode
+from agent_rl_contract.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from actors.engines.base import Engine

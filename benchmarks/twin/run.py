@@ -22,12 +22,12 @@ import structlog
 import trio
 from trio._core import _run as scheduling
 
-from actors.testing import SUPERVISOR, Peer, Stage, running
 from agent_rl import messages
 from agent_rl.config.addresses import actor_nodes
 from agent_rl.config.placement import gpus_of
 from agent_rl.config.selection import TaskFilter
 from agent_rl.config.topology import EnvironmentEntry, RlStage, Topology
+from agent_rl_contract.stage import SUPERVISOR, Peer, Stage, running
 from benchmarks.twin.clock import VirtualClock, in_place
 from benchmarks.twin.modelled_engine import ModelledEngine
 from benchmarks.twin.outcome import Outcome

@@ -20,7 +20,6 @@ import trio
 from structlog.testing import capture_logs
 
 from actors.cli.main import main
-from actors.testing import running, stand_ins
 from actors.tool_executor import ToolExecutor, mcp_servers
 from actors.tool_executor.context import ExecutorContext, Services
 from actors.tool_executor.mcp_servers import McpServers
@@ -30,7 +29,8 @@ from agent_rl.config.topology import McpServer, Topology
 from agent_rl.environments import mcp
 from agent_rl.environments.base import BadArgumentError, Environment, TaskError
 from agent_rl.messages import JudgementWanted, Problem, ToolResult, Transcript
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import running, stand_ins
 from tests.actors.gateway.stand import free_port
 from tests.actors.sandbox.running import commands, eventually, is_alive
 from tests.actors.test_tool_executor import asker

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.runtime.process import user_mistake
 from actors.sandbox.owner.functions import FunctionSandbox
-from actors.testing import Stage, running, stand_ins
 from actors.tool_executor import ToolExecutor
 from actors.weights.files import model_directory
 from agent_rl.environments.base import CheckError
@@ -31,7 +30,8 @@ from agent_rl.messages import (
     Transcript,
 )
 from agent_rl.observe.metrics import MetricsBoard
-from agent_rl.testing import tool_call
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import Stage, running, stand_ins
 from examples.quickstart.arithmetic import Arithmetic
 from tests import builders
 from tests.actors.sandbox.running import eventually, living, named

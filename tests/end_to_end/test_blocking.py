@@ -14,7 +14,7 @@ CODE = '''
 import sys
 import time
 from pathlib import Path
-from actors.engines.scripted import ScriptedEngine
+from agent_rl_contract.scripted import ScriptedEngine
 from examples.quickstart.arithmetic import Arithmetic
 from agent_rl.environments.base import Environment
 from agent_rl.messages import Judgement

@@ -47,7 +47,7 @@ def test_a_command_prints_what_the_guide_shows(folder: Path, block: str) -> None
     done = subprocess.run(
         [sys.executable, "-m", *module, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])},
         capture_output=True,
         text=True,
         timeout=120,
@@ -71,10 +71,7 @@ def test_what_the_guide_names_is_there() -> None:
     text = GUIDE.read_text()
     for linked in re.findall(r"\]\((\.\./[^)#]+|[^)#:]+\.md)\)", text):
         assert (GUIDE.parent / linked).exists(), linked
-    import actors.contract
+    import agent_rl_contract
 
-    for suite in actors.contract.__all__:
-        assert suite in text or suite in {
-            "EnvironmentContract",
-            "RoleContract",
-        }  # the one of environments has a page of its own
+    for suite in agent_rl_contract.__all__:
+        assert suite in text or suite in {"EnvironmentContract", "RoleContract", "TrackerContract"}  # on other pages

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from actors.cli.main import main
-from actors.contract import FilterContract, GeneratorContract, SchedulerContract
 from actors.roc_filter.replay import decode_stored
 from agent_rl.config.load import load_topology
 from agent_rl.environments.base import BadArgumentError, ToolOutput
@@ -27,6 +26,7 @@ from agent_rl.records.journal import Journal
 from agent_rl.scheduling.policies.base import EngineFacts, WaitingTurn
 from agent_rl.scheduling.policies.check import check_policy
 from agent_rl.topology_checks.topology import check_topology
+from agent_rl_contract import FilterContract, GeneratorContract, SchedulerContract
 from examples.substitutes.calculator import calculator
 from examples.substitutes.fenced_generator import FencedGenerator
 from examples.substitutes.group_affinity_scheduler import GroupAffinity, GroupAffinityScheduler

@@ -18,8 +18,8 @@ from agent_rl.config.load import load_topology
 from agent_rl.config.plugins import resolve
 from agent_rl.figures import ActorFigures, Fates, FilterFigures, LearnerFigures
 from agent_rl.observe.trackers.base import tracked
-from agent_rl.observe.trackers.contract import Kept, TrackerContract
 from agent_rl.topology_checks.topology import check_topology
+from agent_rl_contract.tracker import Kept, TrackerContract
 from tests.event_files import scalars
 
 ROW = {"kind": "step", "stage": "rl", "step": 1, "version": 1, "success": 0.5, "seconds": 3.0, "wall": 9.0}

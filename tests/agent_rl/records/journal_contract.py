@@ -10,7 +10,7 @@ from agent_rl.messages import Evaluation, Judgement
 from agent_rl.records.audit import audit_journal
 from agent_rl.records.rows import GroupRow, SampledRow
 from agent_rl.scheduling.ids import group_id
-from agent_rl.testing import evaluated
+from agent_rl_contract.builders import evaluated
 from tests.agent_rl.records.journal_retention_contract import RetentionContract, open_groups, raises, readable
 
 

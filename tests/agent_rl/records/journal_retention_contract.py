@@ -13,7 +13,7 @@ from agent_rl.records.journal import Journal, JournalError, open_journal
 from agent_rl.records.retention import SELECTED_TOGETHER
 from agent_rl.records.rows import SampledRow
 from agent_rl.scheduling.ids import group_id
-from agent_rl.testing import evaluated
+from agent_rl_contract.builders import evaluated
 
 PAYLOAD = bytes(range(256)) * 8
 STATES = ("open", "ready", "trained", "evaluated", "dropped")

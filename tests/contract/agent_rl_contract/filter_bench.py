@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import ask
-from actors.contract.base import RoleContract
-from actors.testing import Stage, stand_ins
 from agent_rl.figures import TrainingFigures
 from agent_rl.messages import (
     GroupOpened,
@@ -24,7 +22,9 @@ from agent_rl.messages import (
     Trajectory,
 )
 from agent_rl.records.journal import Stored, read_journal
-from agent_rl.testing import call, trajectory
+from agent_rl_contract.base import RoleContract
+from agent_rl_contract.builders import call, trajectory
+from agent_rl_contract.stage import Stage, stand_ins
 
 FILTER = "roc_filter.0"
 RL, EVALUATION = 0, 1

@@ -14,8 +14,6 @@ from urllib.request import url2pathname
 import numpy as np
 import trio
 
-from actors.contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE, RoleContract
-from actors.testing import Stage, stand_ins
 from agent_rl.figures import RolloutMeans, StepFigures
 from agent_rl.messages import (
     ActorStatus,
@@ -30,7 +28,9 @@ from agent_rl.messages import (
     StepTrained,
     TrainingGroup,
 )
-from agent_rl.testing import engine_load, evaluated, opened, repacked, training_group
+from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, SFT_STAGE, RoleContract
+from agent_rl_contract.builders import engine_load, evaluated, opened, repacked, training_group
+from agent_rl_contract.stage import Stage, stand_ins
 
 if TYPE_CHECKING:
     from torch import Tensor

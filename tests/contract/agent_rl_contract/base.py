@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from actors.base import Actor, LinkKind
-from actors.testing import Stage, running
 from agent_rl.config.plugins import ALIASES, resolve
 from agent_rl.config.topology import Topology
+from agent_rl_contract.stage import Stage, running
 
 PRODUCTION = ALIASES["actor"]
 """The classes whose links and messages the stand-ins have."""
@@ -22,7 +22,7 @@ PRODUCTION = ALIASES["actor"]
 LONGEST = 1800.0
 """Virtual seconds after which a test that still waits has failed."""
 
-SUMS = {"class": "actors.contract.sums:Sums", "name": "arithmetic"}
+SUMS = {"class": "agent_rl_contract.sums:Sums", "name": "arithmetic"}
 """The task, as an entry of ``environments``."""
 
 RL_STAGE = {

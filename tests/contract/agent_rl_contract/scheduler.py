@@ -11,9 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import trio
 
-from actors.contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract, trio_test
-from actors.contract.scheduler_peers import ENGINES, EVALUATION, RL, Peers
-from actors.testing import stand_ins
 from agent_rl.messages import (
     GroupOpened,
     GroupsUnfinished,
@@ -22,6 +19,9 @@ from agent_rl.messages import (
     RolloutRequest,
     UnfinishedGroup,
 )
+from agent_rl_contract.base import EVALUATE_STAGE, RL_STAGE, RoleContract, trio_test
+from agent_rl_contract.scheduler_peers import ENGINES, EVALUATION, RL, Peers
+from agent_rl_contract.stage import stand_ins
 
 LONGEST_RESPONSE: int = RL_STAGE["max_response_tokens"]  # type: ignore[assignment]
 NOTHING_OPEN = GroupsUnfinished(RL, 0, ())

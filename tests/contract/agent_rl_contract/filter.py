@@ -11,20 +11,6 @@ from typing import Any, ClassVar
 import trio
 
 from actors.base import ask
-from actors.contract.base import PRODUCTION, RL_STAGE, trio_test
-from actors.contract.filter_bench import (
-    EVALUATION,
-    FILTER,
-    RIGHT,
-    RL,
-    WRONG,
-    FilterBench,
-    journalled,
-    mixed,
-    rollout,
-    trajectories,
-)
-from actors.testing import Stage
 from agent_rl.config.plugins import resolve
 from agent_rl.groups.resampling import quotas
 from agent_rl.messages import (
@@ -43,7 +29,21 @@ from agent_rl.messages import (
     UnfinishedGroups,
 )
 from agent_rl.records.audit import audit
-from agent_rl.testing import oldest_token, opened
+from agent_rl_contract.base import PRODUCTION, RL_STAGE, trio_test
+from agent_rl_contract.builders import oldest_token, opened
+from agent_rl_contract.filter_bench import (
+    EVALUATION,
+    FILTER,
+    RIGHT,
+    RL,
+    WRONG,
+    FilterBench,
+    journalled,
+    mixed,
+    rollout,
+    trajectories,
+)
+from agent_rl_contract.stage import Stage
 
 
 class FilterContract(FilterBench):

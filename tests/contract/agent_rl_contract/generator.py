@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from actors.contract.base import trio_test
-from actors.contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, result, sample
 from actors.engines.base import EngineError
-from actors.testing import stand_ins
 from agent_rl.messages import (
     EngineLoad,
     EnvironmentMessage,
@@ -26,12 +23,15 @@ from agent_rl.messages import (
     TurnObserved,
 )
 from agent_rl.rollout.episode import tag_counts
-from agent_rl.testing import problem, published
+from agent_rl_contract.base import trio_test
+from agent_rl_contract.builders import problem, published
+from agent_rl_contract.generator_bench import GENERATOR, OWN_LOOP, TALKATIVE, Bench, result, sample
+from agent_rl_contract.stage import stand_ins
 
 if TYPE_CHECKING:
-    from actors.engines.scripted import ScriptedEngine
-from actors.contract.generator_bench import GeneratorBench
+    from agent_rl_contract.scripted import ScriptedEngine
 from agent_rl.messages import CompletedTurn, TurnsCompleted
+from agent_rl_contract.generator_bench import GeneratorBench
 
 ROOM = Sampling(1.0, 400, 4)
 
@@ -82,7 +82,7 @@ class GeneratorContract(GeneratorBench):
 
     def check_tokens(self, made: Trajectory, engine: ScriptedEngine) -> None:
         """Compare a trajectory with what its engine wrote."""
-        from actors.engines.scripted import LOGPROB
+        from agent_rl_contract.scripted import LOGPROB
 
         count = made.response_length
         body = made.unpack()

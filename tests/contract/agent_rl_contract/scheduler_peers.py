@@ -9,7 +9,6 @@ from typing import Any
 import trio
 
 from actors.rollout_generator.kept_turns import LINK as TURNS
-from actors.testing import Stage
 from agent_rl.messages import (
     GroupOpened,
     GroupsProgress,
@@ -18,7 +17,8 @@ from agent_rl.messages import (
     TurnsCompleted,
     UnfinishedGroups,
 )
-from agent_rl.testing import engine_load, published
+from agent_rl_contract.builders import engine_load, published
+from agent_rl_contract.stage import Stage
 
 SCHEDULER = "kv_scheduler.0"
 ENGINES = ("rollout_generator.0", "rollout_generator.1")

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from actors.base import Actor
-from actors.contract.base import RoleContract
-from actors.contract.sums import SumTasks
-from actors.testing import Stage, stand_ins
 from agent_rl.environments.base import ChatMessages, Environment, Model, TaskSource, Tools
 from agent_rl.environments.python_tools import PYTHON_TOOL
 from agent_rl.messages import (
@@ -25,14 +22,17 @@ from agent_rl.messages import (
     Trajectory,
     Transcript,
 )
-from agent_rl.testing import published, request
+from agent_rl_contract.base import RoleContract
+from agent_rl_contract.builders import published, request
+from agent_rl_contract.stage import Stage, stand_ins
+from agent_rl_contract.sums import SumTasks
 
 if TYPE_CHECKING:
-    from actors.engines.scripted import ScriptedEngine
+    from agent_rl_contract.scripted import ScriptedEngine
 
 GENERATOR = "rollout_generator.0"
-TALKATIVE = "actors.contract.generator_bench:Talkative"
-OWN_LOOP = "actors.contract.generator_bench:asks_twice"
+TALKATIVE = "agent_rl_contract.generator_bench:Talkative"
+OWN_LOOP = "agent_rl_contract.generator_bench:asks_twice"
 Script = Callable[[int, Any], Any]
 """From a turn's number and the engine's request to the turn's text, or to an exception to raise."""
 
@@ -154,7 +154,7 @@ class GeneratorBench(RoleContract):
         topology = super().topology(folder, **changes)
         engine = {"script": script or self.two_turns, "made": self._engines.append}
         entry = topology.actors[self.role]
-        settings = {**entry.settings, "engine": "actors.engines.scripted:ScriptedEngine", "engine_settings": engine}
+        settings = {**entry.settings, "engine": "agent_rl_contract.scripted:ScriptedEngine", "engine_settings": engine}
         return topology.model_copy(
             update={"actors": {**topology.actors, self.role: entry.model_copy(update={"settings": settings})}}
         )

@@ -14,13 +14,13 @@ from unittest import SkipTest
 
 import trio
 
-from actors.contract.base import SUMS, RoleContract
-from actors.testing import Stage, stand_ins
 from agent_rl.config.topology import Topology
 from agent_rl.environments.load import Environments
 from agent_rl.environments.python_tools import NOTEBOOK_TOOL, PYTHON_TOOL
 from agent_rl.messages import JudgementReply, JudgementWanted, Problem, ToolResult, Transcript
-from agent_rl.testing import tool_call
+from agent_rl_contract.base import SUMS, RoleContract
+from agent_rl_contract.builders import tool_call
+from agent_rl_contract.stage import Stage, stand_ins
 
 EXECUTOR = "tool_executor.0"
 PATIENCE = 30.0
